@@ -1,0 +1,98 @@
+"""build: compile the packed model with the best measured schedules into a library for the target.
+
+In:  the packed model, best.json of tune, golden inputs and answers
+Out: library.so, manifest.json (what it is, for whom, made of what), ir/ (the module after each phase)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.golden import GOLDEN, check_form, read_description
+from tasks.run_alone import main
+from tvmflow.artifacts import describe_file
+from tvmflow.building.ir_files import IR_NAME, WEIGHTS_NAME, load_module
+from tvmflow.errors import UsageError
+from tvmflow.params import Cell
+from tvmflow.stages import Stage, StageContext
+from tvmflow.targets.resolve import from_json, resolve
+from tvmflow.toolchain import versions
+from tvmflow.workspace import Workspace
+
+
+if TYPE_CHECKING:
+    from tvmflow.passes.schedule_kernels import Choice
+
+
+def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
+    bounds = workspace.params.build.max_relative_error
+    if cell.precision not in bounds:
+        raise UsageError(f"no bound for {cell.precision}", "build.max_relative_error with every precision that is built")
+    return {
+        "target": resolve(workspace.params.targets[cell.target]).to_json(),
+        "max_relative_error": bounds[cell.precision],
+        "precision": cell.precision,
+    }
+
+
+def _toolchain(settings: dict[str, Any]) -> tuple[str, ...]:
+    return ("tvm", "ffi", "llvm", f"cc:{settings['target']['cc']}")
+
+
+def build(context: StageContext) -> dict[str, Any]:
+    """Compile, export, and check the library itself where this machine can run it."""
+    from tvmflow.building.library import LoadedLibrary, build_scheduled, export
+
+    settings, target = context.settings, from_json(context.settings["target"])
+    best = json.loads((context.inputs["tune"] / "best.json").read_text(encoding="utf-8"))
+    records = {record["workload"]: record for record in best["records"] if best["device_kind"] == target.device_kind}
+    folder = context.out / "ir"
+    folder.mkdir()
+    phases: list[str] = []
+
+    def dump(name: str, module: Any) -> None:
+        (folder / f"{len(phases):02d}_{name}.txt").write_text(module.script(show_meta=False), encoding="utf-8")
+        phases.append(name)
+        context.progress(f"building: {name}", len(phases), 9)
+
+    executable, choices = build_scheduled(load_module(context.inputs["graph_pack"]), target, records, dump)
+    library = context.out / "library.so"
+    export(executable, library, target)
+    facts: dict[str, Any] = {"library_bytes": library.stat().st_size, **_coverage(choices)}
+    if target.runs_here:
+        golden = check_form(context, "build", LoadedLibrary(library, target.threads), settings["max_relative_error"])
+        facts["golden"] = golden.to_json()
+    _write_manifest(context, library, choices, target.to_json())
+    return facts
+
+
+def _coverage(choices: list[Choice]) -> dict[str, Any]:
+    counts = {how: sum(choice.how == how for choice in choices) for how in ("record", "default", "none")}
+    return {"kernels": len(choices), "kernels_tuned": counts["record"], "kernels_default": counts["default"],
+            "kernels_unscheduled": counts["none"]}  # fmt: skip
+
+
+def _write_manifest(context: StageContext, library: Path, choices: list[Choice], target: dict[str, Any]) -> None:
+    description, file = read_description(context.inputs["fetch"]), describe_file(library)
+    manifest = {
+        "schema": 1,
+        "cell": {"model": context.cell.model, "target": context.cell.target, "precision": context.cell.precision},
+        "library": {"file": library.name, "sha256": file.sha256, "size": file.size, "entry": "main"},
+        "input": {"name": description.input_name, "shape": list(description.input_shape), "dtype": "float32"},
+        "target": target,
+        "toolchain": versions(_toolchain(context.settings)),
+        "kernels": sorted(({"name": c.kernel, "workload": c.workload, "schedule": c.how, "template": c.template}
+                           for c in choices), key=lambda kernel: kernel["name"]),
+    }  # fmt: skip
+    (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
+
+
+STAGE = Stage(
+    name="build", module="tasks.build", settings=_settings, toolchain=_toolchain, run=build,
+    inputs={**GOLDEN, "graph_pack": (IR_NAME, WEIGHTS_NAME), "tune": ("best.json",)},
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main("build")

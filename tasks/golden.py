@@ -1,0 +1,33 @@
+"""The golden inputs and the source framework's answers to them, as every stage checks its own form against."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.evaluation.agreement import Agreement, check_golden
+from tvmflow.frontends.source_model import SourceDescription, SourceModel, run_in_batches
+from tvmflow.stages import StageContext
+
+GOLDEN = {"fetch": ("golden.npz", "source.json"), "import_model": ("reference.npz",)}
+
+
+def read_description(fetched: Path) -> SourceDescription:
+    data = json.loads((fetched / "source.json").read_text(encoding="utf-8"))
+    return SourceDescription(**{**data, "input_shape": tuple(data["input_shape"])})
+
+
+def golden_inputs(context: StageContext) -> np.ndarray[Any, Any]:
+    with np.load(context.inputs["fetch"] / "golden.npz", allow_pickle=False) as data:
+        return np.asarray(data["x"])
+
+
+def check_form(context: StageContext, stage: str, model: SourceModel | Any, bound: float) -> Agreement:
+    """Run the golden inputs through a form of the model. Raises AgreementError naming the stage."""
+    batch = read_description(context.inputs["fetch"]).input_shape[0]
+    with np.load(context.inputs["import_model"] / "reference.npz", allow_pickle=False) as data:
+        reference = np.asarray(data["golden"])
+    return check_golden(stage, run_in_batches(model, golden_inputs(context), batch), reference, bound)

@@ -1,0 +1,48 @@
+"""graph_pack: give the model the layout of its target, weights packed once and for all.
+
+In:  the quantized model, golden inputs and answers
+Out: model.json + weights.safetensors; NCHW{block}c on a CPU
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.golden import GOLDEN, check_form
+from tasks.run_alone import main
+from tvmflow.building.ir_files import IR_NAME, WEIGHTS_NAME, load_module, save_module
+from tvmflow.params import Cell
+from tvmflow.stages import Stage, StageContext
+from tvmflow.targets.resolve import host_target
+from tvmflow.workspace import Workspace
+
+
+def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
+    block = workspace.params.graph_pack
+    return {
+        "channel_block": block.channel_block,
+        "max_relative_error": max(
+            block.max_relative_error, workspace.params.quantize.max_relative_error.get(cell.precision, 0.0)
+        ),
+    }
+
+
+def graph_pack(context: StageContext) -> dict[str, Any]:
+    """Pack and check; returns how many convolutions are packed."""
+    from tvmflow.building.library import LocalRunner
+    from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
+
+    module = PackChannels(context.settings["channel_block"])(load_module(context.inputs["quantize"]))
+    save_module(module, context.out)
+    found = check_form(context, "graph_pack", LocalRunner(module, host_target()), context.settings["max_relative_error"])
+    packed, convolutions = packed_convolutions(module)
+    return {"golden": found.to_json(), "packed_convolutions": packed, "convolutions": convolutions}
+
+
+STAGE = Stage(
+    name="graph_pack", module="tasks.graph_pack", settings=_settings, toolchain=lambda _: ("tvm", "ffi", "llvm"),
+    run=graph_pack, inputs={**GOLDEN, "quantize": (IR_NAME, WEIGHTS_NAME)},
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main("graph_pack")

@@ -1,0 +1,11 @@
+"""The stages in the order of the walk."""
+
+from __future__ import annotations
+
+from tasks import build, deploy, evaluate, fetch, graph_pack, import_model, quantize, tune
+from tvmflow.stages import Stage
+
+STAGES: dict[str, Stage] = {
+    module.STAGE.name: module.STAGE
+    for module in (fetch, import_model, quantize, graph_pack, tune, build, deploy, evaluate)
+}

@@ -1,0 +1,1 @@
+"""From packed Relax IR to a library."""

@@ -1,0 +1,80 @@
+"""Keep a Relax module as two files: its IR as JSON, its weights as safetensors.
+
+TVM's own JSON holds every tensor as base64 inside. The tensors are taken out and put back here, so that the IR can be
+read and compared, and weights are stored once, as bytes, in a format that cannot carry code.
+
+A tensor inside the JSON is: magic u64, reserved u64, device (i32, i32), ndim i32, dtype (code u8, bits u8, lanes u16),
+shape i64 x ndim, size i64, data.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.errors import ModelFileError, StoreError
+
+IR_NAME, WEIGHTS_NAME = "model.json", "weights.safetensors"
+_MAGIC = 0xDD5E40F096B4A13F
+_HEAD = struct.Struct("<QQiiiBBH")
+_DTYPES = {
+    (2, 32): np.float32, (2, 16): np.float16, (2, 64): np.float64,
+    (0, 8): np.int8, (0, 16): np.int16, (0, 32): np.int32, (0, 64): np.int64,
+    (1, 8): np.uint8, (1, 16): np.uint16, (1, 32): np.uint32, (6, 8): np.bool_,
+}  # fmt: skip
+_CODES = {np.dtype(kind): code for code, kind in _DTYPES.items()}
+
+
+def save_module(module: Any, folder: Path) -> None:
+    """Write `model.json` and `weights.safetensors` into a folder."""
+    import tvm
+    from safetensors.numpy import save_file
+
+    graph = json.loads(tvm.ir.save_json(module))
+    weights: dict[str, np.ndarray[Any, Any]] = {}
+    for node in graph["nodes"]:
+        if node["type"] == "ffi.Tensor":
+            name = f"w{len(weights):05d}"
+            weights[name] = _decode(base64.b64decode(node["data"]))
+            node["data"] = name
+    (folder / IR_NAME).write_text(json.dumps(graph, separators=(",", ":")), encoding="utf-8")
+    save_file(weights or {"none": np.zeros(1, np.uint8)}, folder / WEIGHTS_NAME)
+
+
+def load_module(folder: Path) -> Any:
+    """Read what `save_module` wrote. Raises StoreError when it was written by another TVM, ModelFileError when damaged."""
+    import tvm
+    from safetensors.numpy import load_file
+
+    try:
+        graph = json.loads((folder / IR_NAME).read_text(encoding="utf-8"))
+        weights = load_file(folder / WEIGHTS_NAME)
+        for node in graph["nodes"]:
+            if node["type"] == "ffi.Tensor":
+                node["data"] = base64.b64encode(_encode(weights[node["data"]])).decode()
+        made_by = graph.get("metadata", {}).get("tvm_version")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelFileError(f"damaged IR in {folder}: {error}", "the files that import_model wrote") from error
+    if made_by != tvm.__version__:
+        raise StoreError(f"the IR in {folder} was written by TVM {made_by}", f"TVM {tvm.__version__}", "run the cell again")
+    return tvm.ir.load_json(json.dumps(graph))
+
+
+def _decode(data: bytes) -> np.ndarray[Any, Any]:
+    magic, _, _, _, ndim, code, bits, lanes = _HEAD.unpack_from(data)
+    if magic != _MAGIC or lanes != 1 or (code, bits) not in _DTYPES:
+        raise ModelFileError(f"a tensor of kind {(code, bits, lanes)} in the IR", f"one of {sorted(_DTYPES)}")
+    shape = struct.unpack_from(f"<{ndim}q", data, _HEAD.size)
+    offset = _HEAD.size + 8 * ndim + 8
+    return np.frombuffer(data, _DTYPES[code, bits], offset=offset).reshape(shape).copy()
+
+
+def _encode(array: np.ndarray[Any, Any]) -> bytes:
+    code, bits = _CODES[array.dtype]
+    head = _HEAD.pack(_MAGIC, 0, 1, 0, array.ndim, code, bits, 1)
+    return head + struct.pack(f"<{array.ndim}q", *array.shape) + struct.pack("<q", array.nbytes) + array.tobytes()

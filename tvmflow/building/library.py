@@ -1,0 +1,104 @@
+"""Compile a lowered module and export it as a shared library; run a module in this process for a check."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.building.lower import lower
+from tvmflow.errors import StageError, TvmflowError
+from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
+from tvmflow.targets.resolve import ResolvedTarget
+
+Array = np.ndarray[Any, Any]
+
+
+def compile_lowered(lowered: Any, target: Any) -> Any:
+    """Return TVM's executable of a module whose kernels are scheduled."""
+    import tvm
+
+    try:
+        with target:
+            return tvm.compile(lowered, target)
+    except Exception as error:  # the compiler raises RuntimeError, tvm.error.*, and ValueError alike
+        raise StageError(f"TVM could not compile the module: {_last_line(error)}") from error
+
+
+def export(executable: Any, path: Path, target: ResolvedTarget) -> None:
+    """Link the executable into a shared library with the target's compiler. Raises TvmflowError without one."""
+    from tvm.support import cc
+
+    def link(output: str, objects: Any, options: Any = None, **_ignored: Any) -> None:
+        # No build id and sorted input: the same objects give the same bytes.
+        cc.create_shared(output, objects, [*(options or []), "-Wl,--build-id=none"], cc=target.cc)
+
+    link.output_format = "so"  # type: ignore[attr-defined]
+    try:
+        subprocess.run([target.cc, "--version"], capture_output=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        raise TvmflowError(
+            f"no C++ compiler {target.cc!r}", "the compiler of the target on PATH", "install it, or set cc: of the target"
+        ) from None
+    executable.export_library(str(path), fcompile=link)
+
+
+def build_scheduled(packed: Any, target: ResolvedTarget, best: dict[str, Any], dump: Any = None) -> tuple[Any, list[Choice]]:
+    """Lower, schedule and compile a packed module. Returns the executable and how each kernel was scheduled."""
+    tvm_target = target.tvm_target()
+    lowered = lower(packed, tvm_target, dump)
+    step = ScheduleKernels(best)
+    scheduled = step(lowered)
+    if dump is not None:
+        dump("schedule_kernels", scheduled)
+    return compile_lowered(scheduled, tvm_target), list(step.choices)
+
+
+class LocalRunner:
+    """Run a Relax module in this process, compiled with default schedules: for checks between stages only."""
+
+    def __init__(self, mod: Any, target: ResolvedTarget) -> None:
+        import tvm
+        from tvm import relax
+
+        executable, _ = build_scheduled(mod, target, {})
+        set_threads(target.threads)
+        self.machine = relax.VirtualMachine(executable, tvm.cpu())
+
+    def run(self, x: Array) -> Array:
+        return _call(self.machine, x)
+
+
+class LoadedLibrary:
+    """Run an exported library in this process: the check of build, where the architecture fits."""
+
+    def __init__(self, library: Path, threads: int) -> None:
+        import tvm
+        from tvm import relax
+
+        set_threads(threads)
+        self.machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+
+    def run(self, x: Array) -> Array:
+        return _call(self.machine, x)
+
+
+def _call(machine: Any, x: Array) -> Array:
+    import tvm
+
+    answer = machine["main"](tvm.runtime.tensor(np.ascontiguousarray(x)))
+    return np.asarray((answer if hasattr(answer, "numpy") else answer[0]).numpy())
+
+
+def set_threads(threads: int) -> None:
+    """Set the thread pool of TVM's runtime in this process; mode 1 = any cores."""
+    import tvm_ffi
+
+    tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1][:400] if lines else type(error).__name__

@@ -1,0 +1,32 @@
+"""Names that differ between the versions of TVM that tvmflow runs on (0.26 and 0.27)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SUPPORTED_TVM = ("0.26.0", "0.27.0.post1")
+
+
+def constant_value(expression: Any) -> Any | None:
+    """Return the tensor of a constant expression, None for anything else."""
+    kind = type(expression).__name__
+    if kind == "GenericConst":
+        return expression.value
+    return expression.data if kind == "Constant" else None
+
+
+def type_of(expression: Any) -> Any:
+    """Return the Relax type (shape and dtype) of an expression."""
+    found = getattr(expression, "ty", None)
+    return found if found is not None else expression.struct_info
+
+
+def buffer_of(function: Any, parameter: Any) -> Any | None:
+    """Return the buffer (shape, dtype) of a PrimFunc's parameter, None for a scalar."""
+    buffers = getattr(function, "buffer_map", None)
+    if buffers is not None:
+        return buffers[parameter] if parameter in buffers else None
+    try:
+        return parameter if parameter.shape is not None else None
+    except (AttributeError, TypeError, ValueError):
+        return None

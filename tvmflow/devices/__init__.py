@@ -1,0 +1,1 @@
+"""One session interface to every device: local, tracker."""

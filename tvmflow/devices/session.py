@@ -1,0 +1,142 @@
+"""One session with one device: upload, load, run, time. The same for every way to reach a device."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.devices.local import local_tracker
+from tvmflow.devices.lock import exclusive
+from tvmflow.devices.tracker import TrackerAddress, request_session
+from tvmflow.errors import DeviceLostError
+from tvmflow.params import DeviceEntry
+from tvmflow.targets.resolve import ResolvedTarget
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """session_timeout_s: the device ends a session that lasts longer; wait_s: how long to wait for a free device."""
+
+    session_timeout_s: float
+    wait_s: float
+
+
+class DeviceSession:
+    """An open session. All device failures come out as DeviceLostError, which may be tried again."""
+
+    def __init__(self, remote: Any, target: ResolvedTarget, name: str) -> None:
+        self.remote, self.target, self.name = remote, target, name
+        self.device = remote.cpu(0)
+        with translated(name, "setting the number of threads"):
+            remote.get_function("runtime.config_threadpool")(1, target.threads)
+
+    def load(self, library: Path, remote_name: str) -> Any:
+        """Upload a library and load it. Returns the remote module."""
+        with translated(self.name, f"uploading {library.name}"):
+            self.remote.upload(str(library), remote_name)
+            return self.remote.load_module(remote_name)
+
+    def model(self, library: Path, remote_name: str) -> RemoteModel:
+        """Upload the library of a whole network and start it."""
+        with translated(self.name, f"uploading {library.name}"):
+            self.remote.upload(str(library), remote_name)
+        return self.model_on_device(remote_name)
+
+    def model_on_device(self, remote_name: str) -> RemoteModel:
+        """Load and start a library that was uploaded before."""
+        from tvm import relax
+
+        with translated(self.name, "starting the library"):
+            return RemoteModel(self, relax.VirtualMachine(self.remote.load_module(remote_name), self.device))
+
+    def tensor(self, array: Array) -> Any:
+        import tvm
+
+        with translated(self.name, "copying an input"):
+            return tvm.runtime.tensor(np.ascontiguousarray(array), self.device)
+
+
+class RemoteModel:
+    """A library of a whole network, loaded on a device."""
+
+    def __init__(self, session: DeviceSession, machine: Any) -> None:
+        self.session, self.machine = session, machine
+
+    def set_input(self, x: Array) -> None:
+        tensor = self.session.tensor(x)
+        with translated(self.session.name, "setting an input"):
+            self.machine.set_input("main", tensor)
+
+    def invoke(self) -> None:
+        with translated(self.session.name, "running the library"):
+            self.machine.invoke_stateful("main")
+
+    def output(self) -> Array:
+        with translated(self.session.name, "copying an output"):
+            answer = self.machine.get_outputs("main")
+            return np.asarray((answer if hasattr(answer, "numpy") else answer[0]).numpy())
+
+    def run(self, x: Array) -> Array:
+        """Run one batch x with the shape of the model's input; returns (batch, outputs)."""
+        self.set_input(x)
+        self.invoke()
+        return self.output()
+
+    def time_runs(self, repeat: int) -> list[float]:
+        """Return `repeat` times of one run each on the device's own clock, in seconds; copies not included."""
+        with translated(self.session.name, "timing the library"):
+            timer = self.machine.time_evaluator("invoke_stateful", self.session.device, number=1, repeat=repeat)
+            return [float(seconds) for seconds in timer("main").results]
+
+
+@contextlib.contextmanager
+def translated(name: str, doing: str) -> Iterator[None]:
+    """Turn whatever the RPC client raises into a DeviceLostError that says what was going on."""
+    try:
+        yield
+    except Exception as error:  # TVM raises RuntimeError, RPCError, OSError and its own types here
+        if isinstance(error, DeviceLostError):
+            raise
+        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+        raise DeviceLostError(
+            f"device {name!r} failed while {doing}: {lines[-1][:300]}",
+            "a device that answers until the end",
+            "look at the device; the stage can be run again and goes on from what is stored",
+        ) from error
+
+
+@contextlib.contextmanager
+def open_session(device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[DeviceSession]:
+    """Open a session with the device of a target and close everything again, whatever happens.
+
+    `local` starts a tracker and a server of its own on loopback; `tracker` asks one that runs already, at the address of
+    params.yaml or TVM_TRACKER_HOST and TVM_TRACKER_PORT. Raises TrackerError, DeviceUnknownError, DeviceBusyError.
+    """
+    with contextlib.ExitStack() as stack:
+        if device.transport == "local":
+            stack.enter_context(exclusive("local", limits.wait_s))
+            address = stack.enter_context(local_tracker(device.key, target.threads))
+        else:
+            address = TrackerAddress.find(device.host, device.port)
+        remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s)
+        session = DeviceSession(remote, target, device.key)
+        yield session
+        _let_go(session)
+
+
+def _let_go(session: DeviceSession) -> None:
+    """Drop the remote handles while the device still listens; without this their destructors speak to a dead socket."""
+    import gc
+
+    done = threading.Thread(target=gc.collect, daemon=True)
+    done.start()
+    done.join(timeout=5)
+    del session.device

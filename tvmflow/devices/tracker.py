@@ -1,0 +1,120 @@
+"""Ask an RPC tracker for a device by its key, without ever waiting for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tvmflow.errors import DeviceBusyError, DeviceUnknownError, TrackerError, UsageError
+
+
+@dataclass(frozen=True)
+class TrackerAddress:
+    host: str
+    port: int
+
+    @staticmethod
+    def find(host: str | None, port: int | None) -> TrackerAddress:
+        """Return the address: TVM_TRACKER_HOST / TVM_TRACKER_PORT where set, else what params.yaml says."""
+        named_host = os.environ.get("TVM_TRACKER_HOST") or host
+        named_port = os.environ.get("TVM_TRACKER_PORT") or port
+        if not named_host or not named_port:
+            raise UsageError(
+                "a device that is reached through a tracker, and no tracker address",
+                "host: and port: of the device in params.yaml, or TVM_TRACKER_HOST and TVM_TRACKER_PORT",
+            )
+        try:
+            return TrackerAddress(named_host, int(named_port))
+        except ValueError:
+            raise UsageError(f"tracker port {named_port!r}", "a number") from None
+
+
+def connect(address: TrackerAddress) -> Any:
+    """Return TVM's tracker session. Raises TrackerError when nobody answers there."""
+    from tvm import rpc
+
+    try:
+        return rpc.connect_tracker(address.host, address.port)
+    except Exception as error:  # RuntimeError, OSError, or a protocol error from something that is no tracker
+        raise TrackerError(
+            f"no RPC tracker at {address.host}:{address.port} ({str(error).strip().splitlines()[0][:120]})",
+            "a running tracker",
+            f"start one: python -m tvm.exec.rpc_tracker --host {address.host} --port {address.port} "
+            f"--port-end {address.port + 1}",
+        ) from error
+
+
+def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
+    """Return key -> total, free and pending devices, as the tracker counts them."""
+    summary = connect(address).summary()
+    total: dict[str, int] = {}
+    for entry in summary["server_info"]:
+        key = str(entry["key"]).removeprefix("server:")
+        total[key] = total.get(key, 0) + 1
+    queue = summary["queue_info"]
+    return {
+        key: {
+            "total": total.get(key, 0),
+            "free": int(queue.get(key, {}).get("free", 0)),
+            "pending": int(queue.get(key, {}).get("pending", 0)),
+        }
+        for key in sorted({*total, *queue})
+    }
+
+
+def request_session(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Any:
+    """Return a session with a device of that key. Raises DeviceUnknownError, DeviceBusyError or TrackerError.
+
+    TVM's own request blocks for ever on a key that nobody serves and on a device that stays busy; so the key is looked
+    up first, and the waiting is done here.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        queue = queue_of(address)
+        if queue.get(key, {}).get("total", 0) == 0:
+            raise DeviceUnknownError(
+                f"no device with key {key!r} at tracker {address.host}:{address.port}",
+                "one of " + (", ".join(k for k, v in queue.items() if v["total"]) or "(none is registered)"),
+                f"register it: python -m tvm.exec.rpc_server --tracker {address.host}:{address.port} --key {key}",
+            )
+        if queue[key]["free"]:
+            return _request(address, key, session_timeout_s, max(deadline - time.monotonic(), 1.0))
+        if time.monotonic() > deadline:
+            raise _busy(key, wait_s)
+        time.sleep(0.2)
+
+
+def _request(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Any:
+    answer: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answer.append(connect(address).request(key, session_timeout=session_timeout_s, max_retry=1))
+        except Exception as error:
+            answer.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(wait_s)
+    if not answer:
+        raise _busy(key, wait_s)
+    if isinstance(answer[0], TrackerError):
+        raise answer[0]
+    if isinstance(answer[0], Exception):
+        raise TrackerError(
+            f"the tracker gave device {key!r} away, but it does not answer: {str(answer[0]).splitlines()[0][:200]}",
+            "a device that accepts the session",
+            "look at the RPC server on the device; restart it",
+        ) from answer[0]
+    return answer[0]
+
+
+def _busy(key: str, wait_s: float) -> DeviceBusyError:
+    return DeviceBusyError(
+        f"every device with key {key!r} stayed busy for {wait_s:.0f} s",
+        "a free device",
+        "wait, add a device of that key, or raise deploy.device_wait_s in params.yaml",
+    )

@@ -1,0 +1,171 @@
+"""Every error that tvmflow raises on purpose.
+
+    TvmflowError                 exit 1   the base: what was found, what was expected, what to do
+    |- UsageError                exit 2   the request cannot be understood
+    |  |- ParamsError                     params.yaml is not valid
+    |  `- UnknownNameError                a name that is not in a table; lists the legal ones
+    |- SourceError                        weights, labels or data cannot be had
+    |  |- DownloadError          retried  the network failed
+    |  `- DigestError                     the bytes are not the ones that were pinned
+    |- ModelFileError                     a model file is damaged, hostile or of the wrong kind
+    |- UnsupportedOperatorError           the importer does not know an operator; names it
+    |- AgreementError                     a form of the model answers differently from the source
+    |- StageError                         a stage ended without its outputs
+    |  |- StageCrashedError               its process died
+    |  `- StageTimeoutError               its process was killed because it took too long
+    |- DeviceError                        a device could not do what was asked
+    |  |- TrackerError           retried  the tracker cannot be reached
+    |  |- DeviceUnknownError              no device of that key is registered
+    |  |- DeviceBusyError        retried  every device of that key is in use
+    |  `- DeviceLostError        retried  the device went away in the middle
+    |- StoreError                         files cannot be written, read or trusted
+    `- GateRefusedError          exit 3   a release gate said no
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+
+class TvmflowError(Exception):
+    """An expected failure, told as: what was found, what was expected, what to do."""
+
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, found: str, expected: str = "", fix: str = "") -> None:
+        super().__init__(found)
+        self.found, self.expected, self.fix = found, expected, fix
+
+    def __str__(self) -> str:
+        lines = [self.found]
+        if self.expected:
+            lines.append(f"  expected: {self.expected}")
+        if self.fix:
+            lines.append(f"  do: {self.fix}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.found, self.expected, self.fix)
+
+    def to_json(self) -> dict[str, str]:
+        """Return the error as plain strings, so that it can cross a process border."""
+        return {
+            "type": type(self).__name__,
+            "found": self.found,
+            "expected": self.expected,
+            "fix": self.fix,
+        }
+
+
+class UsageError(TvmflowError):
+    exit_code = 2
+
+
+class ParamsError(UsageError):
+    pass
+
+
+class UnknownNameError(UsageError):
+    def __init__(
+        self, found: str, expected: str = "", fix: str = "", *, legal: Iterable[str] = ()
+    ) -> None:
+        super().__init__(found, expected or "one of " + ", ".join(sorted(legal)), fix)
+
+
+class SourceError(TvmflowError):
+    pass
+
+
+class DownloadError(SourceError):
+    retryable = True
+
+
+class DigestError(SourceError):
+    pass
+
+
+class ModelFileError(TvmflowError):
+    pass
+
+
+class UnsupportedOperatorError(TvmflowError):
+    pass
+
+
+class AgreementError(TvmflowError):
+    pass
+
+
+class StageError(TvmflowError):
+    pass
+
+
+class StageCrashedError(StageError):
+    pass
+
+
+class StageTimeoutError(StageError):
+    pass
+
+
+class DeviceError(TvmflowError):
+    pass
+
+
+class TrackerError(DeviceError):
+    retryable = True
+
+
+class DeviceUnknownError(DeviceError):
+    pass
+
+
+class DeviceBusyError(DeviceError):
+    retryable = True
+
+
+class DeviceLostError(DeviceError):
+    retryable = True
+
+
+class StoreError(TvmflowError):
+    pass
+
+
+class GateRefusedError(TvmflowError):
+    exit_code = 3
+
+
+def _subclasses(root: type[TvmflowError]) -> dict[str, type[TvmflowError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_subclasses(child))
+    return found
+
+
+def from_json(data: dict[str, str]) -> TvmflowError:
+    """Rebuild an error that another process wrote with `to_json`; an unknown type becomes StageError."""
+    kind = _subclasses(TvmflowError).get(data.get("type", ""), StageError)
+    return kind(data.get("found", ""), data.get("expected", ""), data.get("fix", ""))
+
+
+def from_os_error(error: OSError, doing: str) -> StoreError:
+    """Translate a full disk or a missing permission into one clear StoreError."""
+    import errno
+
+    path = error.filename or ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreError(
+            f"no space left while {doing} {path}".rstrip(),
+            "room on the disk of the workspace",
+            "free some space and run the same command again; nothing stored was changed",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StoreError(
+            f"no permission while {doing} {path}".rstrip(),
+            "a workspace that this user may write",
+            "fix the owner or the mode of that path and run the same command again",
+        )
+    return StoreError(f"{error.strerror or error} while {doing} {path}".rstrip())

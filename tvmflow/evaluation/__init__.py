@@ -1,0 +1,1 @@
+"""Accuracy, agreement, latency, and comparison with peers."""

@@ -1,0 +1,1 @@
+"""One file per framework: source model in, Relax out."""

@@ -1,0 +1,60 @@
+"""Keras 3 in, on its torch backend: a .keras file, or a network factory and its HDF5 weights."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from tvmflow.errors import ModelFileError
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import SourceDescription, wrong_weights
+
+MAX_UNPACKED_BYTES = 8 << 30
+
+
+def load(folder: Path, description: SourceDescription) -> ExportedModel:
+    """Load a model. Code in model files (Lambda layers) is refused. Raises ModelFileError."""
+    path = folder / description.weights_file
+    model = _whole_file(path) if description.network is None else _with_weights(path, description.network)
+    return ExportedModel(model.eval(), description.input_name, description.input_shape)
+
+
+def _whole_file(path: Path) -> Any:
+    from tvmflow.sources.keras_networks import keras_on_torch
+
+    if path.suffix == ".keras":
+        try:
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+        except (zipfile.BadZipFile, OSError) as error:
+            raise _damaged(path, error) from error
+        if size > MAX_UNPACKED_BYTES:
+            raise ModelFileError(f"{path.name} unpacks to {size} bytes", f"at most {MAX_UNPACKED_BYTES}")
+    keras = keras_on_torch()
+    try:
+        return keras.saving.load_model(path, compile=False, safe_mode=True)
+    except Exception as error:  # Keras raises what it likes on a bad file; each of them means the same to the user
+        raise _damaged(path, error) from error
+
+
+def _with_weights(path: Path, network: str) -> Any:
+    from tvmflow.sources.keras_networks import build
+
+    model = build(network)
+    try:
+        model.load_weights(path)
+    except OSError as error:
+        raise _damaged(path, error) from error
+    except (ValueError, KeyError) as error:
+        raise wrong_weights(error, network) from error
+    return model
+
+
+def _damaged(path: Path, error: Exception) -> ModelFileError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return ModelFileError(
+        f"{path.name} cannot be loaded by Keras: {lines[0][:300]}",
+        "a whole .keras or .h5 file of layers (no Lambda: it would run code)",
+        "save the model again with model.save('model.keras')",
+    )

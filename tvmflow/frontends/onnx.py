@@ -1,0 +1,74 @@
+"""ONNX in. Its source framework, for answers and latency, is ONNX Runtime."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tvmflow.errors import ModelFileError
+from tvmflow.frontends.exported import unsupported
+from tvmflow.frontends.source_model import Array, SourceDescription
+
+
+class OnnxModel:
+    """An ONNX graph with one float32 input of fixed shape and one output."""
+
+    def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
+        import onnxruntime
+
+        self.path, self.graph, self.shape = path, graph, description.input_shape
+        names = {tensor.name for tensor in graph.graph.initializer}
+        inputs = [value.name for value in graph.graph.input if value.name not in names]
+        if len(inputs) != 1 or len(graph.graph.output) != 1:
+            raise ModelFileError(f"{path.name} has inputs {inputs} and {len(graph.graph.output)} outputs", "one of each")
+        self.input_name = inputs[0]
+        try:
+            self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's exceptions share no public base
+            raise _damaged(path, error) from error
+
+    def run(self, x: Array) -> Array:
+        try:
+            answer: Array = self.session.run(None, {self.input_name: x})[0]
+        except Exception as error:
+            raise ModelFileError(
+                f"the model refuses an input of shape {list(x.shape)}: {str(error).splitlines()[0][:300]}",
+                "input.shape as the model was built for",
+                "correct input.shape in params.yaml",
+            ) from error
+        return answer
+
+    def to_relax(self) -> Any:
+        from tvm.relax.frontend.onnx import from_onnx
+
+        try:
+            return from_onnx(self.graph, shape_dict={self.input_name: list(self.shape)}, dtype_dict="float32")
+        except Exception as error:
+            if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
+                raise unsupported("ONNX", str(error)) from error
+            raise ModelFileError(
+                f"TVM cannot import {self.path.name}: {str(error).strip().splitlines()[-1][:300]}",
+                "a float32 ONNX model of static shape",
+            ) from error
+
+    def to_onnx(self, path: Path) -> None:
+        shutil.copyfile(self.path, path)
+
+
+def load(folder: Path, description: SourceDescription) -> OnnxModel:
+    """Read and check an ONNX file. Raises ModelFileError when it is damaged."""
+    import onnx
+
+    path = folder / description.weights_file
+    try:
+        graph = onnx.load(path, load_external_data=False)
+        onnx.checker.check_model(graph)
+    except Exception as error:  # protobuf, onnx and the checker each have their own
+        raise _damaged(path, error) from error
+    return OnnxModel(path, graph, description)
+
+
+def _damaged(path: Path, error: Exception) -> ModelFileError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return ModelFileError(f"{path.name} is not a whole, valid ONNX file: {lines[0][:300]}", "an ONNX model in one file")

@@ -1,0 +1,55 @@
+"""What every frontend gives: the model as its own framework runs it, and the same model as Relax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmflow.errors import ModelFileError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SourceDescription:
+    """What fetch hands on about a model: framework, network factory or None, weights file name, input."""
+
+    framework: str
+    network: str | None
+    weights_file: str
+    input_name: str
+    input_shape: tuple[int, ...]
+
+
+class SourceModel(Protocol):
+    """A model in its own framework. x: (N, ...) float32 with the batch of input.shape; answers: (N, outputs)."""
+
+    def run(self, x: Array) -> Array: ...
+
+    def to_relax(self) -> Any:
+        """Return an IRModule with `main(input) -> output`. Raises UnsupportedOperatorError."""
+
+    def to_onnx(self, path: Path) -> None:
+        """Write the model as ONNX, for peers that read nothing else."""
+
+
+def run_in_batches(model: SourceModel, x: Array, batch: int) -> Array:
+    """Run x (N, ...) through a model of fixed batch size; the last batch is filled up with its last sample."""
+    answers = []
+    for start in range(0, len(x), batch):
+        part = x[start : start + batch]
+        filled = np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)]) if len(part) < batch else part
+        answers.append(model.run(filled)[: len(part)])
+    return np.concatenate(answers)
+
+
+def wrong_weights(error: Exception, network: str | None) -> ModelFileError:
+    return ModelFileError(
+        f"the weights do not fit network {network!r}: {str(error).strip().splitlines()[0][:300]}",
+        "weights of exactly that network",
+        "correct network: or weights: in params.yaml",
+    )

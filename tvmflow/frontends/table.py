@@ -1,0 +1,23 @@
+"""The frontends, a row each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tvmflow.errors import UnknownNameError
+from tvmflow.frontends import keras, onnx, torch
+from tvmflow.frontends.source_model import SourceDescription, SourceModel
+
+FRONTENDS = {"torch": torch.load, "keras": keras.load, "onnx": onnx.load}
+TOOLS = {
+    "torch": ("torch", "torchvision", "onnxscript"),
+    "keras": ("keras", "torch", "onnxscript"),
+    "onnx": ("onnx", "onnxruntime"),
+}
+
+
+def load_source(folder: Path, description: SourceDescription) -> SourceModel:
+    """Load a fetched model in its own framework. Raises UnknownNameError or ModelFileError."""
+    if description.framework not in FRONTENDS:
+        raise UnknownNameError(f"no frontend for {description.framework!r}", legal=FRONTENDS)
+    return FRONTENDS[description.framework](folder, description)

@@ -1,0 +1,45 @@
+"""PyTorch in: a network factory and its weights (safetensors, or a state_dict read without unpickling code)."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+from tvmflow.errors import ModelFileError
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import SourceDescription, wrong_weights
+
+
+def load(folder: Path, description: SourceDescription) -> ExportedModel:
+    """Build the network and load its weights. Raises ModelFileError when file and network do not fit."""
+    from tvmflow.sources.torch_networks import build
+
+    if description.network is None:
+        raise ModelFileError("a torch model without network:", "the factory that its weights belong to")
+    network = build(description.network)
+    try:
+        network.load_state_dict(_state_dict(folder / description.weights_file))
+    except RuntimeError as error:
+        raise wrong_weights(error, description.network) from error
+    return ExportedModel(network.eval(), description.input_name, description.input_shape)
+
+
+def _state_dict(path: Path) -> dict[str, Any]:
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+        raise ModelFileError(
+            f"{path.name} is damaged or not only tensors: {str(error).strip().splitlines()[0][:200]}",
+            "a safetensors file, or a state_dict of tensors (never a pickled module)",
+            "save the model with safetensors.torch.save_file(model.state_dict(), ...)",
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ModelFileError(f"{path.name} holds no state_dict", "a mapping from names to tensors")
+    return state

@@ -1,0 +1,1 @@
+"""Talk to DVC and MLflow; the one place that does."""

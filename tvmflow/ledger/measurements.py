@@ -1,0 +1,1 @@
+def ensure_recorded(workspace, cell): pass

@@ -1,0 +1,1 @@
+"""Our Relax and TensorIR passes, one per file."""

@@ -1,0 +1,83 @@
+"""FoldBatchNorm: put the scale and shift that follow a convolution into its weights and one bias.
+
+Knows the two forms that importers leave: `batch_norm` itself, and the decomposed `(conv - mean) * scale + shift`.
+Computed with numpy in float64, so that folding costs no accuracy and no compilation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.dpl import is_const, is_op, is_tuple_get_item, rewrite_call, wildcard
+
+from tvmflow.building.tvm_names import constant_value
+
+Array = np.ndarray[Any, Any]
+
+
+def _numpy(found: Any, pattern: Any) -> Array:
+    return np.asarray(constant_value(found[pattern]).numpy(), np.float64)
+
+
+def _folded(conv: Any, data: Any, weight: Array, scale: Array, shift: Array) -> Any:
+    """Return conv(data, weight * scale) + shift; scale and shift have one number per output channel."""
+    attrs = conv.attrs
+    column = [1] * weight.ndim
+    column[attrs.kernel_layout.index("O")] = -1
+    bias_column = [1] * weight.ndim
+    bias_column[attrs.data_layout.index("C")] = -1
+    folded = relax.op.nn.conv2d(
+        data, relax.const((weight * scale.reshape(column)).astype("float32")), strides=list(attrs.strides),
+        padding=list(attrs.padding), dilation=list(attrs.dilation), groups=attrs.groups,
+        data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout, out_dtype=attrs.out_dtype or None,
+    )  # fmt: skip
+    return relax.op.add(folded, relax.const(shift.reshape(bias_column).astype("float32")))
+
+
+def _rewrite_batch_norm(function: Any) -> Any:
+    data, weight = wildcard(), is_const()
+    gamma, beta, mean, variance = is_const(), is_const(), is_const(), is_const()
+    conv = is_op("relax.nn.conv2d")(data, weight)
+    norm = is_op("relax.nn.batch_norm")(conv, gamma, beta, mean, variance)
+    pattern = is_tuple_get_item(norm, 0)
+
+    def fold(_expression: Any, found: Any) -> Any:
+        attrs = found[norm].attrs
+        scale = (_numpy(found, gamma) if attrs.scale else 1.0) / np.sqrt(_numpy(found, variance) + float(attrs.epsilon))
+        shift = (_numpy(found, beta) if attrs.center else 0.0) - _numpy(found, mean) * scale
+        return _folded(found[conv], found[data], _numpy(found, weight), scale, shift)
+
+    return rewrite_call(pattern, fold, function)
+
+
+def _rewrite_decomposed(function: Any) -> Any:
+    """(conv(x, w) - c1) * c2 + c3  ->  conv(x, w * c2) + (c3 - c1 * c2)."""
+    data, weight, mean, scale, shift = wildcard(), is_const(), is_const(), is_const(), is_const()
+    conv = is_op("relax.nn.conv2d")(data, weight)
+    pattern = is_op("relax.add")(is_op("relax.multiply")(is_op("relax.subtract")(conv, mean), scale), shift)
+
+    def fold(expression: Any, found: Any) -> Any:
+        weights, factors = _numpy(found, weight), _numpy(found, scale)
+        channels = weights.shape[found[conv].attrs.kernel_layout.index("O")]
+        channel_axis = found[conv].attrs.data_layout.index("C")
+        for constant in (mean, scale, shift):
+            shape = constant_value(found[constant]).numpy().shape
+            if shape != tuple(channels if axis == channel_axis else 1 for axis in range(weights.ndim)):
+                return expression
+        bias = _numpy(found, shift) - _numpy(found, mean) * factors
+        return _folded(found[conv], found[data], weights, factors.reshape(-1), bias.reshape(-1))
+
+    return rewrite_call(pattern, fold, function)
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldBatchNorm")
+class FoldBatchNorm:
+    """IRModule -> IRModule whose convolutions carry their batch norms; float32, weights constant."""
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        mod = relax.transform.CanonicalizeBindings()(mod)
+        mod.update_func(mod.get_global_var("main"), _rewrite_decomposed(_rewrite_batch_norm(mod["main"])))
+        return relax.transform.DeadCodeElimination(["main"])(mod)

@@ -1,0 +1,84 @@
+"""FoldConstants: compute with numpy what depends on constants only.
+
+TVM's own FoldConstant compiles every folded operator with LLVM, which costs seconds per network and threads that one
+does not control. The operators that importers leave on weights are few, so they are a table here; what is not in it is
+left for TVM's pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmflow.building.tvm_names import constant_value
+
+Array = np.ndarray[Any, Any]
+
+
+def _permute_dims(args: list[Array], attrs: Any) -> Array:
+    return np.transpose(args[0], None if attrs.axes is None else [int(a) for a in attrs.axes])
+
+
+_FOLDERS: dict[str, Callable[[list[Array], Any], Array]] = {
+    "relax.add": lambda a, _: a[0] + a[1],
+    "relax.subtract": lambda a, _: a[0] - a[1],
+    "relax.multiply": lambda a, _: a[0] * a[1],
+    "relax.divide": lambda a, _: a[0] / a[1],
+    "relax.negative": lambda a, _: -a[0],
+    "relax.sqrt": lambda a, _: np.sqrt(a[0]),
+    "relax.rsqrt": lambda a, _: np.asarray(1.0 / np.sqrt(a[0].astype(np.float64)), a[0].dtype),
+    "relax.permute_dims": _permute_dims,
+    "relax.expand_dims": lambda a, attrs: np.expand_dims(a[0], tuple(int(x) for x in attrs.axis)),
+    "relax.squeeze": lambda a, attrs: np.squeeze(
+        a[0], None if attrs.axis is None else tuple(int(x) for x in attrs.axis)
+    ),
+    "relax.astype": lambda a, attrs: a[0].astype(str(attrs.dtype)),
+}
+
+
+@mutator
+class _Folder(PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, call: Any) -> Any:
+        call = self.visit_expr_post_order(call)
+        name = getattr(call.op, "name", "")
+        if name == "relax.reshape":
+            return self._reshape(call)
+        if name not in _FOLDERS:
+            return call
+        values = [self._value(arg) for arg in call.args]
+        if any(value is None for value in values):
+            return call
+        folded = _FOLDERS[name]([value for value in values if value is not None], call.attrs)
+        return relax.const(np.ascontiguousarray(folded), str(folded.dtype))
+
+    def _reshape(self, call: Any) -> Any:
+        value, shape = self._value(call.args[0]), call.args[1]
+        dims = getattr(shape, "values", None)
+        if value is None or dims is None or not all(hasattr(d, "value") for d in dims):
+            return call
+        return relax.const(np.ascontiguousarray(value.reshape([int(d.value) for d in dims])), str(value.dtype))
+
+    def _value(self, argument: Any) -> Array | None:
+        if isinstance(argument, relax.Var):
+            argument = self.lookup_binding(argument)
+            if argument is None:
+                return None
+        tensor = constant_value(argument)
+        return tensor.numpy() if tensor is not None and hasattr(tensor, "numpy") else None
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldConstants")
+class FoldConstants:
+    """IRModule -> IRModule with constant arithmetic on weights done."""
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        for variable, function in list(mod.functions.items()):
+            if isinstance(function, relax.Function):
+                mod = tvm.IRModule({**dict(mod.functions.items()), variable: _Folder(mod).visit_expr(function)}, attrs=mod.attrs)
+        mod = relax.transform.CanonicalizeBindings()(mod)
+        return relax.transform.DeadCodeElimination(["main"])(mod)

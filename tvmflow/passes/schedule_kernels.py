@@ -1,0 +1,71 @@
+"""ScheduleKernels: give every kernel its best measured schedule, or its template's default where none was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from tvmflow.tuning.blocks import new_schedule
+from tvmflow.tuning.templates import scheduled, template_for
+from tvmflow.tuning.workloads import workload_key
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one kernel came to its schedule: `record`, `default` or `none`."""
+
+    kernel: str
+    workload: str
+    how: str
+    template: str
+
+
+def replay(function: Any, trace: Any) -> Any:
+    """Return a kernel's schedule rebuilt from the JSON of a trace. Raises where the trace does not fit."""
+    schedule = new_schedule(function)
+    s_tir.Trace.apply_json_to_schedule(trace, schedule)
+    return schedule
+
+
+@tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
+class ScheduleKernels:
+    """IRModule -> IRModule; `best` maps workload keys to tuning records. What was chosen is left in `choices`."""
+
+    def __init__(self, best: dict[str, Any]) -> None:
+        self.best = best
+        self.choices: list[Choice] = []
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        replaced = dict(mod.functions.items())
+        for variable, function in mod.functions.items():
+            if isinstance(function, tirx.PrimFunc):
+                replaced[variable] = self._schedule(variable.name_hint, function)
+        return tvm.IRModule(replaced, attrs=mod.attrs, global_infos=mod.global_infos)
+
+    def _schedule(self, name: str, function: Any) -> Any:
+        key = workload_key(function)
+        found = template_for(function)
+        template = found[0].name if found else "none"
+        for how, make in (
+            ("record", lambda: replay(function, self.best[key]["trace"]) if key in self.best else None),
+            ("default", lambda: scheduled(function, found[0], found[1][0]) if found else None),
+        ):
+            try:
+                schedule = make()
+            except (s_tir.ScheduleError, RuntimeError, ValueError, TypeError):
+                continue
+            if schedule is not None:
+                self.choices.append(Choice(name, key, how, template))
+                return _with_attributes(schedule.mod["main"], function)
+        self.choices.append(Choice(name, key, "none", template))
+        return function
+
+
+def _with_attributes(new: Any, old: Any) -> Any:
+    for key in ("global_symbol", "tirx.noalias", "tir.noalias"):
+        if old.attrs is not None and key in old.attrs:
+            new = new.with_attr(key, old.attrs[key])
+    return new

@@ -1,0 +1,1 @@
+"""Bring a model to the precision of its cell."""

@@ -1,0 +1,118 @@
+"""The recipe key: the one answer to 'may this stage be skipped?'.
+
+A recipe is what decides the bytes that a stage makes: the stage, the digests of its inputs, only the parameters that
+it reads, the versions of the tools it uses, and the source of the code it uses. The key is the sha256 of that.
+In it: everything that may change an output. Not in it: timeouts, retries, worker counts, paths, the clock, the host's name.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tvmflow.artifacts import digest_of
+
+RECIPE_SCHEMA = 1
+CODE_ROOT = Path(__file__).resolve().parent.parent
+_OWN_PACKAGES = ("tasks", "tvmflow")
+# These watch, record or print what was made; they cannot change it.
+_NOT_IN_KEY = (
+    "tasks.run_alone", "tasks.table", "tvmflow.ledger", "tvmflow.report", "tvmflow.cli", "tvmflow.errors", "tvmflow.workspace",
+)  # fmt: skip
+
+
+def make_recipe(
+    stage: str,
+    inputs: Mapping[str, str],
+    settings: Mapping[str, Any],
+    toolchain: Mapping[str, str],
+    code: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the recipe as a JSON-able value; `recipe_key` of it is the key."""
+    return {
+        "schema": RECIPE_SCHEMA,
+        "stage": stage,
+        "inputs": dict(inputs),
+        "params": dict(settings),
+        "toolchain": dict(toolchain),
+        "code": dict(code),
+    }
+
+
+def recipe_key(recipe: Mapping[str, Any]) -> str:
+    return digest_of(recipe)
+
+
+@functools.cache
+def code_of(module: str) -> dict[str, str]:
+    """Return file -> sha256 of every source file of ours that a module imports, directly or not.
+
+    Found by reading import statements, also those inside functions, so a helper cannot be forgotten.
+    """
+    todo, seen, files = [module], set[str](), {}
+    while todo:
+        name = todo.pop()
+        path = _source_of(name)
+        if name in seen or path is None or name.startswith(_NOT_IN_KEY):
+            continue
+        seen.add(name)
+        source = path.read_bytes()
+        if source.strip():
+            files[path.relative_to(CODE_ROOT).as_posix()] = hashlib.sha256(source).hexdigest()
+        todo.extend(_imports(name, source))
+    return dict(sorted(files.items()))
+
+
+def _source_of(module: str) -> Path | None:
+    if module.split(".")[0] not in _OWN_PACKAGES:
+        return None
+    base = CODE_ROOT.joinpath(*module.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+def _imports(module: str, source: bytes) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise ValueError(f"{module} uses a relative import; write it in full, the recipe key reads it")
+            if node.module:
+                found.append(node.module)
+                found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Say which leaves of a recipe differ, as `params.trials: 16 -> 32`."""
+    lines = []
+    for name in sorted({*old, *new}):
+        before, after = old.get(name), new.get(name)
+        if before == after:
+            continue
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += changed_parts(before, after, f"{prefix}{name}.")
+        elif prefix in ("code.", "inputs."):
+            lines.append(f"{prefix}{name}: {_how(before, after)}")
+        else:
+            lines.append(f"{prefix}{name}: {_short(before)} -> {_short(after)}")
+    return lines
+
+
+def _how(before: object, after: object) -> str:
+    if before is None:
+        return "added"
+    return "removed" if after is None else "changed"
+
+
+def _short(value: object) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

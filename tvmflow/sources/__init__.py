@@ -1,0 +1,1 @@
+"""Where weights, data and labels come from."""

@@ -1,0 +1,59 @@
+"""Read class names. A labels file is data: nothing in it is ever evaluated."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+from tvmflow.errors import SourceError
+
+MAX_LABELS_BYTES = 4_000_000
+BUILT_IN = {"digits": [str(digit) for digit in range(10)]}
+
+
+def read_labels(path: Path) -> list[str]:
+    """Return the class names in a .json list or mapping, a Python dict or list literal, or one name a line."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_LABELS_BYTES:
+            raise SourceError(f"labels file {path} holds {size} bytes", f"at most {MAX_LABELS_BYTES}")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SourceError(f"no labels file {path}", "a .json or .txt file") from None
+    except UnicodeDecodeError:
+        raise SourceError(f"labels file {path} is not text", "UTF-8 text") from None
+    return _as_names(_parse(text.strip(), path), path)
+
+
+def _parse(text: str, path: Path) -> object:
+    if not text.startswith(("{", "[")):
+        return text.splitlines()
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    except RecursionError:
+        raise SourceError(f"labels file {path} is nested too deeply", "a list or mapping of names") from None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise SourceError(
+            f"labels file {path} is neither JSON nor a literal: {type(error).__name__}",
+            "a list of names, or a mapping from class number to name",
+            "write it as JSON; expressions and calls are never evaluated",
+        ) from None
+
+
+def _as_names(value: object, path: Path) -> list[str]:
+    if isinstance(value, dict):
+        try:
+            numbered = {int(key): name for key, name in value.items()}
+        except (TypeError, ValueError):
+            raise SourceError(f"labels file {path} has keys that are no numbers", "class numbers as keys") from None
+        if sorted(numbered) != list(range(len(numbered))):
+            raise SourceError(f"labels file {path} leaves out class numbers", f"every number from 0 to {len(numbered) - 1}")
+        value = [numbered[i] for i in range(len(numbered))]
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
+        raise SourceError(f"labels file {path} holds something else than names", "a non-empty list of strings")
+    return [name.strip() for name in value]

@@ -1,0 +1,158 @@
+"""Bring a model's weights into a folder, whatever their source. Model files are untrusted: nothing here unpickles code."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmflow.artifacts import sha256_of
+from tvmflow.errors import DigestError, ModelFileError, SourceError, UnknownNameError
+from tvmflow.sources.datasets import Samples
+from tvmflow.sources.download import DownloadLimits, download
+from tvmflow.stages import Progress
+
+MAX_MODEL_BYTES = 8 << 30
+SUFFIXES = {
+    "torch": (".safetensors", ".pt", ".pth"),
+    "keras": (".keras", ".weights.h5", ".h5"),
+    "onnx": (".onnx",),
+}
+KERAS_ZOO = "https://storage.googleapis.com/tensorflow/keras-applications/mobilenet_v2/"
+_KERAS_ZOO_FILES = {
+    "keras/mobilenet_v2_050": "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.5_224.h5",
+    "keras/mobilenet_v2_100": "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_1.0_224.h5",
+}
+
+
+@dataclass(frozen=True)
+class WeightsRequest:
+    """What to bring: the model's framework, network, and its `weights:` entry."""
+
+    framework: str
+    network: str | None
+    weights: dict[str, Any]
+    root: Path
+    limits: DownloadLimits
+    downloads: Path
+
+
+def bring_weights(request: WeightsRequest, out: Path, train_on: Samples | None, progress: Progress) -> Path:
+    """Put the weights file into `out` and return its path. Raises a SourceError or ModelFileError."""
+    source = next(kind for kind in ("url", "file", "zoo", "seeded", "train") if request.weights.get(kind) is not None)
+    return _SOURCES[source](request, out, train_on, progress)
+
+
+def local_file(request_file: str, root: Path) -> Path:
+    """Return the path of a `file:` source (relative to the workspace). Raises SourceError when it is not a file."""
+    path = root / request_file
+    if not path.is_file():
+        raise SourceError(f"no weights file {path}", "a file", "correct weights.file in params.yaml")
+    if path.stat().st_size > MAX_MODEL_BYTES:
+        raise ModelFileError(f"{path} holds {path.stat().st_size} bytes", f"at most {MAX_MODEL_BYTES}")
+    return path
+
+
+def _from_file(request: WeightsRequest, out: Path, _train_on: Samples | None, _progress: Progress) -> Path:
+    path = local_file(request.weights["file"], request.root)
+    pinned = request.weights.get("sha256")
+    if pinned and sha256_of(path) != pinned:
+        raise DigestError(
+            f"{path} has sha256 {sha256_of(path)}",
+            f"sha256 {pinned}",
+            "if the file was changed on purpose, put its new sha256 into params.yaml",
+        )
+    target = out / ("model" + _suffix(request.framework, path.name))
+    shutil.copyfile(path, target)
+    return target
+
+
+def _suffix(framework: str, name: str) -> str:
+    for suffix in SUFFIXES[framework]:
+        if name.lower().endswith(suffix):
+            return suffix
+    raise ModelFileError(f"{name!r} is not a {framework} file", f"a name that ends in {', '.join(SUFFIXES[framework])}")
+
+
+def _from_url(request: WeightsRequest, out: Path, _train_on: Samples | None, progress: Progress) -> Path:
+    url, sha256 = request.weights["url"], request.weights["sha256"]
+    target = out / ("model" + _suffix(request.framework, url.split("?")[0].split("#")[0]))
+    _download(request, url, sha256, target, progress)
+    return target
+
+
+def _download(request: WeightsRequest, url: str, sha256: str, target: Path, progress: Progress) -> None:
+    """Download outside the stage's folder, so that a part survives a failed stage and is continued by the next."""
+    kept = request.downloads / sha256
+    download(url, kept, request.limits, sha256, progress)
+    shutil.move(kept, target)
+
+
+def _from_zoo(request: WeightsRequest, out: Path, _train_on: Samples | None, progress: Progress) -> Path:
+    network, name = request.network or "", request.weights["zoo"]
+    if request.framework == "torch" and network.startswith("torchvision/"):
+        return _torchvision_zoo(request, network.removeprefix("torchvision/"), name, out, progress)
+    if network in _KERAS_ZOO_FILES:
+        pinned = request.weights.get("sha256")
+        if not pinned:
+            raise SourceError(f"zoo weights of {network} are not pinned", "sha256 beside zoo:", "add their sha256")
+        target = out / "model.h5"
+        _download(request, KERAS_ZOO + _KERAS_ZOO_FILES[network], pinned, target, progress)
+        return target
+    raise SourceError(f"network {network!r} has no zoo", "a torchvision network or a keras/mobilenet_v2 one")
+
+
+def _torchvision_zoo(request: WeightsRequest, model: str, name: str, out: Path, progress: Progress) -> Path:
+    """Fetch a named torchvision weight set; its file name carries the start of its sha256, which is checked."""
+    from tvmflow.sources.torch_networks import torchvision_models
+
+    legal = {entry.name: entry for entry in torchvision_models().get_model_weights(model)}
+    if name not in legal:
+        raise UnknownNameError(f"no weights {name!r} for torchvision/{model}", legal=legal)
+    url = legal[name].url
+    prefix = Path(url).stem.rsplit("-", 1)[-1]
+    target = out / "model.pth"
+    _download(request, url, request.weights.get("sha256") or prefix, target, progress)
+    return target
+
+
+def _from_seed(request: WeightsRequest, out: Path, _train_on: Samples | None, _progress: Progress) -> Path:
+    return save_weights(request.framework, _network(request, request.weights["seeded"]), out)
+
+
+def _from_training(request: WeightsRequest, out: Path, train_on: Samples | None, progress: Progress) -> Path:
+    from tvmflow.sources.training import train
+
+    if train_on is None:
+        raise SourceError("no data to train on", "a model with dataset:")
+    training = request.weights["train"]
+    network = _network(request, training["seed"])
+    train(network, train_on, training, progress)
+    return save_weights(request.framework, network, out)
+
+
+def _network(request: WeightsRequest, seed: int) -> Any:
+    if request.framework == "keras":
+        from tvmflow.sources.keras_networks import build as build_keras
+
+        return build_keras(request.network or "", seed)
+    from tvmflow.sources.torch_networks import build as build_torch
+
+    return build_torch(request.network or "", seed)
+
+
+def save_weights(framework: str, network: Any, out: Path) -> Path:
+    """Write the weights of a network as tensors only: safetensors for torch, HDF5 for Keras."""
+    if framework == "keras":
+        path = out / "model.weights.h5"
+        network.save_weights(path)
+        return path
+    from safetensors.torch import save_file
+
+    path = out / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path)
+    return path
+
+
+_SOURCES = {"url": _from_url, "file": _from_file, "zoo": _from_zoo, "seeded": _from_seed, "train": _from_training}

@@ -1,0 +1,105 @@
+"""Which tools make the outputs: their versions are part of the recipe key of the stages that use them.
+
+Versions come from package metadata, so that a key can be computed without importing TVM. The two facts that only TVM
+itself knows (LLVM's version, the name of this machine's CPU) are asked once per installed wheel and kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from tvmflow.artifacts import digest_of, write_atomic
+from tvmflow.errors import TvmflowError, UnknownNameError
+
+_PACKAGES = {
+    "tvm": "apache-tvm",
+    "ffi": "apache-tvm-ffi",
+    "torch": "torch",
+    "torchvision": "torchvision",
+    "keras": "keras",
+    "onnx": "onnx",
+    "onnxscript": "onnxscript",
+    "onnxruntime": "onnxruntime",
+    "numpy": "numpy",
+    "scikit-learn": "scikit-learn",
+    "xgboost": "xgboost",
+}
+_PROBE = """
+import json, sys
+from tvm.target import codegen
+print(json.dumps({"llvm": str(codegen.llvm_version_major()), "host_cpu": codegen.llvm_get_system_cpu()}))
+"""
+
+
+def _probe_path() -> Path:
+    return Path.home() / ".cache" / "tvmflow" / "toolchain.json"
+
+
+def _host_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return "|".join(sorted({x for x in lines if x.startswith(("model name", "flags", "Features", "CPU part"))}))
+
+
+@functools.cache
+def probe() -> dict[str, str]:
+    """Return LLVM's major version and LLVM's name of this machine's CPU, as the installed TVM says."""
+    wheel = metadata.distribution("apache-tvm")
+    identity = digest_of([wheel.version, str(wheel.locate_file("tvm")), _host_name()])
+    path = _probe_path()
+    try:
+        known: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+        if set(known[identity]) == {"llvm", "host_cpu"}:
+            return known[identity]
+    except (OSError, ValueError, KeyError, TypeError):
+        known = {}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120, check=False
+    )
+    if done.returncode:
+        raise TvmflowError(
+            f"TVM {wheel.version} does not start: {done.stderr.strip()[-400:]}",
+            "an apache-tvm and apache-tvm-ffi that fit each other",
+            "run 'tvmflow doctor'",
+        )
+    answer: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
+    try:
+        write_atomic(path, json.dumps({**known, identity: answer}))
+    except OSError:
+        pass  # only a shortcut: without it the next process asks again
+    return answer
+
+
+def version(tool: str) -> str:
+    """Return the version of one tool of the table, 'absent' when it is not installed."""
+    if tool == "llvm":
+        return probe()["llvm"]
+    if tool.startswith("cc:"):
+        return _compiler_version(tool[3:])
+    if tool not in _PACKAGES:
+        raise UnknownNameError(f"no tool {tool!r}", legal=[*_PACKAGES, "llvm", "cc:NAME"])
+    try:
+        return metadata.version(_PACKAGES[tool])
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+@functools.cache
+def _compiler_version(name: str) -> str:
+    try:
+        done = subprocess.run([name, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except OSError:
+        return "absent"
+    return done.stdout.splitlines()[0] if done.stdout else "absent"
+
+
+def versions(tools: tuple[str, ...]) -> dict[str, str]:
+    """Return name -> version for the tools that a stage says it uses."""
+    return {tool: version(tool) for tool in tools}

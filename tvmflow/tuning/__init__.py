@@ -1,0 +1,1 @@
+"""Workloads, search, measurement and tuning records."""

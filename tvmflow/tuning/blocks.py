@@ -1,0 +1,59 @@
+"""Look at a kernel before scheduling it: its blocks, which of them reduces, what lies before and after.
+
+A kernel here is one PrimFunc as FuseOps leaves it: perhaps a padding block, at most one block that does the work (a
+reduction), then element-wise blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import s_tir
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The blocks of a kernel by name; `anchor` is its only reduction, None when it has none or several."""
+
+    before: tuple[str, ...]
+    anchor: str | None
+    after: tuple[str, ...]
+    reductions: tuple[str, ...]
+
+
+def block_ref(schedule: Any, name: str) -> Any:
+    return schedule.get_sblock(name, "main")
+
+
+def is_reduction(schedule: Any, block: Any) -> bool:
+    return any(int(variable.iter_type) == 2 for variable in schedule.get(block).iter_vars)
+
+
+def look_at(schedule: Any) -> Kernel:
+    """Return the blocks of a schedule's `main`, in program order."""
+    root = schedule.get_sblock("root", "main")
+    names = [schedule.get(block).name_hint for block in schedule.get_child_blocks(root)]
+    reductions = tuple(name for name in names if is_reduction(schedule, block_ref(schedule, name)))
+    if len(reductions) != 1:
+        return Kernel((), None, tuple(names), reductions)
+    at = names.index(reductions[0])
+    return Kernel(tuple(names[:at]), reductions[0], tuple(names[at + 1 :]), reductions)
+
+
+def extents(schedule: Any, loops: list[Any]) -> list[int]:
+    """Return loop extents; raises ValueError where one is not a constant."""
+    found = []
+    for loop in loops:
+        extent = schedule.get(loop).extent
+        if not hasattr(extent, "value"):
+            raise ValueError("a loop without a constant extent")
+        found.append(int(extent.value))
+    return found
+
+
+def new_schedule(function: Any) -> Any:
+    """Return a schedule of a module whose `main` is the function; assertions of the primitives stay on."""
+    import tvm
+
+    return s_tir.Schedule(tvm.IRModule({"main": function}), debug_mask="none", error_render_level="fast")

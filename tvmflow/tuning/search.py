@@ -1,0 +1,145 @@
+"""Search the schedules of a network's kernels on a device, and remember every measurement."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tvm import s_tir
+
+from tvmflow.devices.session import DeviceSession
+from tvmflow.stages import Progress
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.tuning.measure import KernelBench, MeasureRules
+from tvmflow.tuning.records import COMPILE_ERROR, TuningRecord, append_record, best_of, read_records
+from tvmflow.tuning.templates import Knobs, Template, scheduled, template_for
+from tvmflow.tuning.workloads import Workload
+
+OpenSession = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class SearchRules:
+    """tuner: order in which candidates are tried; early_stopping: trials without a gain after which a kernel is left."""
+
+    tuner: str
+    trials: int
+    early_stopping: int
+    seed: int
+    measure: MeasureRules
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Where measurements are kept, and under which device kind and toolchain they count."""
+
+    path: Path
+    device_kind: str
+    toolchain: dict[str, str]
+
+    def known(self) -> list[TuningRecord]:
+        """Return the records of this device kind that this toolchain made."""
+        return [
+            record
+            for record in read_records(self.path)
+            if record.device_kind == self.device_kind and record.same_toolchain(self.toolchain)
+        ]
+
+    def add(self, record: TuningRecord) -> None:
+        append_record(self.path, record)
+
+
+def tune(
+    workloads: list[Workload], session: DeviceSession, target: ResolvedTarget, rules: SearchRules, journal: Journal,
+    folder: Path, progress: Progress,
+) -> dict[str, TuningRecord]:  # fmt: skip
+    """Tune workloads one after the other. What the journal already has is not measured again. Returns workload -> best."""
+    known = journal.known()
+    for index, workload in enumerate(workloads):
+        done = [record for record in known if record.workload == workload.key]
+        _tune_one(workload, done, KernelSearch(session, target, rules, journal, folder))
+        progress(f"tuning {workload.name}", index + 1, len(workloads))
+    wanted = {workload.key for workload in workloads}
+    return best_of([record for record in journal.known() if record.workload in wanted])
+
+
+@dataclass(frozen=True)
+class KernelSearch:
+    session: DeviceSession
+    target: ResolvedTarget
+    rules: SearchRules
+    journal: Journal
+    folder: Path
+
+
+def _tune_one(workload: Workload, done: list[TuningRecord], search: KernelSearch) -> None:
+    found = template_for(workload.function)
+    if found is None:
+        return
+    template, candidates = found
+    seen = {_knob_key(record.knobs): record for record in done}
+    bench: KernelBench | None = None
+    best, since = float("inf"), 0
+    for knobs in _ordered(candidates, search.rules, workload.key)[: search.rules.trials]:
+        record = seen.get(_knob_key(knobs))
+        if record is None:
+            if bench is None:
+                bench = KernelBench(workload, search.session, search.target, search.rules.measure, search.folder)
+            record = _try(workload, template, knobs, bench, search.journal)
+            search.journal.add(record)
+        since = 0 if record.median_s < best * 0.99 else since + 1
+        best = min(best, record.median_s)
+        if since >= search.rules.early_stopping:
+            return
+
+
+def _try(workload: Workload, template: Template, knobs: Knobs, bench: KernelBench, journal: Journal) -> TuningRecord:
+    try:
+        schedule = scheduled(workload.function, template, knobs)
+    except (s_tir.ScheduleError, RuntimeError, ValueError, TypeError):
+        return make_record(workload, template.name, knobs, None, (COMPILE_ERROR, ()), journal)
+    measured = bench.measure(schedule.mod["main"])
+    return make_record(workload, template.name, knobs, trace_json(schedule), measured, journal)
+
+
+def trace_json(schedule: Any) -> Any:
+    """Return a schedule's trace as plain lists, numbers and strings, which another version of TVM can replay."""
+    return _plain(schedule.trace.as_json())
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int | float):
+        return value
+    if hasattr(value, "value"):
+        return _plain(value.value)
+    return [_plain(item) for item in value]
+
+
+def make_record(
+    workload: Workload, template: str, knobs: Knobs, trace: Any, measured: tuple[str, tuple[float, ...]], journal: Journal
+) -> TuningRecord:  # fmt: skip
+    return TuningRecord(
+        workload=workload.key, name=workload.name, template=template, knobs=knobs, trace=trace, seconds=measured[1],
+        status=measured[0], device_kind=journal.device_kind, toolchain=journal.toolchain,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+
+
+def _knob_key(knobs: Knobs) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(knobs.items()))
+
+
+def _ordered(candidates: list[Knobs], rules: SearchRules, key: str) -> list[Knobs]:
+    """Return the default first; then the template's own order, or a shuffle fixed by seed and workload."""
+    rest = candidates[1:]
+    if rules.tuner == "random":
+        random.Random(f"{rules.seed}:{key}").shuffle(rest)  # noqa: S311
+    return [candidates[0], *rest]

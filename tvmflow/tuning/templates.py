@@ -1,0 +1,239 @@
+"""Schedule templates: how a kernel is tiled, vectorized and spread over threads, with few knobs each.
+
+Three templates, tried in this order: a convolution on packed channels (NCHWc), any other single reduction, and kernels
+without one. Each states its knobs; the first candidate is the default that serves where nothing was tuned, so that no
+kernel runs scalar by accident. All are made of schedule primitives that keep the meaning of the kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvmflow.tuning.blocks import Kernel, block_ref, extents, look_at, new_schedule
+
+Knobs = dict[str, int]
+VECTOR_LANES = 16
+MAX_ACCUMULATORS = 28  # of 32 vector registers; the rest hold weights and the broadcast input
+SMALL_WORK = 20_000  # element operations below which waking a second thread costs more than it saves
+
+
+@dataclass(frozen=True)
+class Template:
+    """covers: may this kernel be scheduled so; candidates: knobs, the default first; apply: schedule in place."""
+
+    name: str
+    covers: Callable[[Any, Kernel], bool]
+    candidates: Callable[[Any, Kernel], list[Knobs]]
+    apply: Callable[[Any, Kernel, Knobs], None]
+
+
+def _divisors(number: int, limit: int) -> list[int]:
+    return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+
+
+def _parallel_first(work: int) -> tuple[int, ...]:
+    """Return the values of the knob `parallel` that are worth trying, the likelier first."""
+    if work > 100 * SMALL_WORK:
+        return (1,)
+    if work < SMALL_WORK // 10:
+        return (0,)
+    return (1, 0) if work > SMALL_WORK else (0, 1)
+
+
+def _work(schedule: Any, name: str) -> int:
+    total = 1
+    for extent in extents(schedule, schedule.get_loops(block_ref(schedule, name))):
+        total *= extent
+    return total
+
+
+def _merge_epilogue(schedule: Any, kernel: Kernel) -> str | None:
+    """Inline all element-wise blocks after the anchor into the last one and return its name."""
+    for name in kernel.after[:-1]:
+        schedule.compute_inline(block_ref(schedule, name))
+    return kernel.after[-1] if kernel.after else None
+
+
+def _spread(schedule: Any, name: str, parallel: int) -> None:
+    """Schedule an element-wise block: outer loops over threads, inner loop vectorized."""
+    loops = schedule.get_loops(block_ref(schedule, name))
+    sizes = extents(schedule, loops)
+    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
+    total = 1
+    for size in sizes:
+        total *= size
+    lanes = max(_divisors(total, VECTOR_LANES))
+    outer, inner = schedule.split(fused, [None, lanes])
+    if parallel:
+        chunks = max(_divisors(total // lanes, 64))
+        outer, rest = schedule.split(outer, [chunks, None])
+        schedule.parallel(outer)
+        del rest
+    if lanes > 1:
+        schedule.vectorize(inner)
+
+
+# -- convolution on packed channels -----------------------------------------------------------------------------------
+
+
+def _covers_packed_conv(schedule: Any, kernel: Kernel) -> bool:
+    if kernel.anchor is None or len(kernel.before) > 1:
+        return False
+    block = schedule.get(block_ref(schedule, kernel.anchor))
+    kinds = [int(variable.iter_type) for variable in block.iter_vars]
+    if kinds != [0, 0, 0, 0, 0, 2, 2, 2]:
+        return False
+    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
+    return sizes[4] in (4, 8, 16) and sizes[5] % sizes[4] == 0 and len(block.reads) == 2
+
+
+def _packed_conv_candidates(schedule: Any, kernel: Kernel) -> list[Knobs]:
+    assert kernel.anchor is not None
+    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
+    channels, width = sizes[1], sizes[3]
+    points = [
+        (oc, ow)
+        for oc, ow in itertools.product(_divisors(channels, 8), _divisors(width, 28))
+        if oc * ow <= MAX_ACCUMULATORS
+    ]
+    # Many accumulators keep the multipliers busy; of equals, the one that shares each weight load among more pixels.
+    points.sort(key=lambda p: (-min(p[0] * p[1], 14), -p[1], p[0]))
+    order = _parallel_first(_work(schedule, kernel.anchor))
+    return [
+        {"oc_tile": oc, "ow_tile": ow, "parallel": parallel, "unroll_kw": unroll}
+        for unroll in (0, 1)
+        for oc, ow in points[:8]
+        for parallel in order
+    ]
+
+
+def _apply_packed_conv(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    assert kernel.anchor is not None
+    for name in kernel.before:
+        _spread(schedule, name, knobs["parallel"])
+    last = _merge_epilogue(schedule, kernel)
+    conv = block_ref(schedule, kernel.anchor)
+    if last is None:
+        out = schedule.cache_write(conv, 0, "local")
+    else:
+        out = block_ref(schedule, last)
+    loops = schedule.get_loops(out)
+    while len(loops) > 5:  # unit loops that a reshape left
+        loops = [schedule.fuse(loops[0], loops[1]), *loops[2:]]
+    batch, oc, oh, ow, lane = loops
+    oc_outer, oc_tile = schedule.split(oc, [None, knobs["oc_tile"]])
+    ow_outer, ow_tile = schedule.split(ow, [None, knobs["ow_tile"]])
+    schedule.reorder(batch, oc_outer, oh, ow_outer, oc_tile, ow_tile, lane)
+    rows = schedule.fuse(batch, oc_outer, oh)
+    if knobs["parallel"]:
+        schedule.parallel(rows)
+    schedule.vectorize(lane)
+    schedule.compute_at(conv, ow_outer, preserve_unit_loops=True)
+    if last is not None:
+        schedule.set_scope(conv, 0, "local")
+    inner = schedule.get_loops(conv)[-8:]
+    block = extents(schedule, [inner[4]])[0]
+    _n, c_tile, _h, w_tile, c_lane, ic, kh, kw = inner
+    ic_outer, ic_inner = schedule.split(ic, [None, block])
+    schedule.reorder(ic_outer, kh, kw, ic_inner, _n, c_tile, _h, w_tile, c_lane)
+    schedule.unroll(c_tile)
+    schedule.unroll(w_tile)
+    schedule.vectorize(c_lane)
+    if knobs["unroll_kw"]:
+        schedule.unroll(kw)
+    schedule.decompose_reduction(conv, ic_outer)
+
+
+# -- any other single reduction ---------------------------------------------------------------------------------------
+
+
+def _covers_reduction(schedule: Any, kernel: Kernel) -> bool:
+    if kernel.anchor is None:
+        return False
+    kinds = [int(v.iter_type) for v in schedule.get(block_ref(schedule, kernel.anchor)).iter_vars]
+    loops = schedule.get_loops(block_ref(schedule, kernel.anchor))
+    return len(kinds) == len(loops) and kinds == sorted(kinds) and kinds[0] == 0
+
+
+def _reduction_shape(schedule: Any, kernel: Kernel) -> tuple[list[int], int]:
+    assert kernel.anchor is not None
+    reference = block_ref(schedule, kernel.anchor)
+    kinds = [int(v.iter_type) for v in schedule.get(reference).iter_vars]
+    return extents(schedule, schedule.get_loops(reference)), kinds.count(0)
+
+
+def _reduction_candidates(schedule: Any, kernel: Kernel) -> list[Knobs]:
+    sizes, spatial = _reduction_shape(schedule, kernel)
+    assert kernel.anchor is not None
+    order = _parallel_first(_work(schedule, kernel.anchor))
+    lanes = sorted(_divisors(sizes[spatial - 1], 2 * VECTOR_LANES), key=lambda d: (abs(d - VECTOR_LANES), d))[:3]
+    return [{"lanes": lane, "parallel": parallel, "unroll": unroll}
+            for unroll in (0, 1) for lane in lanes for parallel in order]  # fmt: skip
+
+
+def _apply_reduction(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    assert kernel.anchor is not None
+    for name in kernel.before:
+        _spread(schedule, name, knobs["parallel"])
+    last = _merge_epilogue(schedule, kernel)
+    if last is not None:
+        _spread(schedule, last, knobs["parallel"])
+    anchor = block_ref(schedule, kernel.anchor)
+    _, spatial = _reduction_shape(schedule, kernel)
+    loops = schedule.get_loops(anchor)
+    outer = loops[: spatial - 1]
+    tile, lane = schedule.split(loops[spatial - 1], [None, knobs["lanes"]])
+    reduced = loops[spatial:]
+    schedule.reorder(*outer, tile, *reduced, lane)
+    rows = schedule.fuse(*outer, tile) if outer else tile
+    if knobs["parallel"]:
+        schedule.parallel(rows)
+    if knobs["lanes"] > 1:
+        schedule.vectorize(lane)
+    if knobs["unroll"] and extents(schedule, [reduced[-1]])[0] <= 16:
+        schedule.unroll(reduced[-1])
+    schedule.decompose_reduction(anchor, reduced[0])
+
+
+# -- no reduction, or several -----------------------------------------------------------------------------------------
+
+
+def _elementwise_candidates(schedule: Any, kernel: Kernel) -> list[Knobs]:
+    work = max((_work(schedule, name) for name in kernel.after), default=0)
+    return [{"parallel": parallel} for parallel in _parallel_first(work)]
+
+
+def _apply_elementwise(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    for name in kernel.after:
+        if name not in kernel.reductions:
+            _spread(schedule, name, knobs["parallel"])
+
+
+TEMPLATES = (
+    Template("packed_conv", _covers_packed_conv, _packed_conv_candidates, _apply_packed_conv),
+    Template("reduction", _covers_reduction, _reduction_candidates, _apply_reduction),
+    Template("elementwise", lambda _schedule, _kernel: True, _elementwise_candidates, _apply_elementwise),
+)
+
+
+def template_for(function: Any) -> tuple[Template, list[Knobs]] | None:
+    """Return the first template that covers a kernel, with its candidates; None where none does (dynamic shapes)."""
+    try:
+        schedule = new_schedule(function)
+        kernel = look_at(schedule)
+        for template in TEMPLATES:
+            if template.covers(schedule, kernel):
+                return template, template.candidates(schedule, kernel)
+    except (ValueError, RuntimeError, TypeError):
+        return None
+    return None
+
+
+def scheduled(function: Any, template: Template, knobs: Knobs) -> Any:
+    """Return the schedule of a kernel under a template. Raises s_tir.ScheduleError where the knobs are illegal."""
+    schedule = new_schedule(function)
+    template.apply(schedule, look_at(schedule), knobs)
+    return schedule

@@ -1,0 +1,60 @@
+"""Where a workspace keeps its things. A workspace is a folder with params.yaml; a clone of tvmflow is one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvmflow.errors import UsageError
+from tvmflow.params import Cell, Params, load_params
+
+
+@dataclass(frozen=True)
+class Workspace:
+    root: Path
+
+    @property
+    def params_path(self) -> Path:
+        return self.root / "params.yaml"
+
+    @property
+    def params(self) -> Params:
+        return load_params(self.params_path)
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    def folder(self, stage: str, cell: Cell) -> Path:
+        """The folder of what a stage made for a cell; DVC owns its content."""
+        return self.artifacts / stage / cell.slug
+
+    def log_path(self, stage: str, cell: Cell) -> Path:
+        return self.artifacts / ".logs" / f"{stage}.{cell.slug}.log"
+
+    def tuning_log(self, cell: Cell) -> Path:
+        """The growing log of every measurement, kept apart from the small best-records file."""
+        return self.artifacts / "tuning_log" / f"{cell.slug}.jsonl"
+
+    @property
+    def mlflow_uri(self) -> str:
+        return f"sqlite:///{self.root / 'mlruns' / 'mlflow.db'}"
+
+
+def find_workspace(root: Path | None = None) -> Workspace:
+    """Return the workspace at `root`, or the nearest one above the current folder. Raises UsageError."""
+    if root is not None:
+        candidates = [root.resolve()]
+    else:
+        here = Path.cwd()
+        named = os.environ.get("TVMFLOW_ROOT")
+        candidates = [Path(named).resolve()] if named else [here, *here.parents]
+    for folder in candidates:
+        if (folder / "params.yaml").is_file():
+            return Workspace(folder)
+    raise UsageError(
+        f"no params.yaml in {candidates[0]}" + ("" if len(candidates) == 1 else " or above it"),
+        "a workspace: a folder with params.yaml",
+        "change into your clone of tvmflow, or name it with --root",
+    )
