@@ -1,1 +1,216 @@
-def ensure_recorded(workspace, cell): pass
+"""Put a scorecard into MLflow, once: parameters, tags, numbers, the tuning curve, the library as a LoggedModel.
+
+Beside the run of each measurement there is one long-lived history run per cell and device, to which every measurement
+adds a step; selecting the history runs in the UI gives charts across time and devices.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from tvmflow.artifacts import RECORD_NAME, Record, read_record, write_atomic
+from tvmflow.errors import StoreError
+from tvmflow.ledger.registry import register_version
+from tvmflow.ledger.store_paths import experiment_id, open_mlflow
+from tvmflow.params import STAGE_NAMES, Cell
+from tvmflow.workspace import Workspace
+
+MAX_PARAM_LENGTH = 500
+
+
+def recorded_path(workspace: Workspace, record: Record) -> Path:
+    """Return the marker that says: this measurement is in MLflow."""
+    return workspace.artifacts / ".recorded" / f"{record.digest()}.json"
+
+
+def is_recorded(workspace: Workspace, cell: Cell) -> bool:
+    """Say whether the scorecard in the cell's folder is in MLflow; needs no MLflow."""
+    try:
+        record = read_record(workspace.folder("evaluate", cell) / RECORD_NAME)
+    except StoreError:
+        return True  # nothing to record
+    return recorded_path(workspace, record).exists()
+
+
+def ensure_recorded(workspace: Workspace, cell: Cell) -> None:
+    """Record the cell's scorecard unless it is recorded. Safe to repeat after a crash at any point."""
+    if is_recorded(workspace, cell):
+        return
+    record = read_record(workspace.folder("evaluate", cell) / RECORD_NAME)
+    lock = workspace.artifacts / ".locks" / "mlflow.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        if recorded_path(workspace, record).exists():
+            return
+        run_id = _Recording(workspace, cell, record).write()
+        write_atomic(recorded_path(workspace, record), json.dumps({"run_id": run_id, "cell": str(cell)}))
+
+
+class _Recording:
+    def __init__(self, workspace: Workspace, cell: Cell, record: Record) -> None:
+        self.workspace, self.cell, self.record = workspace, cell, record
+        self.client = open_mlflow(workspace)
+        self.experiment = experiment_id(self.client, workspace, cell.model)
+        self.card = json.loads(self._text("evaluate", "scorecard.json"))
+        self.records = {name: r for name in STAGE_NAMES if (r := self._record(name)) is not None}
+        self.digest = record.digest()
+
+    def _text(self, stage: str, name: str) -> str:
+        return (self.workspace.folder(stage, self.cell) / name).read_text(encoding="utf-8")
+
+    def _record(self, stage: str) -> Record | None:
+        try:
+            return read_record(self.workspace.folder(stage, self.cell) / RECORD_NAME)
+        except StoreError:
+            return None
+
+    def write(self) -> str:
+        self._drop_unfinished()
+        run = self.client.create_run(self.experiment, tags=self._tags(), run_name=f"{self.cell} {self.record.created}")
+        run_id = str(run.info.run_id)
+        self._write_numbers(run_id)
+        model_id = self._log_library(run_id)
+        register_version(self.client, self.cell, model_id, run_id, self._version_tags())
+        self._add_history()
+        self.client.set_tag(run_id, "tvmflow.complete", "true")
+        self.client.set_terminated(run_id)
+        return run_id
+
+    def _drop_unfinished(self) -> None:
+        """Delete what an earlier attempt at this same measurement left when it was killed."""
+        for run in self.client.search_runs([self.experiment], f"tags.`tvmflow.measurement` = '{self.digest}'"):
+            self.client.delete_run(run.info.run_id)
+
+    def _tags(self) -> dict[str, str]:
+        device, build = self.card["device"], self.records["build"]
+        library = build.outputs["library.so"]
+        return {
+            "tvmflow.kind": "measurement",
+            "tvmflow.measurement": self.digest,
+            "cell": str(self.cell),
+            "model": self.cell.model,
+            "target": self.cell.target,
+            "precision": self.cell.precision,
+            "device.key": device["key"],
+            "device.kind": device["kind"],
+            "library.sha256": library.sha256,
+            "library.dvc_md5": library.md5,
+            "git.commit": git_commit(self.workspace.root),
+            "latency.steady": str(self.card["latency"]["compute"]["steady"]).lower(),
+            **{f"toolchain.{name}": text for name, text in build.recipe["toolchain"].items()},
+            **{f"recipe.{name}": record.key for name, record in self.records.items()},
+        }
+
+    def _version_tags(self) -> dict[str, str]:
+        tags = self._tags()
+        chosen = ("cell", "precision", "library.sha256", "library.dvc_md5", "device.key", "device.kind", "git.commit")
+        picked = {name.replace(".", "_"): tags[name] for name in chosen}
+        picked |= {f"toolchain_{k}": v for k, v in self.records["build"].recipe["toolchain"].items() if ":" not in k}
+        return {**picked, "measurement": self.digest, "build_key": self.records["build"].key}
+
+    def _write_numbers(self, run_id: str) -> None:
+        from mlflow.entities import Metric, Param
+
+        now = int(time.time() * 1000)
+        numbers = [Metric(key, value, now, 0) for key, value in self._numbers().items()]
+        curve = [Metric("tuning.kernels_ms", value, now, step) for step, value in self._tuning_curve()]
+        params = [Param(key, value[:MAX_PARAM_LENGTH]) for key, value in self._params()]
+        for start in range(0, max(len(curve), 1), 800):
+            self.client.log_batch(run_id, metrics=[*(numbers if start == 0 else []), *curve[start : start + 800]])
+        for start in range(0, len(params), 100):
+            self.client.log_batch(run_id, params=params[start : start + 100])
+        for name in ("scorecard.json", "confusion.csv", "latency.csv"):
+            self.client.log_artifact(run_id, str(self.workspace.folder("evaluate", self.cell) / name))
+
+    def _numbers(self) -> dict[str, float]:
+        """Return the flat numbers of the scorecard; a latency that was too unsteady is not among them."""
+        card = self.card
+        found = {f"agreement.{k}": float(v) for k, v in card["agreement"].items() if k != "samples"}
+        if card["accuracy"]:
+            found |= {"accuracy": card["accuracy"]["built"], "accuracy.source": card["accuracy"]["source"]}
+        for name, latency in card["latency"].items():
+            found[f"spread.{name}"] = latency["spread"]
+            if latency["steady"]:
+                prefix = "latency_ms" if name == "compute" else f"{name}_ms"
+                found |= {f"{prefix}.{stat}": latency[f"{stat}_ms"] for stat in ("median", "mean", "p90", "min", "max", "std")}
+        for name, peer in card["peers"].items():
+            if peer["steady"]:
+                found[f"peer_ms.{name}"] = peer["median_ms"]
+        found["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
+        found["library_bytes"] = float(card["library_bytes"])
+        found |= {f"stage_s.{name}": record.elapsed_s for name, record in self.records.items()}
+        return found
+
+    def _tuning_curve(self) -> Iterator[tuple[int, float]]:
+        for row in csv.DictReader(self._text("tune", "curve.csv").splitlines()):
+            yield int(row["trial"]), float(row["kernels_ms"])
+
+    def _params(self) -> Iterator[tuple[str, str]]:
+        for stage, record in self.records.items():
+            for key, value in record.recipe["params"].items():
+                yield f"{stage}.{key}", value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+    def _log_library(self, run_id: str) -> str:
+        """Keep the library and its manifest as a LoggedModel whose metrics are this measurement's."""
+        from mlflow.entities import Metric
+
+        model = self.client.create_logged_model(
+            self.experiment, name=f"{self.cell.target}-{self.cell.precision}", source_run_id=run_id,
+            model_type="tvm-library", tags={"cell": str(self.cell), "sha256": self.records["build"].outputs["library.so"].sha256},
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("library.so", "manifest.json"):
+                shutil.copyfile(self.workspace.folder("build", self.cell) / name, Path(folder) / name)
+            self.client.log_model_artifacts(model.model_id, folder)
+        self.client.finalize_logged_model(model.model_id, "READY")
+        now = int(time.time() * 1000)
+        self.client.log_batch(
+            run_id, [Metric(k, v, now, 0, model_id=model.model_id, run_id=run_id) for k, v in self._numbers().items()]
+        )
+        return str(model.model_id)
+
+    def _add_history(self) -> None:
+        from mlflow.entities import Metric
+
+        device = self.card["device"]
+        where = f"tags.`tvmflow.kind` = 'history' and tags.cell = '{self.cell}' and tags.`device.kind` = '{device['kind']}'"
+        runs = self.client.search_runs([self.experiment], where)
+        if runs:
+            run = runs[0]
+        else:
+            tags = {k: v for k, v in self._tags().items() if k in ("cell", "model", "target", "precision", "device.key", "device.kind")}
+            run = self.client.create_run(
+                self.experiment, tags={**tags, "tvmflow.kind": "history"}, run_name=f"history {self.cell} on {device['kind']}"
+            )  # fmt: skip
+        done = self.client.get_run(run.info.run_id).data.tags
+        if done.get("tvmflow.last") != self.digest:
+            step = int(done.get("tvmflow.steps", "0")) + 1
+            now = int(time.time() * 1000)
+            shown = ("accuracy", "latency_ms.median", "library_bytes", "cold_start_ms", "agreement.max_relative_error")
+            numbers = {key: value for key, value in self._numbers().items() if key in shown}
+            self.client.log_batch(run.info.run_id, [Metric(k, v, now, step) for k, v in numbers.items()])
+            self.client.set_tag(run.info.run_id, "tvmflow.steps", str(step))
+            self.client.set_tag(run.info.run_id, "tvmflow.last", self.digest)
+        self.client.set_terminated(run.info.run_id)
+
+
+def git_commit(root: Path) -> str:
+    """Return the commit of the workspace, with '+changes' when files differ from it; 'none' outside of git."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+        if head.returncode:
+            return "none"
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=False)
+        return head.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
+    except OSError:
+        return "none"
