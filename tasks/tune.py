@@ -41,6 +41,7 @@ def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
         "max_workloads": block.max_workloads,
         "measure_repeats": block.measure_repeats,
         "measure_min_ms": block.measure_min_ms,
+        "replay_slowdown": block.replay_slowdown,
         "seed": block.seed,
     }
 
@@ -55,7 +56,7 @@ def run(context: StageContext) -> dict[str, Any]:
     """Tune every workload; returns how much was measured and how much was known."""
     from tvmflow.building.lower import lower
     from tvmflow.tuning.measure import MeasureRules
-    from tvmflow.tuning.search import Journal, SearchRules, tune
+    from tvmflow.tuning.search import Journal, SearchRules, TuneReport, tune
     from tvmflow.tuning.workloads import extract_workloads
 
     settings, target = context.settings, from_json(context.settings["target"])
@@ -63,20 +64,23 @@ def run(context: StageContext) -> dict[str, Any]:
     workloads = extract_workloads(lowered)[: settings["max_workloads"]]
     journal = Journal(context.tuning_log, target.device_kind, versions(TOOLS))
     before = len(journal.known())
-    best: dict[str, TuningRecord] = {}
+    report = TuneReport({})
     if settings["trials_per_workload"]:
         rules = SearchRules(
             settings["tuner"], settings["trials_per_workload"], settings["early_stopping"], settings["seed"],
-            MeasureRules(settings["measure_repeats"], settings["measure_min_ms"]),
+            settings["replay_slowdown"], MeasureRules(settings["measure_repeats"], settings["measure_min_ms"]),
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder, session_of(context.limits, target) as session:
-            best = tune(workloads, session, target, rules, journal, Path(folder), context.progress)
+            report = tune(workloads, session, target, rules, journal, Path(folder), context.progress)
     else:
         context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
         context.tuning_log.touch()
-    write_best(context.out / "best.json", target.device_kind, workloads, best)
+    write_best(context.out / "best.json", target.device_kind, workloads, report.best)
     curve = _write_curve(context.out / "curve.csv", workloads, journal.known())
-    return {"measured": len(journal.known()) - before, "known_before": before, "workloads": len(workloads), **curve}
+    counts = {name: getattr(report, name) for name in ("replayed", "lost", "slower", "searched")}
+    return {
+        "measured": len(journal.known()) - before, "known_before": before, "workloads": len(workloads), **counts, **curve
+    }  # fmt: skip
 
 
 def write_best(path: Path, device_kind: str, workloads: list[Workload], best: dict[str, TuningRecord]) -> None:

@@ -200,6 +200,7 @@ class TuneParams(_Frozen):
     measure_repeats: Positive
     measure_min_ms: PositiveFloat
     kernel_timeout_s: PositiveFloat
+    replay_slowdown: PositiveFloat
     seed: int
 
 

@@ -5,6 +5,7 @@ A stage that DVC itself runs (`dvc repro`) never calls DVC: DVC_STAGE is set the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -13,9 +14,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from tvmflow.artifacts import sha256_of
+from tvmflow.artifacts import RECORD_NAME, digest_of, read_record, sha256_of, write_atomic
 from tvmflow.errors import StoreError
 from tvmflow.ledger.store_paths import PRIVACY
+from tvmflow.params import STAGE_NAMES, Cell
 from tvmflow.workspace import Workspace
 
 DEFAULT_REMOTE = "dvc_storage"
@@ -31,7 +33,7 @@ def run_dvc(workspace: Workspace, *arguments: str) -> str:
             env={**os.environ, **PRIVACY}, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     if done.returncode:
-        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        lines = [line for line in f"{done.stderr}\n{done.stdout}".splitlines() if line.strip()]
         raise StoreError(f"'dvc {' '.join(arguments)}' failed: {' '.join(lines)[-500:]}", fix="run it by hand to see more")
     return done.stdout
 
@@ -46,19 +48,61 @@ def is_inside_repro() -> bool:
 
 def initialize(workspace: Workspace) -> None:
     """Make the DVC repository and its default remote, a folder of the workspace, where they are missing."""
-    if not (workspace.root / ".dvc" / "config").is_file():
+    config = workspace.root / ".dvc" / "config"
+    if not config.is_file():
+        (workspace.root / ".dvc").mkdir(exist_ok=True)
         has_git = (workspace.root / ".git").exists()
-        run_dvc(workspace, "init", "--quiet", *([] if has_git else ["--no-scm"]))
+        run_dvc(workspace, "init", "--quiet", "--force", *([] if has_git else ["--no-scm"]))
+    if "remote" not in config.read_text(encoding="utf-8"):
         run_dvc(workspace, "config", "core.analytics", "false")
         run_dvc(workspace, "config", "core.check_update", "false")
-        run_dvc(workspace, "remote", "add", "--default", "local", f"../{DEFAULT_REMOTE}")
+        run_dvc(workspace, "remote", "add", "--default", "local", DEFAULT_REMOTE)
 
 
 def commit(workspace: Workspace, stages: list[str], push: bool) -> None:
     """Record in dvc.lock what lies in the folders of these DVC stages now, and copy it to the default remote."""
-    run_dvc(workspace, "commit", "--force", "--quiet", *stages)
+    run_dvc(workspace, "commit", "--force", *stages)
     if push:
-        run_dvc(workspace, "push", "--quiet", *stages)
+        run_dvc(workspace, "push", *stages)
+
+
+def _published_path(workspace: Workspace, cell: Cell) -> Path:
+    return workspace.artifacts / ".recorded" / f"dvc-{cell.slug}"
+
+
+def _state_of(workspace: Workspace, cell: Cell) -> str:
+    """Return a digest of everything that the folders of a cell hold."""
+    records = {}
+    for stage in STAGE_NAMES:
+        with contextlib.suppress(StoreError):
+            records[stage] = read_record(workspace.folder(stage, cell) / RECORD_NAME).digest()
+    return digest_of(records)
+
+
+def is_published(workspace: Workspace, cell: Cell) -> bool:
+    """Say whether DVC knows what lies in a cell's folders; True where DVC does not own the cell. Starts no DVC."""
+    if workspace.params.cell_name(cell) is None or not is_initialized(workspace):
+        return True
+    try:
+        known = _published_path(workspace, cell).read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return known == _state_of(workspace, cell) and (workspace.root / "dvc.lock").exists()
+
+
+def publish(workspace: Workspace, cells: list[Cell], stages: tuple[str, ...]) -> list[str]:
+    """Record with DVC what lies in the folders of the cells that it owns. Returns the names of the DVC stages."""
+    if not is_initialized(workspace) or is_inside_repro():
+        return []
+    owned = {cell: name for cell in cells if (name := workspace.params.cell_name(cell))}
+    names = [
+        f"{stage}@{name}" for cell, name in owned.items() for stage in stages if workspace.folder(stage, cell).exists()
+    ]
+    if names:
+        commit(workspace, names, workspace.params.flows.push_to_remote)
+    for cell in owned:
+        write_atomic(_published_path(workspace, cell), _state_of(workspace, cell))
+    return names
 
 
 def file_by_md5(workspace: Workspace, md5: str, sha256: str, target: Path) -> None:

@@ -6,6 +6,7 @@ champion: what is released now. challenger: the newest library that asks to repl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.errors import StoreError
@@ -124,3 +125,19 @@ def _alias(client: MlflowClient, name: str, alias: str) -> Version | None:
 
 def _version(found: Any) -> Version:
     return Version(found.name, str(found.version), str(found.run_id), dict(found.tags))
+
+
+def logged_library(workspace: Workspace, version: Version, target: Path) -> None:
+    """Copy a registered library out of MLflow. Raises StoreError when it is not there."""
+    import shutil
+
+    from mlflow import artifacts
+    from mlflow.exceptions import MlflowException
+
+    client = open_mlflow(workspace)
+    source = client.get_model_version(version.name, version.version).source
+    try:
+        folder = artifacts.download_artifacts(artifact_uri=source)
+    except (MlflowException, OSError) as error:
+        raise StoreError(f"the library of {version.name} version {version.version} is gone from MLflow: {error}") from error
+    shutil.copyfile(Path(folder) / "library.so", target)

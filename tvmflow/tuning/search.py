@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,15 +11,13 @@ from typing import Any
 from tvm import s_tir
 
 from tvmflow.devices.session import DeviceSession
+from tvmflow.passes.schedule_kernels import replay
 from tvmflow.stages import Progress
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.tuning.measure import KernelBench, MeasureRules
 from tvmflow.tuning.records import COMPILE_ERROR, TuningRecord, append_record, best_of, read_records
 from tvmflow.tuning.templates import Knobs, Template, scheduled, template_for
 from tvmflow.tuning.workloads import Workload
-
-OpenSession = Callable[[], Any]
-
 
 @dataclass(frozen=True)
 class SearchRules:
@@ -30,6 +27,7 @@ class SearchRules:
     trials: int
     early_stopping: int
     seed: int
+    replay_slowdown: float
     measure: MeasureRules
 
 
@@ -43,28 +41,81 @@ class Journal:
 
     def known(self) -> list[TuningRecord]:
         """Return the records of this device kind that this toolchain made."""
-        return [
-            record
-            for record in read_records(self.path)
-            if record.device_kind == self.device_kind and record.same_toolchain(self.toolchain)
-        ]
+        return [record for record in self._of_this_device() if record.same_toolchain(self.toolchain)]
+
+    def from_other_toolchains(self) -> list[TuningRecord]:
+        """Return the records of this device kind that were measured before an upgrade."""
+        return [record for record in self._of_this_device() if not record.same_toolchain(self.toolchain)]
+
+    def _of_this_device(self) -> list[TuningRecord]:
+        return [record for record in read_records(self.path) if record.device_kind == self.device_kind]
 
     def add(self, record: TuningRecord) -> None:
         append_record(self.path, record)
 
 
+@dataclass
+class TuneReport:
+    """What became of each workload: replayed from an older toolchain, lost or slower there, or searched for."""
+
+    best: dict[str, TuningRecord]
+    replayed: int = 0
+    lost: int = 0
+    slower: int = 0
+    searched: int = 0
+
+
 def tune(
     workloads: list[Workload], session: DeviceSession, target: ResolvedTarget, rules: SearchRules, journal: Journal,
     folder: Path, progress: Progress,
-) -> dict[str, TuningRecord]:  # fmt: skip
-    """Tune workloads one after the other. What the journal already has is not measured again. Returns workload -> best."""
-    known = journal.known()
+) -> TuneReport:  # fmt: skip
+    """Tune workloads one after the other. What the journal already has is not measured again.
+
+    A workload that an older toolchain tuned gets its old schedule replayed and measured; only where the schedule is
+    lost, or slower than before by more than the rules allow, it is searched for anew.
+    """
+    known, old = journal.known(), best_of(journal.from_other_toolchains())
+    report = TuneReport({})
+    search = KernelSearch(session, target, rules, journal, folder)
     for index, workload in enumerate(workloads):
         done = [record for record in known if record.workload == workload.key]
-        _tune_one(workload, done, KernelSearch(session, target, rules, journal, folder))
+        if not _replay(workload, old.get(workload.key), done, search, report):
+            report.searched += 1
+            _tune_one(workload, done, search)
         progress(f"tuning {workload.name}", index + 1, len(workloads))
     wanted = {workload.key for workload in workloads}
-    return best_of([record for record in journal.known() if record.workload in wanted])
+    report.best = best_of([record for record in journal.known() if record.workload in wanted])
+    return report
+
+
+REPLAYED = "replayed"
+
+
+def _replay(
+    workload: Workload, old: TuningRecord | None, done: list[TuningRecord], search: KernelSearch, report: TuneReport
+) -> bool:
+    """Measure an older toolchain's best schedule. Returns whether it is as good as it was, so that no search is needed."""
+    if old is None:
+        return False
+    record = next((r for r in done if r.template == REPLAYED), None)
+    if record is None:
+        journal = search.journal
+        try:
+            function = replay(workload.function, old.trace).mod["main"]
+        except (s_tir.ScheduleError, RuntimeError, ValueError, TypeError):
+            record = make_record(workload, REPLAYED, old.knobs, None, (COMPILE_ERROR, ()), journal)
+        else:
+            bench = KernelBench(workload, search.session, search.target, search.rules.measure, search.folder)
+            record = make_record(workload, REPLAYED, old.knobs, old.trace, bench.measure(function), journal)
+        journal.add(record)
+    if not record.seconds:
+        report.lost += 1
+        return False
+    if record.median_s > old.median_s * (1 + search.rules.replay_slowdown):
+        report.slower += 1
+        return False
+    report.replayed += 1
+    return True
 
 
 @dataclass(frozen=True)
@@ -81,7 +132,7 @@ def _tune_one(workload: Workload, done: list[TuningRecord], search: KernelSearch
     if found is None:
         return
     template, candidates = found
-    seen = {_knob_key(record.knobs): record for record in done}
+    seen = {_knob_key(record.knobs): record for record in done if record.template == template.name}
     bench: KernelBench | None = None
     best, since = float("inf"), 0
     for knobs in _ordered(candidates, search.rules, workload.key)[: search.rules.trials]:

@@ -1,0 +1,1 @@
+"""Orders: which stages for which cells, through Prefect. No TVM, no file formats."""

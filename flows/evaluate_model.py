@@ -1,0 +1,19 @@
+"""evaluate_model: put the built library on its device, measure it there, record the scorecard."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.stage_tasks import workspace_of
+from flows.walk import EVALUATE_STAGES, walk
+from tvmflow.ledger.dvc import publish
+
+
+@flow(name="evaluate_model")
+def evaluate_model(cell: str, root: str, again: bool = False) -> dict[str, str]:
+    """Deploy and evaluate one cell that is built. `again` measures even when nothing changed."""
+    workspace = workspace_of(root)
+    found = workspace.params.cell(cell)
+    outcomes = walk(workspace, found, EVALUATE_STAGES, again=("evaluate",) if again else ())
+    publish(workspace, [found], EVALUATE_STAGES)
+    return outcomes

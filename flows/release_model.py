@@ -1,0 +1,52 @@
+"""release_model: compare a cell's newest library with the champion, judge it, promote it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+
+from flows.stage_tasks import workspace_of
+from tvmflow.ledger.registry import promote
+from tvmflow.params import Cell
+from tvmflow.release.candidate import Candidate
+from tvmflow.workspace import Workspace
+
+
+def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str, Any]:
+    """Judge the newest library of a cell and promote it when it passes. Returns the verdict in words and values."""
+    candidate = Candidate(workspace, cell)
+    name = f"{candidate.version.name} version {candidate.version.version}"
+    if candidate.is_champion:
+        return {"passed": True, "promoted": False, "reasons": [], "text": f"{name} is the champion already", "comparison": None}
+    verdict, comparison = candidate.judge()
+    before = f"version {candidate.champion.version}" if candidate.champion else "no champion"
+    ratio = f"; latency ratio to it {comparison}" if comparison else ""
+    if not verdict.passed:
+        text = f"{name} is refused, {before} stays: {'; '.join(verdict.reasons)}"
+    else:
+        text = f"{name} {'would be' if dry_run else 'is'} the champion now (was {before}{ratio})"
+        if not dry_run:
+            promote(workspace, candidate.version, text)
+    return {
+        "passed": verdict.passed,
+        "promoted": verdict.passed and not dry_run,
+        "reasons": list(verdict.reasons),
+        "text": text,
+        "comparison": comparison.to_json() if comparison else None,
+    }
+
+
+@flow(name="release_model")
+def release_model(cell: str, root: str, dry_run: bool = False) -> dict[str, Any]:
+    """Release the newest library of a cell if the gate lets it pass."""
+    workspace = workspace_of(root)
+    verdict = decide(workspace, workspace.params.cell(cell), dry_run)
+    create_markdown_artifact(verdict["text"], key="release", description=f"release of {cell}")
+    return verdict
+
+
+def run_release(workspace: Workspace, cell: Cell, dry_run: bool) -> dict[str, Any]:
+    verdict: dict[str, Any] = release_model(str(cell), str(workspace.root), dry_run)
+    return verdict

@@ -1,0 +1,76 @@
+"""retune: after an upgrade of TVM, bring every cell to the new version, and release what is not worse.
+
+The recipe keys make every stage miss by themselves; tune replays the schedules of the old version and searches only for
+what was lost or got slower; then the new library is compared with the champion on the same device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+
+from flows.release_model import decide
+from flows.stage_tasks import workspace_of
+from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
+from tvmflow.errors import StoreError, TvmflowError
+from tvmflow.ledger.dvc import publish
+from tvmflow.ledger.registry import CHAMPION, version_by_alias
+from tvmflow.params import Cell
+from tvmflow.toolchain import versions
+from tvmflow.workspace import Workspace
+
+TOOLS = ("tvm", "ffi", "llvm")
+
+
+def toolchain_before(workspace: Workspace, cell: Cell) -> dict[str, str] | None:
+    """Return the toolchain of the champion, None when nothing was released."""
+    champion = version_by_alias(workspace, cell, CHAMPION)
+    return None if champion is None else {tool: champion.tags.get(f"toolchain_{tool}", "?") for tool in TOOLS}
+
+
+def retune_cell(workspace: Workspace, cell: Cell, force: bool) -> dict[str, Any]:
+    """Bring one cell to the installed toolchain. Returns what changed, what was done and the verdict."""
+    before, now = toolchain_before(workspace, cell), versions(TOOLS)
+    result: dict[str, Any] = {"cell": str(cell), "before": before, "now": now, "outcomes": {}, "promoted": False}
+    if before == now and not force:
+        return result | {"verdict": f"the champion was built with this toolchain (TVM {now['tvm']}): nothing to do"}
+    stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
+    try:
+        for stage in COMPILE_STAGES:
+            result["outcomes"] |= walk(workspace, cell, (stage,))
+        result["outcomes"] |= walk(workspace, cell, EVALUATE_STAGES)
+        publish(workspace, [cell], stages)
+        result["tuning"] = _tuning(workspace, cell)
+        decision = decide(workspace, cell)
+    except TvmflowError as error:
+        return result | {"verdict": f"failed, the champion stays: {error.found}", "error": error.to_json()}
+    return result | {"verdict": decision["text"], "promoted": decision["promoted"], "comparison": decision["comparison"]}
+
+
+def _tuning(workspace: Workspace, cell: Cell) -> dict[str, Any]:
+    from tasks.table import STAGES
+    from tvmflow.store import Store
+
+    try:
+        facts = Store(workspace, STAGES).record_of("tune", cell).facts
+    except StoreError:
+        return {}
+    return {name: facts.get(name) for name in ("replayed", "lost", "slower", "searched", "measured")}
+
+
+@flow(name="retune")
+def retune(cells: list[str], root: str, force: bool = False) -> list[dict[str, Any]]:
+    """Re-tune the cells one after the other: measurements on one machine must not disturb each other."""
+    workspace = workspace_of(root)
+    results = [retune_cell(workspace, workspace.params.cell(text), force) for text in cells]
+    create_table_artifact(
+        key="retune", table=[{"cell": r["cell"], "verdict": r["verdict"]} for r in results], description="re-tune after an upgrade"
+    )
+    return results
+
+
+def run_retune(workspace: Workspace, cells: list[str], force: bool) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = retune(cells, str(workspace.root), force)
+    return results

@@ -1,0 +1,29 @@
+"""serve: register the scheduled re-tune with a Prefect server, and run it here when it is due."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect.deployments.runner import RunnerDeployment
+
+from flows.retune import retune
+from tvmflow.workspace import Workspace
+
+
+def scheduled_retune(workspace: Workspace) -> RunnerDeployment:
+    """Return the deployment: every cell of params.yaml, at the times of flows.retune_cron."""
+    params = workspace.params
+    deployment: Any = retune.to_deployment(
+        name="scheduled",
+        cron=params.flows.retune_cron,
+        parameters={"cells": [str(cell) for cell in params.cells.values()], "root": str(workspace.root)},
+        description="Re-tune every cell after an upgrade of TVM.",
+    )
+    return deployment  # type: ignore[no-any-return]
+
+
+def serve_schedule(workspace: Workspace) -> None:
+    """Serve until interrupted; runs one at a time."""
+    from prefect import serve
+
+    serve(scheduled_retune(workspace), limit=1)

@@ -1,0 +1,143 @@
+"""Run one stage in a process of its own: watched, killed when it takes too long, its end always understood.
+
+A compiler that crashes takes only its own process with it, and a timeout really ends the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmflow import errors
+from tvmflow.params import Cell
+from tvmflow.recipe import CODE_ROOT
+from tvmflow.stages import Progress
+from tvmflow.workspace import Workspace
+
+DEVICE_STAGES = ("tune", "deploy", "evaluate")
+_running: set[subprocess.Popen[bytes]] = set()
+_running_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class StageRequest:
+    """Which stage of which cell, where, and for how many seconds at most."""
+
+    stage: str
+    cell: str
+    root: str
+    timeout_s: float
+    again: bool = False
+
+
+def run_stage(request: StageRequest, progress: Progress) -> str:
+    """Run the stage and return its outcome: hit, restored or made. Raises the stage's own error, or a StageError."""
+    workspace = Workspace(Path(request.root))
+    cell = workspace.params.cell(request.cell)
+    log = workspace.log_path(request.stage, cell)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with _turn_on_this_host(workspace, request.stage, cell), log.open("wb") as output:
+        reader, writer = os.pipe()
+        process = subprocess.Popen(
+            _command(request, writer), stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(writer,),
+            start_new_session=True, env={**os.environ, "PYTHONPATH": str(CODE_ROOT)},
+        )  # fmt: skip
+        os.close(writer)
+        with _running_lock:
+            _running.add(process)
+        killer = threading.Timer(request.timeout_s, _kill, [process])
+        killer.start()
+        started = time.monotonic()
+        try:
+            last = _listen(reader, progress)
+            code = process.wait()
+        finally:
+            killer.cancel()
+            _kill(process)
+            with _running_lock:
+                _running.discard(process)
+    if "outcome" in last:
+        return str(last["outcome"])
+    if "error" in last:
+        raise errors.from_json(last["error"])
+    if time.monotonic() - started >= request.timeout_s:
+        raise errors.StageTimeoutError(
+            f"{request.stage} of {request.cell} was killed after {request.timeout_s:g} s",
+            f"an end within flows.timeout_s.{request.stage}",
+            f"raise that limit, or look into {log}; what was measured so far is kept",
+        )
+    raise errors.StageCrashedError(
+        f"{request.stage} of {request.cell} died: {_how_it_died(code)}{_tail(log)}", "an end with a result", f"look into {log}"
+    )
+
+
+def _command(request: StageRequest, writer: int) -> list[str]:
+    again = ["--again"] if request.again else []
+    return [
+        sys.executable, "-m", f"tasks.{request.stage}", request.cell, "--root", request.root, "--events", str(writer), *again
+    ]  # fmt: skip
+
+
+def _listen(reader: int, progress: Progress) -> dict[str, Any]:
+    """Pass progress on until the process closes its end; return its last word."""
+    last: dict[str, Any] = {}
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if "progress" in event:
+                progress(*event["progress"])
+            else:
+                last = event
+    return last
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def kill_all() -> None:
+    """Kill every stage that runs, for Ctrl-C; each of them can go on later where its records end."""
+    with _running_lock:
+        for process in _running:
+            _kill(process)
+
+
+def _how_it_died(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return "".join(f"\n    | {line[:200]}" for line in lines[-5:])
+
+
+@contextlib.contextmanager
+def _turn_on_this_host(workspace: Workspace, stage: str, cell: Cell) -> Iterator[None]:
+    """Let many stages work on this machine side by side, but a measurement of this machine's CPU alone.
+
+    A lock that ends with the process that holds it; waiting does not count against the stage's timeout.
+    """
+    measures_here = stage in DEVICE_STAGES and workspace.params.targets[cell.target].device.transport == "local"
+    path = Path.home() / ".cache" / "tvmflow" / "locks" / "host"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if measures_here else fcntl.LOCK_SH)
+        yield

@@ -1,0 +1,131 @@
+"""Each stage as a Prefect task: cached by its recipe key, retried only when a device or a network failed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE, CachePolicy
+from prefect.serializers import JSONSerializer
+from prefect.tasks import Task
+
+from flows.stage_process import StageRequest, run_stage
+from tasks.table import STAGES
+from tvmflow.errors import TvmflowError
+from tvmflow.params import Cell
+from tvmflow.store import Plan, Store
+from tvmflow.workspace import Workspace
+
+# Listener of (cell, stage, text, done, total); the command line puts its display here.
+Listener = Callable[[str, str, str, int, int], None]
+_listeners: list[Listener] = []
+
+
+def listen(listener: Listener) -> None:
+    _listeners.append(listener)
+
+
+def _tell(cell: str, stage: str, text: str, done: int, total: int) -> None:
+    for listener in _listeners:
+        listener(cell, stage, text, done, total)
+
+
+@dataclass
+class RecipePolicy(CachePolicy):  # type: ignore[misc]
+    """The cache key of a task is the recipe key of the stage; nothing else of its arguments counts."""
+
+    def compute_key(self, task_ctx: Any, inputs: dict[str, Any], flow_parameters: dict[str, Any], **_kwargs: Any) -> str | None:
+        key = inputs.get("key")
+        return f"{inputs['request']['stage']}/{inputs['slug']}/{key}" if key else None
+
+
+def is_worth_a_retry(_task: Any, _task_run: Any, state: Any) -> bool:
+    """Say whether a failure may pass by itself: devices and networks, never a compiler or a gate."""
+    try:
+        state.result()
+    except TvmflowError as error:
+        return error.retryable
+    except Exception:
+        return False
+    return False
+
+
+def _run(request: dict[str, Any], slug: str, key: str | None) -> dict[str, Any]:
+    with _Shown(request["cell"], request["stage"]) as shown:
+        outcome = run_stage(StageRequest(**request), shown.progress)
+    return {"stage": request["stage"], "slug": slug, "key": key, "outcome": outcome}
+
+
+class _Shown:
+    """Progress to the listeners at once, to Prefect's artifact at most once in two seconds."""
+
+    def __init__(self, cell: str, stage: str) -> None:
+        self.cell, self.stage, self.artifact, self.last = cell, stage, None, 0.0
+
+    def __enter__(self) -> _Shown:
+        _tell(self.cell, self.stage, "started", 0, 0)
+        return self
+
+    def __exit__(self, kind: Any, *_rest: Any) -> None:
+        _tell(self.cell, self.stage, "failed" if kind else "done", 0, 0)
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        _tell(self.cell, self.stage, text, done, total)
+        if total and time.monotonic() - self.last > 2:
+            self.last = time.monotonic()
+            with contextlib.suppress(Exception):  # an artifact that cannot be written must not fail a stage
+                if self.artifact is None:
+                    self.artifact = create_progress_artifact(100.0 * done / total, description=f"{self.stage} {self.cell}: {text}")
+                else:
+                    update_progress_artifact(self.artifact, 100.0 * done / total)
+
+
+def _task_for(stage: str, workspace: Workspace) -> Task[..., dict[str, Any]]:
+    flows = workspace.params.flows
+    cached = STAGES[stage].is_cached
+    return task(
+        name=stage,
+        cache_policy=RecipePolicy() if cached else NO_CACHE,
+        persist_result=cached,
+        result_serializer=JSONSerializer(object_encoder=None, object_decoder=None),
+        retries=flows.device_retries,
+        retry_delay_seconds=flows.retry_delay_s,
+        retry_jitter_factor=0.5,
+        retry_condition_fn=is_worth_a_retry,
+    )(_run)
+
+
+def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = False) -> str:
+    """Run one stage as a Prefect task and return hit, restored or made. A cache hit is believed only when the store agrees."""
+    store = Store(workspace, STAGES)
+    plan = store.plan(stage, cell)
+    key = plan.key if isinstance(plan, Plan) and STAGES[stage].is_cached else None
+    request = asdict(
+        StageRequest(stage, str(cell), str(workspace.root), workspace.params.flows.timeout_s[stage], again)
+    )
+    if isinstance(plan, Plan) and plan.is_hit and not again:
+        _tell(str(cell), stage, "hit", 0, 0)
+    work = _task_for(stage, workspace)
+    if again or not (isinstance(plan, Plan) and plan.is_hit):
+        work = work.with_options(refresh_cache=True)  # Prefect remembers a result whose bytes are gone
+    elif key is not None:
+        return _hit(work, request, cell, key)
+    state = work(request, cell.slug, key, return_state=True)
+    return str(state.result()["outcome"])
+
+
+def _hit(work: Any, request: dict[str, Any], cell: Cell, key: str) -> str:
+    """Show the hit in Prefect; where Prefect does not know the key yet, its task finds the stage done in a moment."""
+    state = work(request, cell.slug, key, return_state=True)
+    state.result()
+    return "hit"
+
+
+def workspace_of(root: str) -> Workspace:
+    return Workspace(Path(root))

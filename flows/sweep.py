@@ -1,0 +1,77 @@
+"""sweep: many cells, some at a time, one summary. A cell that fails does not stop the others."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from prefect import flow, task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+from flows.stage_tasks import workspace_of
+from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
+from tvmflow.ledger.dvc import publish
+from tvmflow.errors import TvmflowError, UsageError
+from tvmflow.params import FlowParams
+from tvmflow.workspace import Workspace
+
+
+@task(name="run_cell", cache_policy=NO_CACHE, persist_result=False)
+def run_cell(cell: str, root: str, stages: tuple[str, ...], again: tuple[str, ...]) -> dict[str, Any]:
+    """Walk one cell; its failure is part of the result."""
+    workspace = workspace_of(root)
+    result = WalkResult(cell)
+    try:
+        for stage in stages:
+            result.failed_stage = stage
+            wanted = (stage,) if stage not in EVALUATE_STAGES else EVALUATE_STAGES
+            result.outcomes |= walk(workspace, workspace.params.cell(cell), wanted, again)
+            if stage in EVALUATE_STAGES:
+                break
+        result.failed_stage = None
+    except TvmflowError as error:
+        result.error = error.to_json()
+    return asdict(result)
+
+
+def task_runner(flows: FlowParams) -> TaskRunner[Any]:
+    """Return the runner that params.yaml names: threads of this process, or a Dask cluster by its address."""
+    if flows.runner == "threads":
+        return ThreadPoolTaskRunner(max_workers=flows.workers)
+    try:
+        from prefect_dask import DaskTaskRunner
+    except ImportError:
+        raise UsageError("flows.runner is dask, and prefect-dask is not installed", fix="pip install 'tvmflow[dask]'") from None
+    if flows.dask_address:
+        return DaskTaskRunner(address=flows.dask_address)
+    return DaskTaskRunner(
+        cluster_kwargs={"n_workers": flows.workers, "threads_per_worker": 1, "dashboard_address": None}
+    )
+
+
+@flow(name="sweep")
+def sweep(cells: list[str], root: str, again: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Run every stage of the cells. Returns one WalkResult per cell, as a mapping, in the order of `cells`."""
+    workspace = workspace_of(root)
+    stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
+    running = [run_cell.submit(cell, root, stages, again) for cell in cells]
+    results: list[dict[str, Any]] = [future.result() for future in running]
+    done = [workspace.params.cell(result["cell"]) for result in results if result["error"] is None]
+    publish(workspace, done, stages)
+    create_table_artifact(key="sweep", table=[_row(result) for result in results], description="cells and stages")
+    return results
+
+
+def run_sweep(workspace: Workspace, cells: list[str], again: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Run the sweep flow with the task runner of params.yaml."""
+    runner = task_runner(workspace.params.flows)
+    results: list[dict[str, Any]] = sweep.with_options(task_runner=runner)(cells, str(workspace.root), again)
+    return results
+
+
+def _row(result: dict[str, Any]) -> dict[str, str]:
+    error = result["error"]
+    end = "ok" if error is None else f"{result['failed_stage']}: {error['found'][:200]}"
+    return {"cell": result["cell"], **result["outcomes"], "end": end}

@@ -1,0 +1,166 @@
+"""Look for what is known to break, and say what to do about each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from tvmflow.errors import TvmflowError
+from tvmflow.workspace import find_workspace
+
+Level = Literal["ok", "warning", "broken"]
+# What was seen to work together; the reasons are in README.md, "Limits".
+_FFI_FOR_TVM = {"0.27.0.post1": "0.1.14.post1", "0.26.0": "0.1.14.post1"}
+_TRACKER_PORTS = range(9190, 9200)
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Level
+    what: str
+    found: str
+    fix: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {key: str(value) for key, value in asdict(self).items()}
+
+
+def examine(root: Path | None = None) -> list[Finding]:
+    """Return everything that was looked at, good and bad."""
+    return [*_versions(), *_threads(), *_tools(root), *_runtime(), *_ports(), *_workspace(root)]
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _below(version: str, bound: tuple[int, ...]) -> bool:
+    numbers = tuple(int(part) for part in version.split(".")[: len(bound)] if part.isdigit())
+    return numbers < bound
+
+
+def check_versions(versions: dict[str, str]) -> Iterator[Finding]:
+    """Judge versions by name: the pairs that are known to break each other."""
+    tvm, ffi = versions["apache-tvm"], versions["apache-tvm-ffi"]
+    if tvm not in _FFI_FOR_TVM:
+        yield Finding("warning", "apache-tvm", tvm, f"tvmflow was tested with {', '.join(_FFI_FOR_TVM)}")
+    elif ffi != _FFI_FOR_TVM[tvm]:
+        yield Finding("broken", "apache-tvm-ffi", f"{ffi} beside apache-tvm {tvm}", f"pip install apache-tvm-ffi=={_FFI_FOR_TVM[tvm]}")
+    else:
+        yield Finding("ok", "apache-tvm and apache-tvm-ffi", f"{tvm} and {ffi}")
+    for name, bound, why in (
+        ("fastapi", (0, 151), "Prefect's server does not start with it"),
+        ("sqlalchemy", (2, 1), "Prefect's schedules silently never fire with it"),
+    ):
+        text, limit = versions[name], ".".join(map(str, bound))
+        if text != "absent" and not _below(text, bound):
+            yield Finding("broken", name, f"{text}: {why}", f"pip install '{name}<{limit}'")
+        else:
+            yield Finding("ok", name, text)
+
+
+def _versions() -> Iterator[Finding]:
+    yield from check_versions({name: _installed(name) for name in ("apache-tvm", "apache-tvm-ffi", "fastapi", "sqlalchemy")})
+    for name in ("prefect", "mlflow", "dvc", "torch", "keras", "onnxruntime"):
+        found = _installed(name)
+        yield Finding("warning" if found == "absent" else "ok", name, found, "" if found != "absent" else f"pip install {name}")
+
+
+def _threads() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    named = os.environ.get("TVM_NUM_THREADS")
+    if named and named.isdigit() and int(named) > cores:
+        yield Finding("warning", "TVM_NUM_THREADS", f"{named} on {cores} cores", "unset it: tvmflow sets the threads of each target itself")
+    yield Finding("ok", "cores", str(cores))
+
+
+def _tools(root: Path | None) -> Iterator[Finding]:
+    wanted = {"g++": "every target", "git": "records"}
+    try:
+        for name, target in find_workspace(root).params.targets.items():
+            if target.cc:
+                wanted.setdefault(target.cc, f"target {name}")
+    except TvmflowError:
+        pass
+    for tool, who in wanted.items():
+        path = shutil.which(tool)
+        if path:
+            yield Finding("ok", tool, path)
+        else:
+            level: Level = "broken" if tool == "g++" else "warning"
+            yield Finding(level, tool, "not on PATH", f"install it (Debian: apt-get install {_package(tool)}); {who} needs it")
+
+
+def _package(tool: str) -> str:
+    return {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu"}.get(tool, tool)
+
+
+def _runtime() -> Iterator[Finding]:
+    try:
+        from tvmflow.toolchain import probe
+
+        answer = probe()
+        yield Finding("ok", "TVM starts", f"LLVM {answer['llvm']}, this CPU is {answer['host_cpu']}")
+    except (TvmflowError, metadata.PackageNotFoundError) as error:
+        yield Finding("broken", "TVM starts", str(error).splitlines()[0], "reinstall with constraints.txt")
+    missing = [name for name in ("tornado", "psutil", "cloudpickle") if _installed(name) == "absent"]
+    if missing:
+        yield Finding("broken", "TVM RPC", f"without {', '.join(missing)}", "pip install 'apache-tvm[rpc]'")
+
+
+def _listening_beyond_loopback(port: int) -> bool:
+    """Say whether something answers on this machine's own outward address; connects to nothing else."""
+    try:
+        address = next(
+            info[4][0] for info in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET) if not str(info[4][0]).startswith("127.")
+        )
+    except (StopIteration, OSError):
+        return False
+    with socket.socket() as probe_socket:
+        probe_socket.settimeout(0.2)
+        return probe_socket.connect_ex((str(address), port)) == 0
+
+
+def _ports() -> Iterator[Finding]:
+    exposed = [port for port in (*_TRACKER_PORTS, 4200, 5000) if _listening_beyond_loopback(port)]
+    if exposed:
+        yield Finding(
+            "warning", "exposed ports", ", ".join(map(str, exposed)),
+            "TVM's RPC, Prefect and MLflow have no password as shipped: bind them to 127.0.0.1 and use an SSH tunnel",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "exposed ports", "none of the tracker's, Prefect's and MLflow's")
+
+
+def _workspace(root: Path | None) -> Iterator[Finding]:
+    try:
+        workspace = find_workspace(root)
+        params = workspace.params
+    except TvmflowError as error:
+        yield Finding("broken", "params.yaml", error.found.splitlines()[0], "see 'tvmflow status' for the whole message")
+        return
+    yield Finding("ok", "params.yaml", f"{len(params.models)} models, {len(params.targets)} targets, {len(params.cells)} cells")
+    free = shutil.disk_usage(workspace.root).free
+    yield Finding("ok" if free > 5e9 else "warning", "free disk", f"{free / 1e9:.1f} GB", "" if free > 5e9 else "free some space")
+    for folder in (workspace.root / ".dvc", workspace.root / "mlruns"):
+        if not folder.exists():
+            yield Finding("warning", folder.name, "not there yet", "tvmflow init")
+    from tvmflow.devices.tracker import TrackerAddress, queue_of
+
+    for name, target in params.targets.items():
+        if target.device.transport == "tracker":
+            try:
+                address = TrackerAddress.find(target.device.host, target.device.port)
+                devices = queue_of(address).get(target.device.key, {}).get("total", 0)
+                yield Finding("ok" if devices else "warning", f"tracker of {name}", f"{devices} device(s) {target.device.key}")
+            except TvmflowError as error:
+                yield Finding("warning", f"tracker of {name}", error.found, error.fix)

@@ -1,0 +1,94 @@
+"""Compare a cell's newest library with the champion on the cell's device, and judge it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.artifacts import RECORD_NAME, read_record, sha256_of
+from tvmflow.devices.session import SessionLimits, open_session
+from tvmflow.errors import DeviceLostError, StoreError
+from tvmflow.evaluation.comparison import Comparison, compare_interleaved
+from tvmflow.ledger import dvc
+from tvmflow.ledger.history import champion_accuracy
+from tvmflow.ledger.registry import CHAMPION, Version, logged_library, version_by_alias, version_by_sha256
+from tvmflow.params import Cell
+from tvmflow.release.gate import Verdict, judge
+from tvmflow.report.tables import scorecard
+from tvmflow.targets.resolve import resolve
+from tvmflow.workspace import Workspace
+
+
+class Candidate:
+    """The library in a cell's build folder, its registered version, and the champion that it would replace."""
+
+    def __init__(self, workspace: Workspace, cell: Cell) -> None:
+        self.workspace, self.cell = workspace, cell
+        self.library = workspace.folder("build", cell) / "library.so"
+        record = read_record(workspace.folder("build", cell) / RECORD_NAME)
+        if sha256_of(self.library) != record.outputs["library.so"].sha256:
+            raise StoreError(f"{self.library} was altered", "the bytes of its record", f"run 'tvmflow run {cell}' again")
+        version = version_by_sha256(workspace, cell, record.outputs["library.so"].sha256)
+        card = scorecard(workspace, cell)
+        if version is None or card is None:
+            raise StoreError(f"the library of {cell} was never measured", "a measured library", f"run 'tvmflow run {cell}'")
+        self.version, self.card = version, card
+        self.champion = version_by_alias(workspace, cell, CHAMPION)
+
+    @property
+    def is_champion(self) -> bool:
+        return self.champion is not None and self.champion.version == self.version.version
+
+    def judge(self) -> tuple[Verdict, Comparison | None]:
+        """Measure against the champion, where there is one, and apply the rules of params.yaml."""
+        rules = self.workspace.params.release
+        if self.champion is None:
+            return judge(self.card, None, None, rules), None
+        accuracy = champion_accuracy(self.workspace, self.champion.run_id)
+        try:
+            comparison = self._compare(self.champion)
+        except StoreError as error:
+            return Verdict(False, (f"the champion cannot be compared with: {error.found}",)), None
+        return judge(self.card, accuracy, comparison, rules), comparison
+
+    def _compare(self, champion: Version) -> Comparison:
+        params = self.workspace.params
+        entry, rules = params.targets[self.cell.target], params.release
+        limits = SessionLimits(params.deploy.session_timeout_s + 600, params.deploy.device_wait_s)
+        with tempfile.TemporaryDirectory() as folder:
+            old = Path(folder) / "champion.so"
+            _champion_bytes(self.workspace, champion, old)
+            with open_session(entry.device, resolve(entry), limits) as session:
+                inputs = self._input()
+                models = []
+                for path in (old, self.library):
+                    try:
+                        model = session.model(path, f"compare-{len(models)}.so")
+                        model.set_input(inputs)
+                        model.invoke()
+                    except DeviceLostError as error:
+                        if path == old:
+                            raise StoreError(
+                                f"version {champion.version}, built with TVM {champion.tags.get('toolchain_tvm')}, "
+                                f"does not run under this TVM: {error.found}"
+                            ) from error
+                        raise
+                    models.append(model)
+                a, b = models
+                return compare_interleaved(a.time_runs, b.time_runs, rules.compare_rounds, rules.confidence)
+
+    def _input(self) -> Any:
+        shape = self.workspace.params.models[self.cell.model].input.shape
+        return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+def _champion_bytes(workspace: Workspace, champion: Version, target: Path) -> None:
+    try:
+        dvc.file_by_md5(workspace, champion.dvc_md5, champion.sha256, target)
+    except StoreError:
+        logged_library(workspace, champion, target)
+        if sha256_of(target) != champion.sha256:
+            raise StoreError(f"the champion's library in MLflow was altered (version {champion.version})") from None
