@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.errors import DeviceBusyError, DeviceUnknownError, TrackerError, UsageError
+
+CONNECT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,10 @@ class TrackerAddress:
 
 def connect(address: TrackerAddress) -> Any:
     """Return TVM's tracker session. Raises TrackerError when nobody answers there."""
-    from tvm import rpc
-
     try:
+        socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S).close()  # TVM itself tries for 60 s
+        from tvm import rpc
+
         return rpc.connect_tracker(address.host, address.port)
     except Exception as error:  # RuntimeError, OSError, or a protocol error from something that is no tracker
         raise TrackerError(

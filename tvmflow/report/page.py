@@ -1,0 +1,176 @@
+"""Write the report: one HTML page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tvmflow import __version__
+from tvmflow.artifacts import write_atomic
+from tvmflow.errors import StoreError
+from tvmflow.params import STAGE_NAMES, Cell
+from tvmflow.report.tables import ratio, scorecard, shown_latency, stage_times
+from tvmflow.workspace import Workspace
+
+_COLORS = ["#2563a8", "#d97a1e", "#3a8f4d", "#a23b72", "#7a6a53", "#4a4e9a", "#c04a3a", "#2a8f8f"]
+
+
+def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Gather what the page shows, as plain values: scorecards, stage times, tuning curves, history."""
+    cells = []
+    for cell in _known_cells(workspace):
+        card = scorecard(workspace, cell)
+        if card is not None:
+            manifest = _read_json(workspace.folder("build", cell) / "manifest.json")
+            cells.append({
+                "card": card, "stage_s": stage_times(workspace, cell), "curve": _curve(workspace, cell),
+                "kernels": manifest.get("kernels", []), "toolchain": manifest.get("toolchain", {}),
+                "history": history.get(str(cell), []),
+            })  # fmt: skip
+    if not cells:
+        raise StoreError("nothing has been measured in this workspace yet", "at least one scorecard", "run 'tvmflow run digits'")
+    return {"cells": cells, "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "version": __version__}
+
+
+def _known_cells(workspace: Workspace) -> list[Cell]:
+    """Return every cell that has a scorecard, listed ones first."""
+    params = workspace.params
+    found = list(params.cells.values())
+    for folder in sorted((workspace.artifacts / "evaluate").glob("*.*.*")):
+        model, target, precision = folder.name.split(".")
+        try:
+            cell = params.cell(f"{model}@{target}:{precision}")
+        except Exception:  # a cell of a model that params.yaml no longer has  # noqa: S112
+            continue
+        if cell not in found:
+            found.append(cell)
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):
+        return {}
+
+
+def _curve(workspace: Workspace, cell: Cell) -> list[tuple[int, float]]:
+    try:
+        text = (workspace.folder("tune", cell) / "curve.csv").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    return [(int(row["trial"]), float(row["kernels_ms"])) for row in csv.DictReader(text.splitlines())]
+
+
+def write_page(data: dict[str, Any], path: Path) -> None:
+    """Render the page and write it whole or not at all."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["latency"] = shown_latency
+    environment.globals["ratio"] = ratio
+    peers = sorted({name for cell in data["cells"] for name in cell["card"]["peers"]})
+    html = environment.get_template("page.html.jinja").render(
+        **data, peers=peers, stages=STAGE_NAMES, latency_plot=_latency_plot(data["cells"]), history_plot=_history_plot(data["cells"]),
+        curve_plot=_curve_plot(data["cells"]), stage_plot=_stage_plot(data["cells"]),
+    )  # fmt: skip
+    write_atomic(path, html)
+
+
+def _figure(rows: float) -> tuple[Any, Any]:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    mpl.rcParams.update({"svg.hashsalt": "tvmflow", "font.size": 9, "font.family": "sans-serif", "axes.grid": True,
+                         "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False})  # fmt: skip
+    return plt.subplots(figsize=(8, rows), layout="constrained")
+
+
+def _as_image(figure: Any) -> str:
+    from matplotlib import pyplot as plt
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _latency_plot(cells: list[dict[str, Any]]) -> str:
+    """Draw each peer's median latency as a multiple of the library's; unsteady ones are left out."""
+    figure, axes = _figure(0.9 + 0.55 * len(cells))
+    names = sorted({name for cell in cells for name in cell["card"]["peers"]})
+    height = 0.8 / max(len(names), 1)
+    for index, name in enumerate(names):
+        places, widths = [], []
+        for row, cell in enumerate(cells):
+            factor = ratio(cell["card"], name)
+            if factor is not None:
+                places.append(row + index * height)
+                widths.append(1 / factor)
+        bars = axes.barh(places, widths, height * 0.9, label=name, color=_COLORS[index % len(_COLORS)])
+        axes.bar_label(bars, fmt="%.2fx", padding=3)
+    axes.axvline(1.0, color="#333", linewidth=1.2)
+    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(cells))], [cell["card"]["cell"] for cell in cells])
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlabel("latency of the peer / latency of the library (right of 1: the library is faster)")
+    if names:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return _as_image(figure)
+
+
+def _history_plot(cells: list[dict[str, Any]]) -> str:
+    figure, axes = _figure(3.2)
+    for index, cell in enumerate(cells):
+        points = [row for row in cell["history"] if row["latency_ms"] is not None]
+        times = [datetime.fromtimestamp(row["time_ms"] / 1000, UTC) for row in points]
+        values = [row["latency_ms"] for row in points]
+        axes.plot(times, values, "o-", label=cell["card"]["cell"], color=_COLORS[index % len(_COLORS)])
+        for at, row in enumerate(points):
+            if at == 0 or points[at - 1]["tvm"] != row["tvm"]:
+                axes.annotate(f"TVM {row['tvm']}", (times[at], values[at]), textcoords="offset points", xytext=(4, 6), fontsize=7)
+    axes.set_ylabel("median latency (ms)")
+    axes.set_yscale("log")
+    axes.tick_params(axis="x", rotation=20)
+    axes.legend(fontsize=7)
+    return _as_image(figure)
+
+
+def _curve_plot(cells: list[dict[str, Any]]) -> str:
+    """Draw the summed time of all kernels against trials, each cell relative to its default schedules."""
+    figure, axes = _figure(3.0)
+    for index, cell in enumerate(cells):
+        if cell["curve"]:
+            trials, values = zip(*cell["curve"], strict=True)
+            axes.step(trials, [v / values[0] for v in values], where="post", label=cell["card"]["cell"],
+                      color=_COLORS[index % len(_COLORS)])  # fmt: skip
+    axes.set_xlabel("trial")
+    axes.set_ylabel("time of all kernels / default schedules")
+    axes.set_ylim(0, 1.05)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7)
+    return _as_image(figure)
+
+
+def _stage_plot(cells: list[dict[str, Any]]) -> str:
+    figure, axes = _figure(1.1 + 0.4 * len(cells))
+    left = [0.0] * len(cells)
+    for index, stage in enumerate(STAGE_NAMES):
+        widths = [cell["stage_s"].get(stage, 0.0) for cell in cells]
+        axes.barh(range(len(cells)), widths, left=left, label=stage, color=_COLORS[index % len(_COLORS)])
+        left = [before + width for before, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(cells)), [cell["card"]["cell"] for cell in cells])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds, when the stage was last made")
+    axes.legend(ncols=4, fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return _as_image(figure)
