@@ -59,7 +59,12 @@ def sweep(cells: list[str], root: str, again: tuple[str, ...] = ()) -> list[dict
     running = [run_cell.submit(cell, root, stages, again) for cell in cells]
     results: list[dict[str, Any]] = [future.result() for future in running]
     done = [workspace.params.cell(result["cell"]) for result in results if result["error"] is None]
-    publish(workspace, done, stages)
+    try:
+        publish(workspace, done, stages)
+    except TvmflowError as error:
+        for result in results:
+            if result["error"] is None:
+                result |= {"error": error.to_json(), "failed_stage": "publish"}
     create_table_artifact(key="sweep", table=[_row(result) for result in results], description="cells and stages")
     return results
 

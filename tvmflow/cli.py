@@ -135,7 +135,8 @@ def _run_cells(workspace: Workspace, cells: list[Cell], again: bool, as_json: bo
         results = [{"cell": str(cell), "outcomes": {}, "error": None} for cell in cells]
         print("nothing to do: every stage is up to date", file=sys.stderr)
     failed = [result for result in results if result["error"] is not None]
-    _show_results(workspace, [cell for cell in cells if str(cell) not in {r["cell"] for r in failed}], results, as_json)
+    unfinished = {result["cell"] for result in failed if result["failed_stage"] != "publish"}
+    _show_results(workspace, [cell for cell in cells if str(cell) not in unfinished], results, as_json)
     if failed:
         _raise_failures(failed)
     _next("tvmflow report    (a page with everything)   or   tvmflow promote CELL    (release it)")

@@ -24,6 +24,8 @@ _NOT_IN_KEY = (
     "tasks.run_alone", "tasks.table", "tvmflow.ledger", "tvmflow.report", "tvmflow.cli", "tvmflow.errors", "tvmflow.workspace",
 )  # fmt: skip
 
+_ABSENT = object()
+
 
 def make_recipe(
     stage: str,
@@ -95,8 +97,8 @@ def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = 
     """Say which leaves of a recipe differ, as `params.trials: 16 -> 32`."""
     lines = []
     for name in sorted({*old, *new}):
-        before, after = old.get(name), new.get(name)
-        if before == after:
+        before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
+        if before == after and type(before) is type(after):
             continue
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             lines += changed_parts(before, after, f"{prefix}{name}.")
@@ -108,11 +110,11 @@ def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = 
 
 
 def _how(before: object, after: object) -> str:
-    if before is None:
+    if before is _ABSENT:
         return "added"
-    return "removed" if after is None else "changed"
+    return "removed" if after is _ABSENT else "changed"
 
 
 def _short(value: object) -> str:
-    text = "absent" if value is None else str(value)
+    text = "absent" if value is _ABSENT else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -122,7 +122,10 @@ def _latency_plot(cells: list[dict[str, Any]]) -> str:
     axes.axvline(1.0, color="#333", linewidth=1.2)
     axes.set_yticks([row + 0.4 - height / 2 for row in range(len(cells))], [cell["card"]["cell"] for cell in cells])
     axes.invert_yaxis()
-    axes.margins(x=0.15)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}x")
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, 0.5), max(high, 2.0) * 1.6)
     axes.set_xlabel("latency of the peer / latency of the library (right of 1: the library is faster)")
     if names:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -140,7 +143,11 @@ def _history_plot(cells: list[dict[str, Any]]) -> str:
             if at == 0 or points[at - 1]["tvm"] != row["tvm"]:
                 axes.annotate(f"TVM {row['tvm']}", (times[at], values[at]), textcoords="offset points", xytext=(4, 6), fontsize=7)
     axes.set_ylabel("median latency (ms)")
-    axes.set_yscale("log")
+    shown = [row["latency_ms"] for cell in cells for row in cell["history"] if row["latency_ms"]]
+    if shown and max(shown) > 20 * min(shown):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0, 1.15 * max(shown, default=1.0))
     axes.tick_params(axis="x", rotation=20)
     axes.legend(fontsize=7)
     return _as_image(figure)

@@ -43,8 +43,11 @@ def download(url: str, target: Path, limits: DownloadLimits, sha256: str, progre
         resumed = part.exists() and part.stat().st_size > 0
         try:
             _fetch_rest(url, part, limits, progress)
-        except (requests.RequestException, _TryAgain) as error:
-            last = str(error) or type(error).__name__
+        except _TryAgain as error:
+            last = str(error)
+            continue
+        except requests.RequestException as error:
+            last = type(error).__name__  # its text may hold the whole address, with user and token
             continue
         found = _digest(part)
         if found.startswith(sha256):

@@ -1,0 +1,115 @@
+"""What tests share: a home of their own, small workspaces, and the digits cell made once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CELL = "digits_torch@local-cpu:float32"
+PRIVACY = {
+    "DO_NOT_TRACK": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DVC_NO_ANALYTICS": "1", "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true", "NO_COLOR": "1",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give the session a home, so that no test reads or writes the user's; git and DVC get what they need there."""
+    home = tmp_path_factory.mktemp("home")
+    before = dict(os.environ)
+    os.environ.update(PRIVACY)
+    for name in ("PREFECT_API_URL", "TVM_TRACKER_HOST", "TVM_TRACKER_PORT", "TVMFLOW_ROOT", "DVC_STAGE", "DVC_ROOT"):
+        os.environ.pop(name, None)
+    os.environ["HOME"] = str(home)
+    os.environ["DVC_SITE_CACHE_DIR"] = str(home / "dvc-site")
+    os.environ["DVC_GLOBAL_CONFIG_DIR"] = os.environ["DVC_SYSTEM_CONFIG_DIR"] = str(home / "dvc-config")
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    (home / ".gitconfig").write_text("[user]\n name = test\n email = test@localhost\n[init]\n defaultBranch = main\n")
+    yield home
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def small_params() -> dict[str, Any]:
+    """Return the repository's params with numbers that make a run quick; meaning unchanged."""
+    params: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    for name in ("digits_torch", "digits_keras"):
+        params["models"][name]["weights"]["train"]["epochs"] = 4
+    params["tune"] |= {"trials_per_workload": 2, "measure_min_ms": 5.0, "measure_repeats": 2}
+    params["evaluate"] |= {"min_seconds": 0.2, "max_seconds": 2.0, "cold_starts": 1, "max_spread": 5.0}
+    params["release"] |= {"compare_rounds": 6, "max_slowdown": 0.5}
+    params["flows"] |= {"retry_delay_s": 0.1}
+    return params
+
+
+@pytest.fixture
+def make_workspace(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a workspace; `change(params)` may alter the parameters before."""
+
+    def make(change: Callable[[dict[str, Any]], None] | None = None, name: str = "workspace") -> Path:
+        root = tmp_path / name
+        root.mkdir()
+        params = small_params()
+        if change:
+            change(params)
+        (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+        return root
+
+    return make
+
+
+def tvmflow(root: Path, *arguments: str, code: int | None = 0, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a workspace. Asserts the exit code unless `code` is None."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmflow", "--root", str(root), *arguments],
+        capture_output=True, text=True, timeout=timeout, cwd=root, check=False,
+    )  # fmt: skip
+    assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def stage(root: Path, name: str, cell: str = CELL, code: int | None = 0, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+    """Run one stage alone. Asserts the exit code unless `code` is None."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tasks.{name}", cell, "--root", str(root)],
+        capture_output=True, text=True, timeout=timeout, cwd=REPOSITORY, check=False,
+    )  # fmt: skip
+    assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a clone of the repository in which the digits cell ran all the way; tests must not change it."""
+    root = tmp_path_factory.mktemp("finished") / "clone"
+    files = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split("\n")
+    for name in filter(None, files):
+        if (REPOSITORY / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(REPOSITORY / name, root / name)
+    params = small_params()
+    params["cells"] = {"digits": params["cells"]["digits"]}
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    for command in (["git", "init", "-q"], ["git", "add", "-A"], ["git", "commit", "-qm", "clone"]):
+        subprocess.run(command, cwd=root, check=True)
+    tvmflow(root, "init")
+    tvmflow(root, "run", "digits")
+    return root
+
+
+@pytest.fixture
+def copy_of_finished(finished: Path, tmp_path: Path) -> Path:
+    """Return a copy of the finished workspace that a test may change."""
+    root = tmp_path / "copy"
+    shutil.copytree(finished, root, symlinks=True, ignore=shutil.ignore_patterns(".prefect", "*.lock", "tmp"))
+    shutil.copyfile(finished / "dvc.lock", root / "dvc.lock")
+    return root
