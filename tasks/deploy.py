@@ -32,10 +32,10 @@ def deploy(context: StageContext) -> dict[str, Any]:
     """Upload, load, smoke-test; returns what the device said."""
     target = from_json(context.settings["target"])
     library = context.inputs["build"] / "library.so"
-    remote_path = f"{context.cell.slug}.so"
     with session_of(context.limits, target) as session:
         context.progress("uploading", 0, 2)
-        model = session.model(library, remote_path)
+        remote_path = session.upload(library)
+        model = session.model_on_device(remote_path)
         context.progress("running the golden inputs", 1, 2)
         smoke = check_form(context, "deploy", model, context.settings["max_relative_error"])
     deployed = {

@@ -57,7 +57,7 @@ def evaluate(context: StageContext) -> dict[str, Any]:
     first = _batch(samples.x, 0, batch)
     with session_of(context.limits, target) as session:
         cold = _cold_starts(session, library, first, context.settings["cold_starts"])
-        model = session.model(library, "evaluate.so")
+        model = session.model(library)
         context.progress("measuring latency", 0, 0)
         latency = _device_latency(model, first, rules)
         answers = _run_all(model, samples.x, batch, context)
@@ -110,9 +110,8 @@ def _device_latency(model: RemoteModel, x: Array, rules: LatencyRules) -> dict[s
 def _cold_starts(session: DeviceSession, library: Path, x: Array, count: int) -> list[float]:
     """Return milliseconds from 'the file is on the device' to the first answer, each with a file of its own name."""
     found = []
-    for index in range(count):
-        name = f"cold-{index}.so"
-        session.remote.upload(str(library), name)
+    for _ in range(count):
+        name = session.upload(library)
         started = time.perf_counter()
         session.model_on_device(name).run(x)
         found.append((time.perf_counter() - started) * 1e3)

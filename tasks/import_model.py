@@ -14,7 +14,7 @@ import numpy as np
 
 from tasks.golden import golden_inputs, read_description
 from tasks.run_alone import main
-from tvmflow.errors import ModelFileError, TvmflowError
+from tvmflow.errors import ModelFileError, TvmflowError, first_line
 from tvmflow.evaluation.agreement import check_golden
 from tvmflow.frontends.source_model import run_in_batches
 from tvmflow.frontends.table import TOOLS, load_source
@@ -66,7 +66,7 @@ def import_model(context: StageContext) -> dict[str, Any]:
         source.to_onnx(context.out / "peer.onnx")
     except Exception as error:  # an exporter that fails costs a peer, not the cell
         (context.out / "peer.onnx").unlink(missing_ok=True)
-        facts["no_onnx"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        facts["no_onnx"] = first_line(error)
     (context.out / "import.json").write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
     return facts
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from tvmflow.errors import TvmflowError
+from tvmflow.errors import TvmflowError, first_line
 from tvmflow.workspace import find_workspace
 
 Level = Literal["ok", "warning", "broken"]
@@ -111,7 +111,7 @@ def _runtime() -> Iterator[Finding]:
         answer = probe()
         yield Finding("ok", "TVM starts", f"LLVM {answer['llvm']}, this CPU is {answer['host_cpu']}")
     except (TvmflowError, metadata.PackageNotFoundError) as error:
-        yield Finding("broken", "TVM starts", str(error).splitlines()[0], "reinstall with constraints.txt")
+        yield Finding("broken", "TVM starts", first_line(error), "reinstall with constraints.txt")
     missing = [name for name in ("tornado", "psutil", "cloudpickle") if _installed(name) == "absent"]
     if missing:
         yield Finding("broken", "TVM RPC", f"without {', '.join(missing)}", "pip install 'apache-tvm[rpc]'")

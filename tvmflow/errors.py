@@ -169,3 +169,15 @@ def from_os_error(error: OSError, doing: str) -> StoreError:
             "fix the owner or the mode of that path and run the same command again",
         )
     return StoreError(f"{error.strerror or error} while {doing} {path}".rstrip())
+
+
+def first_line(error: BaseException, limit: int = 300) -> str:
+    """Return the first line of an error's text that says something, or the error's type where none does."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:limit] if lines else type(error).__name__
+
+
+def last_line(error: BaseException, limit: int = 300) -> str:
+    """Return the last line of an error's text: where TVM puts what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:limit] if lines else type(error).__name__

@@ -150,7 +150,7 @@ class Store:
                 if plan.record is not None and not again:
                     return plan.record, "hit"
                 with self._lock(f"key-{plan.key[:40]}", progress, f"the same {name} of another cell"):
-                    restored = None if again else self._restore(plan)
+                    restored = self._restore(plan) if plan.stage.is_cached and not again else None
                     if restored is not None:
                         return restored, "restored"
                     return self._make(plan, progress), "made"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.building.lower import lower
-from tvmflow.errors import StageError, TvmflowError
+from tvmflow.errors import StageError, TvmflowError, last_line
 from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -24,7 +24,7 @@ def compile_lowered(lowered: Any, target: Any) -> Any:
         with target:
             return tvm.compile(lowered, target)
     except Exception as error:  # the compiler raises RuntimeError, tvm.error.*, and ValueError alike
-        raise StageError(f"TVM could not compile the module: {_last_line(error)}") from error
+        raise StageError(f"TVM could not compile the module: {last_line(error, 400)}") from error
 
 
 def export(executable: Any, path: Path, target: ResolvedTarget) -> None:
@@ -97,8 +97,3 @@ def set_threads(threads: int) -> None:
     import tvm_ffi
 
     tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1][:400] if lines else type(error).__name__

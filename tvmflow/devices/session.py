@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 from tvmflow.devices.local import local_tracker
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.tracker import TrackerAddress, request_session
-from tvmflow.errors import DeviceLostError
+from tvmflow.errors import DeviceLostError, last_line
 from tvmflow.params import DeviceEntry
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -34,21 +35,30 @@ class DeviceSession:
 
     def __init__(self, remote: Any, target: ResolvedTarget, name: str) -> None:
         self.remote, self.target, self.name = remote, target, name
+        self._uploads = itertools.count()
         self.device = remote.cpu(0)
         with translated(name, "setting the number of threads"):
             remote.get_function("runtime.config_threadpool")(1, target.threads)
 
-    def load(self, library: Path, remote_name: str) -> Any:
-        """Upload a library and load it. Returns the remote module."""
+    def upload(self, library: Path) -> str:
+        """Upload a file under a name that no other upload of this session has, and return that name.
+
+        Writing over a library that the device has loaded would change its code under it and crash the session.
+        """
+        remote_name = f"{next(self._uploads)}-{library.name}"
         with translated(self.name, f"uploading {library.name}"):
             self.remote.upload(str(library), remote_name)
+        return remote_name
+
+    def load(self, library: Path) -> Any:
+        """Upload a library and load it. Returns the remote module."""
+        remote_name = self.upload(library)
+        with translated(self.name, f"loading {library.name}"):
             return self.remote.load_module(remote_name)
 
-    def model(self, library: Path, remote_name: str) -> RemoteModel:
+    def model(self, library: Path) -> RemoteModel:
         """Upload the library of a whole network and start it."""
-        with translated(self.name, f"uploading {library.name}"):
-            self.remote.upload(str(library), remote_name)
-        return self.model_on_device(remote_name)
+        return self.model_on_device(self.upload(library))
 
     def model_on_device(self, remote_name: str) -> RemoteModel:
         """Load and start a library that was uploaded before."""
@@ -105,9 +115,8 @@ def translated(name: str, doing: str) -> Iterator[None]:
     except Exception as error:  # TVM raises RuntimeError, RPCError, OSError and its own types here
         if isinstance(error, DeviceLostError):
             raise
-        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
         raise DeviceLostError(
-            f"device {name!r} failed while {doing}: {lines[-1][:300]}",
+            f"device {name!r} failed while {doing}: {last_line(error)}",
             "a device that answers until the end",
             "look at the device; the stage can be run again and goes on from what is stored",
         ) from error

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.errors import DeviceBusyError, DeviceUnknownError, TrackerError, UsageError
+from tvmflow.errors import DeviceBusyError, DeviceUnknownError, TrackerError, UsageError, first_line
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -44,7 +44,7 @@ def connect(address: TrackerAddress) -> Any:
         return rpc.connect_tracker(address.host, address.port)
     except Exception as error:  # RuntimeError, OSError, or a protocol error from something that is no tracker
         raise TrackerError(
-            f"no RPC tracker at {address.host}:{address.port} ({str(error).strip().splitlines()[0][:120]})",
+            f"no RPC tracker at {address.host}:{address.port} ({first_line(error, 120)})",
             "a running tracker",
             f"start one: python -m tvm.exec.rpc_tracker --host {address.host} --port {address.port} "
             f"--port-end {address.port + 1}",
@@ -109,7 +109,7 @@ def _request(address: TrackerAddress, key: str, session_timeout_s: float, wait_s
         raise answer[0]
     if isinstance(answer[0], Exception):
         raise TrackerError(
-            f"the tracker gave device {key!r} away, but it does not answer: {str(answer[0]).splitlines()[0][:200]}",
+            f"the tracker gave device {key!r} away, but it does not answer: {first_line(answer[0])}",
             "a device that accepts the session",
             "look at the RPC server on the device; restart it",
         ) from answer[0]

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tvmflow.errors import ModelFileError, UnsupportedOperatorError
+from tvmflow.errors import ModelFileError, UnsupportedOperatorError, first_line
 from tvmflow.frontends.source_model import Array
 
 
@@ -80,7 +80,7 @@ def unsupported(framework: str, message: str) -> UnsupportedOperatorError:
 
 def _wrong_shape(error: Exception, shape: tuple[int, ...]) -> ModelFileError:
     return ModelFileError(
-        f"the model refuses an input of shape {list(shape)}: {str(error).strip().splitlines()[0][:300]}",
+        f"the model refuses an input of shape {list(shape)}: {first_line(error)}",
         "input.shape as the model was built for",
         "correct input.shape in params.yaml",
     )

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tvmflow.errors import ModelFileError
+from tvmflow.errors import ModelFileError, first_line
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import SourceDescription, wrong_weights
 
@@ -52,9 +52,8 @@ def _with_weights(path: Path, network: str) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> ModelFileError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
     return ModelFileError(
-        f"{path.name} cannot be loaded by Keras: {lines[0][:300]}",
+        f"{path.name} cannot be loaded by Keras: {first_line(error)}",
         "a whole .keras or .h5 file of layers (no Lambda: it would run code)",
         "save the model again with model.save('model.keras')",
     )

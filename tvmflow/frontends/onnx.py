@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tvmflow.errors import ModelFileError
+from tvmflow.errors import ModelFileError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
 from tvmflow.frontends.source_model import Array, SourceDescription
 
@@ -33,7 +33,7 @@ class OnnxModel:
             answer: Array = self.session.run(None, {self.input_name: x})[0]
         except Exception as error:
             raise ModelFileError(
-                f"the model refuses an input of shape {list(x.shape)}: {str(error).splitlines()[0][:300]}",
+                f"the model refuses an input of shape {list(x.shape)}: {first_line(error)}",
                 "input.shape as the model was built for",
                 "correct input.shape in params.yaml",
             ) from error
@@ -48,7 +48,7 @@ class OnnxModel:
             if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
                 raise unsupported("ONNX", str(error)) from error
             raise ModelFileError(
-                f"TVM cannot import {self.path.name}: {str(error).strip().splitlines()[-1][:300]}",
+                f"TVM cannot import {self.path.name}: {last_line(error)}",
                 "a float32 ONNX model of static shape",
             ) from error
 
@@ -70,5 +70,4 @@ def load(folder: Path, description: SourceDescription) -> OnnxModel:
 
 
 def _damaged(path: Path, error: Exception) -> ModelFileError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return ModelFileError(f"{path.name} is not a whole, valid ONNX file: {lines[0][:300]}", "an ONNX model in one file")
+    return ModelFileError(f"{path.name} is not a whole, valid ONNX file: {first_line(error)}", "an ONNX model in one file")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmflow.errors import ModelFileError
+from tvmflow.errors import ModelFileError, first_line
 
 Array = NDArray[Any]
 
@@ -49,7 +49,7 @@ def run_in_batches(model: SourceModel, x: Array, batch: int) -> Array:
 
 def wrong_weights(error: Exception, network: str | None) -> ModelFileError:
     return ModelFileError(
-        f"the weights do not fit network {network!r}: {str(error).strip().splitlines()[0][:300]}",
+        f"the weights do not fit network {network!r}: {first_line(error)}",
         "weights of exactly that network",
         "correct network: or weights: in params.yaml",
     )

@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from tvmflow.errors import ModelFileError
+from tvmflow.errors import ModelFileError, first_line
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import SourceDescription, wrong_weights
 
@@ -36,7 +36,7 @@ def _state_dict(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         raise ModelFileError(
-            f"{path.name} is damaged or not only tensors: {str(error).strip().splitlines()[0][:200]}",
+            f"{path.name} is damaged or not only tensors: {first_line(error)}",
             "a safetensors file, or a state_dict of tensors (never a pickled module)",
             "save the model with safetensors.torch.save_file(model.state_dict(), ...)",
         ) from error

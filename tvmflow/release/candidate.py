@@ -66,7 +66,7 @@ class Candidate:
                 models = []
                 for path in (old, self.library):
                     try:
-                        model = session.model(path, f"compare-{len(models)}.so")
+                        model = session.model(path)
                         model.set_input(inputs)
                         model.invoke()
                     except DeviceLostError as error:

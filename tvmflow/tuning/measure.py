@@ -73,7 +73,7 @@ class KernelBench:
         return path
 
     def _load(self, library: Path) -> Any:
-        module = self.session.load(library, library.name)
+        module = self.session.load(library)
         library.unlink()
         return module
 

@@ -1,0 +1,26 @@
+"""The doctor knows the pairs of versions that break each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvmflow.doctor import check_versions
+
+GOOD = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1", "fastapi": "0.150.0", "sqlalchemy": "2.0.58"}
+
+
+def test_what_is_known_to_work_is_ok() -> None:
+    assert {finding.level for finding in check_versions(GOOD)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("apache-tvm-ffi", "0.1.15"), ("fastapi", "0.151.0"), ("fastapi", "0.165.0"), ("sqlalchemy", "2.1.9")]
+)
+def test_what_is_known_to_break_is_broken_and_says_what_to_install(name: str, version: str) -> None:
+    broken = [finding for finding in check_versions({**GOOD, name: version}) if finding.level == "broken"]
+    assert [finding.what for finding in broken] == [name]
+    assert "pip install" in broken[0].fix
+
+
+def test_an_unknown_tvm_is_a_warning() -> None:
+    assert "warning" in {finding.level for finding in check_versions({**GOOD, "apache-tvm": "0.28.0"})}

@@ -1,0 +1,154 @@
+"""Hostile and damaged model files: one clear error each, and nothing runs."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tvmflow.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
+from tvmflow.frontends.source_model import SourceDescription, run_in_batches
+from tvmflow.frontends.table import load_source
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        import os
+
+        return os.system, ("touch hacked",)
+
+
+def _describe(framework: str, file: str, network: str | None = None, shape: tuple[int, ...] = (1, 1, 8, 8)) -> SourceDescription:
+    return SourceDescription(framework, network, file, "input", shape)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"\x80\x04", b"PK\x03\x04", b"\xff" * 100, pickle.dumps(Evil()), pickle.dumps({"a": Evil()})])
+def test_hostile_torch_files(tmp_path: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelFileError):
+        load_source(tmp_path, _describe("torch", name, "digits_cnn"))
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_pickled_module_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
+    with pytest.raises(ModelFileError, match="not only tensors"):
+        load_source(tmp_path, _describe("torch", "model.pt", "digits_cnn"))
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFileError, match="do not fit network"):
+        load_source(tmp_path, _describe("torch", "model.safetensors", "digits_cnn"))
+
+
+def test_a_keras_lambda_is_refused(tmp_path: Path) -> None:
+    from tvmflow.sources.keras_networks import keras_on_torch
+
+    keras = keras_on_torch()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Lambda(lambda x: x * 2)])
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(ModelFileError, match="Lambda|cannot be loaded"):
+        load_source(tmp_path, _describe("keras", "model.keras", shape=(1, 2)))
+
+
+def test_a_keras_zip_bomb_and_a_torn_file(tmp_path: Path) -> None:
+    (tmp_path / "model.keras").write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(ModelFileError):
+        load_source(tmp_path, _describe("keras", "model.keras"))
+    with zipfile.ZipFile(tmp_path / "bomb.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+        for part in range(3):
+            archive.writestr(f"part{part}", b"0")
+        for entry in archive.infolist():
+            entry.file_size = (4 << 30) - 2  # what a real one would announce, without writing it
+    with pytest.raises(ModelFileError, match="unpacks to"):
+        load_source(tmp_path, _describe("keras", "bomb.keras"))
+
+
+def _onnx(tmp_path: Path, operator: str = "Relu", domain: str = "") -> Path:
+    import onnx
+    from onnx import TensorProto, helper
+
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])
+    graph = helper.make_graph([helper.make_node(operator, ["x"], ["y"], domain=domain)], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)], ir_version=8)
+    onnx.save(model, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def test_an_onnx_model_runs_and_imports(tmp_path: Path) -> None:
+    from tvmflow.building.library import LocalRunner
+    from tvmflow.targets.resolve import host_target
+
+    _onnx(tmp_path)
+    model = load_source(tmp_path, _describe("onnx", "model.onnx", shape=(1, 4)))
+    x = np.array([[-1, 2, -3, 4]], np.float32)
+    assert model.run(x).tolist() == [[0, 2, 0, 4]]
+    assert LocalRunner(model.to_relax(), host_target()).run(x).tolist() == [[0, 2, 0, 4]]
+
+
+def test_an_operator_that_tvm_does_not_know_is_named(tmp_path: Path) -> None:
+    _onnx(tmp_path, "QuickGelu", "com.microsoft")
+    model = load_source(tmp_path, _describe("onnx", "model.onnx", shape=(1, 4)))
+    with pytest.raises(UnsupportedOperatorError, match="QuickGelu"):
+        model.to_relax()
+
+
+def test_a_torch_operator_that_tvm_does_not_know_is_named() -> None:
+    import torch
+
+    from tvmflow.frontends.exported import ExportedModel
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.special.bessel_j0(x)
+
+    with pytest.raises(UnsupportedOperatorError, match="bessel_j0"):
+        ExportedModel(Net(), "input", (1, 4)).to_relax()
+
+
+def test_a_wrong_input_shape_says_which_key_to_correct(tmp_path: Path) -> None:
+    from tvmflow.frontends.exported import ExportedModel
+    from tvmflow.sources.torch_networks import build
+
+    with pytest.raises(ModelFileError, match=r"refuses an input of shape \[1, 3, 8, 8\]") as error:
+        ExportedModel(build("digits_cnn"), "input", (1, 3, 8, 8)).run(np.zeros((1, 3, 8, 8), np.float32))
+    assert "input.shape" in str(error.value)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(0, 200), flip=st.integers(0, 199), value=st.integers(0, 255))
+def test_torn_and_altered_onnx_files_never_raise_anything_else(tmp_path: Path, cut: int, flip: int, value: int) -> None:
+    data = bytearray(_onnx(tmp_path).read_bytes())
+    if flip < len(data):
+        data[flip] = value
+    (tmp_path / "model.onnx").write_bytes(bytes(data[: max(cut, 1)]) if cut % 2 else bytes(data))
+    try:
+        load_source(tmp_path, _describe("onnx", "model.onnx", shape=(1, 4))).run(np.zeros((1, 4), np.float32))
+    except TvmflowError:
+        pass
+
+
+class _Echo:
+    def run(self, x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        assert len(x) == 4
+        return x * 2
+
+
+@given(st.integers(1, 13))
+def test_batches_are_filled_up_and_cut_again(count: int) -> None:
+    x = np.arange(count, dtype=np.float32)[:, None]
+    assert np.array_equal(run_in_batches(_Echo(), x, 4), x * 2)  # type: ignore[arg-type]

@@ -1,0 +1,123 @@
+"""Labels, data sets and weights: data is data, and what does not fit says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tvmflow.errors import DigestError, ModelFileError, SourceError, UnknownNameError
+from tvmflow.sources import datasets
+from tvmflow.sources.datasets import Samples, SplitSizes
+from tvmflow.sources.download import DownloadLimits
+from tvmflow.sources.labels import read_labels
+from tvmflow.sources.weights import WeightsRequest, bring_weights
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['["cat", "dog"]', '{"0": "cat", "1": "dog"}', "{0: 'cat', 1: 'dog'}", "['cat', 'dog']", "cat\ndog\n"],
+)
+def test_labels_in_every_form(tmp_path: Path, text: str) -> None:
+    (tmp_path / "labels").write_text(text)
+    assert read_labels(tmp_path / "labels") == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{0: __import__('os').system('touch hacked')}", "[open('x')]", "{0: 'a', 2: 'b'}", "[1, 2]", "[]", "{'a': 'b'}",
+        "[" * 20_000, "{" + "'a':" * 5000,
+    ],
+)  # fmt: skip
+def test_labels_are_never_evaluated(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labels").write_text(text)
+    with pytest.raises(SourceError):
+        read_labels(tmp_path / "labels")
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_the_split_is_fixed_and_shares_no_sample() -> None:
+    raw = datasets.load_dataset("digits", Path())
+    assert raw.x.shape == (1797, 1, 8, 8)
+    sizes = SplitSizes(200, 400, 0)
+    numbered = Samples(np.arange(1797, dtype=np.float32)[:, None, None, None], raw.y)
+    one, two = datasets.split(numbered, sizes), datasets.split(numbered, sizes)
+    parts = [set(part.x.ravel()) for part in (one.train, one.calibration, one.evaluation)]
+    assert [len(part) for part in parts] == [1197, 200, 400]
+    assert len(set.union(*parts)) == 1797
+    assert np.array_equal(one.evaluation.x, two.evaluation.x)
+    assert not np.array_equal(one.evaluation.x, datasets.split(numbered, SplitSizes(200, 400, 1)).evaluation.x)
+
+
+def test_a_data_set_of_ones_own(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", images=np.zeros((30, 4, 4), np.uint8), labels=np.arange(30))
+    assert datasets.load_dataset("d.npz", tmp_path).x.shape == (30, 1, 4, 4)
+    with pytest.raises(SourceError, match="more than calibration"):
+        datasets.split(datasets.load_dataset("d.npz", tmp_path), SplitSizes(20, 20, 0))
+
+
+@pytest.mark.parametrize("damage", ["no file", "not a zip", "pickled", "no labels", "lengths", "floats"])
+def test_a_bad_data_set_is_one_error(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "d.npz"
+    images, labels = np.zeros((3, 2, 2)), np.arange(3)
+    if damage == "not a zip":
+        path.write_bytes(b"PK\x03\x04 not really")
+    elif damage == "pickled":
+        np.savez(path, images=np.array([{"a": 1}], dtype=object), labels=labels)
+    elif damage == "no labels":
+        np.savez(path, images=images)
+    elif damage == "lengths":
+        np.savez(path, images=images, labels=np.arange(4))
+    elif damage == "floats":
+        np.savez(path, images=images, labels=labels * 1.5)
+    with pytest.raises(SourceError):
+        datasets.load_dataset("d.npz", tmp_path)
+
+
+def test_preprocessing_per_channel() -> None:
+    x = np.full((1, 2, 1, 1), 4.0, np.float32)
+    assert datasets.preprocess(x, 0.5, (1.0, 0.0), (2.0, 4.0)).ravel().tolist() == [0.5, 0.5]
+    with pytest.raises(SourceError, match="3 numbers"):
+        datasets.preprocess(x, 1.0, (0.0, 0.0, 0.0), (1.0,))
+
+
+def _request(tmp_path: Path, **weights: object) -> WeightsRequest:
+    limits = DownloadLimits(max_bytes=10**8, attempts=1, timeout_s=1.0)
+    return WeightsRequest("torch", "digits_cnn", dict(weights), tmp_path, limits, tmp_path / "downloads")
+
+
+def test_seeded_weights_are_the_same_every_time(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        bring_weights(_request(tmp_path, seeded=3), tmp_path / name, None, lambda *_: None)
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def test_a_pinned_file_must_match(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"abc")
+    with pytest.raises(DigestError):
+        bring_weights(_request(tmp_path, file="w.safetensors", sha256="0" * 64), tmp_path, None, lambda *_: None)
+    with pytest.raises(SourceError, match="no weights file"):
+        bring_weights(_request(tmp_path, file="x.safetensors"), tmp_path, None, lambda *_: None)
+    (tmp_path / "w.exe").write_bytes(b"abc")
+    with pytest.raises(ModelFileError, match="ends in"):
+        bring_weights(_request(tmp_path, file="w.exe"), tmp_path, None, lambda *_: None)
+
+
+def test_unknown_networks_and_zoo_weights_list_the_legal_ones(tmp_path: Path) -> None:
+    request = WeightsRequest("torch", "torchvision/resnet18", {"zoo": "BEST"}, tmp_path, _request(tmp_path).limits, tmp_path)
+    with pytest.raises(UnknownNameError, match="no weights 'BEST'") as error:
+        bring_weights(request, tmp_path, None, lambda *_: None)
+    assert "IMAGENET1K_V1" in str(error.value)
+    unknown = WeightsRequest("torch", "torchvision/resnet1", {"seeded": 1}, tmp_path, request.limits, tmp_path)
+    with pytest.raises(UnknownNameError, match="resnet1"):
+        bring_weights(unknown, tmp_path, None, lambda *_: None)
+
+
+def test_labels_file_with_numbers_as_keys_in_json(tmp_path: Path) -> None:
+    (tmp_path / "l.json").write_text(json.dumps({str(i): f"n{i}" for i in range(1000)}))
+    assert read_labels(tmp_path / "l.json")[999] == "n999"
