@@ -40,7 +40,9 @@ class Display:
             self.progress.start()
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
         if self.live:
             self.progress.stop()
         for number, handler in self.before.items():

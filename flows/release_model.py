@@ -19,7 +19,13 @@ def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str,
     candidate = Candidate(workspace, cell)
     name = f"{candidate.version.name} version {candidate.version.version}"
     if candidate.is_champion:
-        return {"passed": True, "promoted": False, "reasons": [], "text": f"{name} is the champion already", "comparison": None}
+        return {
+            "passed": True,
+            "promoted": False,
+            "reasons": [],
+            "text": f"{name} is the champion already",
+            "comparison": None,
+        }
     verdict, comparison = candidate.judge()
     before = f"version {candidate.champion.version}" if candidate.champion else "no champion"
     ratio = f"; latency ratio to it {comparison}" if comparison else ""

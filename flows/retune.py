@@ -46,7 +46,11 @@ def retune_cell(workspace: Workspace, cell: Cell, force: bool) -> dict[str, Any]
         decision = decide(workspace, cell)
     except TvmflowError as error:
         return result | {"verdict": f"failed, the champion stays: {error.found}", "error": error.to_json()}
-    return result | {"verdict": decision["text"], "promoted": decision["promoted"], "comparison": decision["comparison"]}
+    return result | {
+        "verdict": decision["text"],
+        "promoted": decision["promoted"],
+        "comparison": decision["comparison"],
+    }
 
 
 def _tuning(workspace: Workspace, cell: Cell) -> dict[str, Any]:
@@ -66,7 +70,9 @@ def retune(cells: list[str], root: str, force: bool = False) -> list[dict[str, A
     workspace = workspace_of(root)
     results = [retune_cell(workspace, workspace.params.cell(text), force) for text in cells]
     create_table_artifact(
-        key="retune", table=[{"cell": r["cell"], "verdict": r["verdict"]} for r in results], description="re-tune after an upgrade"
+        key="retune",
+        table=[{"cell": r["cell"], "verdict": r["verdict"]} for r in results],
+        description="re-tune after an upgrade",
     )
     return results
 

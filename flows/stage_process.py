@@ -78,7 +78,9 @@ def run_stage(request: StageRequest, progress: Progress) -> str:
             f"raise that limit, or look into {log}; what was measured so far is kept",
         )
     raise errors.StageCrashedError(
-        f"{request.stage} of {request.cell} died: {_how_it_died(code)}{_tail(log)}", "an end with a result", f"look into {log}"
+        f"{request.stage} of {request.cell} died: {_how_it_died(code)}{_tail(log)}",
+        "an end with a result",
+        f"look into {log}",
     )
 
 

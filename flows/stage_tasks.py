@@ -40,7 +40,9 @@ def _tell(cell: str, stage: str, text: str, done: int, total: int) -> None:
 class RecipePolicy(CachePolicy):  # type: ignore[misc]
     """The cache key of a task is the recipe key of the stage; nothing else of its arguments counts."""
 
-    def compute_key(self, task_ctx: Any, inputs: dict[str, Any], flow_parameters: dict[str, Any], **_kwargs: Any) -> str | None:
+    def compute_key(
+        self, task_ctx: Any, inputs: dict[str, Any], flow_parameters: dict[str, Any], **_kwargs: Any
+    ) -> str | None:
         key = inputs.get("key")
         return f"{inputs['request']['stage']}/{inputs['slug']}/{key}" if key else None
 
@@ -66,7 +68,8 @@ class _Shown:
     """Progress to the listeners at once, to Prefect's artifact at most once in two seconds."""
 
     def __init__(self, cell: str, stage: str) -> None:
-        self.cell, self.stage, self.artifact, self.last = cell, stage, None, 0.0
+        self.cell, self.stage, self.last = cell, stage, 0.0
+        self.artifact: Any = None
 
     def __enter__(self) -> _Shown:
         _tell(self.cell, self.stage, "started", 0, 0)
@@ -81,7 +84,9 @@ class _Shown:
             self.last = time.monotonic()
             with contextlib.suppress(Exception):  # an artifact that cannot be written must not fail a stage
                 if self.artifact is None:
-                    self.artifact = create_progress_artifact(100.0 * done / total, description=f"{self.stage} {self.cell}: {text}")
+                    self.artifact = create_progress_artifact(
+                        100.0 * done / total, description=f"{self.stage} {self.cell}: {text}"
+                    )
                 else:
                     update_progress_artifact(self.artifact, 100.0 * done / total)
 
@@ -116,7 +121,7 @@ def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = F
         work = work.with_options(refresh_cache=True)  # Prefect remembers a result whose bytes are gone
     elif key is not None:
         return _hit(work, request, cell, key)
-    state = work(request, cell.slug, key, return_state=True)
+    state: Any = work(request, cell.slug, key, return_state=True)
     return str(state.result()["outcome"])
 
 

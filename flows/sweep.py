@@ -12,8 +12,8 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.stage_tasks import workspace_of
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
-from tvmflow.ledger.dvc import publish
 from tvmflow.errors import TvmflowError, UsageError
+from tvmflow.ledger.dvc import publish
 from tvmflow.params import FlowParams
 from tvmflow.workspace import Workspace
 
@@ -43,12 +43,14 @@ def task_runner(flows: FlowParams) -> TaskRunner[Any]:
     try:
         from prefect_dask import DaskTaskRunner
     except ImportError:
-        raise UsageError("flows.runner is dask, and prefect-dask is not installed", fix="pip install 'tvmflow[dask]'") from None
-    if flows.dask_address:
-        return DaskTaskRunner(address=flows.dask_address)
-    return DaskTaskRunner(
-        cluster_kwargs={"n_workers": flows.workers, "threads_per_worker": 1, "dashboard_address": None}
+        raise UsageError(
+            "flows.runner is dask, and prefect-dask is not installed", fix="pip install 'tvmflow[dask]'"
+        ) from None
+    cluster = {"n_workers": flows.workers, "threads_per_worker": 1, "dashboard_address": None}
+    runner: TaskRunner[Any] = (
+        DaskTaskRunner(address=flows.dask_address) if flows.dask_address else DaskTaskRunner(cluster_kwargs=cluster)
     )
+    return runner
 
 
 @flow(name="sweep")

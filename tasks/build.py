@@ -21,7 +21,6 @@ from tvmflow.targets.resolve import from_json, resolve
 from tvmflow.toolchain import versions
 from tvmflow.workspace import Workspace
 
-
 if TYPE_CHECKING:
     from tvmflow.passes.schedule_kernels import Choice
 
@@ -29,7 +28,9 @@ if TYPE_CHECKING:
 def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
     bounds = workspace.params.build.max_relative_error
     if cell.precision not in bounds:
-        raise UsageError(f"no bound for {cell.precision}", "build.max_relative_error with every precision that is built")
+        raise UsageError(
+            f"no bound for {cell.precision}", "build.max_relative_error with every precision that is built"
+        )
     return {
         "target": resolve(workspace.params.targets[cell.target]).to_json(),
         "max_relative_error": bounds[cell.precision],

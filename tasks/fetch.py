@@ -100,9 +100,7 @@ def _data(context: StageContext) -> dict[str, Samples]:
         return {"calibration": inputs, "evaluation": inputs}
     raw = datasets.load_dataset(model["dataset"], context.root)
     prepare = model["preprocess"]
-    ready = Samples(
-        datasets.preprocess(raw.x, prepare["scale"], tuple(prepare["mean"]), tuple(prepare["std"])), raw.y
-    )
+    ready = Samples(datasets.preprocess(raw.x, prepare["scale"], tuple(prepare["mean"]), tuple(prepare["std"])), raw.y)
     datasets.check_fits(ready, shape, f"data set {model['dataset']}")
     split = datasets.split(
         ready, SplitSizes(settings["calibration_samples"], settings["evaluation_samples"], settings["split_seed"])
@@ -116,9 +114,7 @@ def _labels(name: str | None, root: Path) -> list[str] | None:
     return BUILT_IN[name] if name in BUILT_IN else read_labels(root / name)
 
 
-STAGE = Stage(
-    name="fetch", module="tasks.fetch", settings=_settings, limits=_limits, toolchain=_toolchain, run=fetch
-)
+STAGE = Stage(name="fetch", module="tasks.fetch", settings=_settings, limits=_limits, toolchain=_toolchain, run=fetch)
 
 if __name__ == "__main__":
     main("fetch")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.evaluation.agreement import Agreement, check_golden
-from tvmflow.frontends.source_model import SourceDescription, SourceModel, run_in_batches
+from tvmflow.frontends.source_model import Runner, SourceDescription, run_in_batches
 from tvmflow.stages import StageContext
 
 GOLDEN = {"fetch": ("golden.npz", "source.json"), "import_model": ("reference.npz",)}
@@ -25,7 +25,7 @@ def golden_inputs(context: StageContext) -> np.ndarray[Any, Any]:
         return np.asarray(data["x"])
 
 
-def check_form(context: StageContext, stage: str, model: SourceModel | Any, bound: float) -> Agreement:
+def check_form(context: StageContext, stage: str, model: Runner, bound: float) -> Agreement:
     """Run the golden inputs through a form of the model. Raises AgreementError naming the stage."""
     batch = read_description(context.inputs["fetch"]).input_shape[0]
     with np.load(context.inputs["import_model"] / "reference.npz", allow_pickle=False) as data:

@@ -29,12 +29,14 @@ def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
 
 def graph_pack(context: StageContext) -> dict[str, Any]:
     """Pack and check; returns how many convolutions are packed."""
-    from tvmflow.building.library import LocalRunner
+    from tvmflow.building.library import LocalRunner, run_pass
     from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
 
-    module = PackChannels(context.settings["channel_block"])(load_module(context.inputs["quantize"]))
+    module = run_pass(PackChannels(context.settings["channel_block"]), load_module(context.inputs["quantize"]))
     save_module(module, context.out)
-    found = check_form(context, "graph_pack", LocalRunner(module, host_target()), context.settings["max_relative_error"])
+    found = check_form(
+        context, "graph_pack", LocalRunner(module, host_target()), context.settings["max_relative_error"]
+    )
     packed, convolutions = packed_convolutions(module)
     return {"golden": found.to_json(), "packed_convolutions": packed, "convolutions": convolutions}
 

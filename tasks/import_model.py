@@ -37,7 +37,7 @@ def _toolchain(settings: dict[str, Any]) -> tuple[str, ...]:
 def import_model(context: StageContext) -> dict[str, Any]:
     """Import, simplify, check against the source; returns what was found out."""
     from tvmflow.building.ir_files import save_module
-    from tvmflow.building.library import LocalRunner
+    from tvmflow.building.library import LocalRunner, run_pass
     from tvmflow.passes.fold_batch_norm import FoldBatchNorm
     from tvmflow.passes.fold_constants import FoldConstants
 
@@ -54,7 +54,7 @@ def import_model(context: StageContext) -> dict[str, Any]:
     }
     _check_outputs(reference["evaluation"], json.loads((fetched / "labels.json").read_text()), evaluation.y)
     context.progress("importing", 1, 4)
-    module = FoldBatchNorm()(FoldConstants()(source.to_relax()))
+    module = run_pass(FoldBatchNorm(), run_pass(FoldConstants(), source.to_relax()))
     context.progress("checking against the source", 2, 4)
     answers = run_in_batches(LocalRunner(module, host_target()), golden, batch)
     agreement = check_golden("import_model", answers, reference["golden"], context.settings["max_relative_error"])
@@ -75,7 +75,9 @@ def _check_outputs(answers: np.ndarray[Any, Any], labels: list[str] | None, y: n
     if answers.ndim != 2:
         raise ModelFileError(f"the model answers with shape {answers.shape}", "(N, outputs)")
     if not np.isfinite(answers).all():
-        raise ModelFileError("the source model answers with numbers that are not finite", "weights that are not damaged")
+        raise ModelFileError(
+            "the source model answers with numbers that are not finite", "weights that are not damaged"
+        )
     outputs = answers.shape[1]
     if labels is not None and len(labels) != outputs:
         raise TvmflowError(

@@ -97,21 +97,20 @@ def _write_curve(path: Path, workloads: list[Workload], records: list[TuningReco
     """Write trial -> summed best time of the network's kernels, from the journal in its order."""
     calls = {w.key: w.calls for w in workloads}
     best: dict[str, float] = {}
-    rows = []
+    rows: list[tuple[int, dict[str, float]]] = []
     for record in records:
         if record.workload in calls and record.seconds:
-            first = record.workload not in best
             best[record.workload] = min(best.get(record.workload, float("inf")), record.median_s)
-            rows.append((len(rows) + 1, first, dict(best)))
+            rows.append((len(rows) + 1, dict(best)))
     full: dict[str, float] = {}
-    for _, _, state in rows:  # kernels not yet reached count with their first (default) time
+    for _, state in rows:  # kernels not yet reached count with their first (default) time
         for key, seconds in state.items():
             full.setdefault(key, seconds)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["trial", "kernels_ms"])
         total = 0.0
-        for trial, _, state in rows:
+        for trial, state in rows:
             total = sum(state.get(key, full[key]) * calls[key] for key in full)
             writer.writerow([trial, f"{total * 1e3:.6f}"])
     default = sum(full[key] * calls[key] for key in full)

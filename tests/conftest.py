@@ -67,7 +67,9 @@ def make_workspace(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def tvmflow(root: Path, *arguments: str, code: int | None = 0, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+def tvmflow(
+    root: Path, *arguments: str, code: int | None = 0, timeout: float = 500
+) -> subprocess.CompletedProcess[str]:
     """Run the command line in a workspace. Asserts the exit code unless `code` is None."""
     done = subprocess.run(
         [sys.executable, "-m", "tvmflow", "--root", str(root), *arguments],
@@ -77,7 +79,9 @@ def tvmflow(root: Path, *arguments: str, code: int | None = 0, timeout: float = 
     return done
 
 
-def stage(root: Path, name: str, cell: str = CELL, code: int | None = 0, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+def stage(
+    root: Path, name: str, cell: str = CELL, code: int | None = 0, timeout: float = 500
+) -> subprocess.CompletedProcess[str]:
     """Run one stage alone. Asserts the exit code unless `code` is None."""
     done = subprocess.run(
         [sys.executable, "-m", f"tasks.{name}", cell, "--root", str(root)],
@@ -91,7 +95,9 @@ def stage(root: Path, name: str, cell: str = CELL, code: int | None = 0, timeout
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a clone of the repository in which the digits cell ran all the way; tests must not change it."""
     root = tmp_path_factory.mktemp("finished") / "clone"
-    files = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split("\n")
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     for name in filter(None, files):
         if (REPOSITORY / name).is_file():
             (root / name).parent.mkdir(parents=True, exist_ok=True)

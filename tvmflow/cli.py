@@ -42,7 +42,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _main(
-    root: Annotated[Path | None, typer.Option("--root", "-C", help="The workspace; default: the nearest params.yaml.")] = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", "-C", help="The workspace; default: the nearest params.yaml.")
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
@@ -150,7 +152,11 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
     from tvmflow.store import Plan, Store
 
     plans = Store(workspace, STAGES).plan_all(cell)
-    return all(isinstance(plan, Plan) and plan.is_hit for plan in plans) and is_recorded(workspace, cell) and is_published(workspace, cell)
+    return (
+        all(isinstance(plan, Plan) and plan.is_hit for plan in plans)
+        and is_recorded(workspace, cell)
+        and is_published(workspace, cell)
+    )
 
 
 def _sweep(workspace: Workspace, cells: list[Cell], again: bool) -> list[dict[str, Any]]:
@@ -235,13 +241,17 @@ def status(as_json: Json = False) -> None:
     from tvmflow.report.tables import scorecard
 
     workspace = _workspace()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, cell in workspace.params.cells.items():
         plans = _plan_rows(workspace, cell)
         card = scorecard(workspace, cell)
         missing = [row["stage"] for row in plans if row["state"] != "hit"]
         rows.append({"name": name, "cell": str(cell), "todo": missing, "measured": card is not None})
-    tables = {"models": sorted(workspace.params.models), "targets": sorted(workspace.params.targets), "cells": rows}
+    tables: dict[str, Any] = {
+        "models": sorted(workspace.params.models),
+        "targets": sorted(workspace.params.targets),
+        "cells": rows,
+    }
     if as_json:
         _print_json(tables)
         return
@@ -251,7 +261,9 @@ def status(as_json: Json = False) -> None:
     for column in ("name", "cell", "state"):
         table.add_column(column)
     for row in rows:
-        table.add_row(str(row["name"]), str(row["cell"]), "up to date" if not row["todo"] else f"to do: {', '.join(row['todo'])}")
+        table.add_row(
+            str(row["name"]), str(row["cell"]), "up to date" if not row["todo"] else f"to do: {', '.join(row['todo'])}"
+        )
     _print(table)
     print(f"models: {', '.join(tables['models'])}\ntargets: {', '.join(tables['targets'])}")
     _next("tvmflow sweep")
@@ -306,7 +318,9 @@ def history(cell: CellName, as_json: Json = False) -> None:
     for column in ("when", "TVM", "device", "accuracy", "latency", "library", "version"):
         table.add_column(column)
     for row in found:
-        table.add_row(*(str(row[key]) for key in ("when", "tvm", "device", "accuracy", "latency", "library", "version")))
+        table.add_row(
+            *(str(row[key]) for key in ("when", "tvm", "device", "accuracy", "latency", "library", "version"))
+        )
     _print(table)
     _next(f"tvmflow promote {cell}")
 
@@ -352,7 +366,9 @@ def promote(cell: CellName, dry_run: Annotated[bool, typer.Option("--dry-run")] 
     if not verdict["passed"]:
         from tvmflow.errors import GateRefusedError
 
-        raise GateRefusedError(f"{cell} is not released: {'; '.join(verdict['reasons'])}", "every rule under release: met")
+        raise GateRefusedError(
+            f"{cell} is not released: {'; '.join(verdict['reasons'])}", "every rule under release: met"
+        )
     _next(f"tvmflow history {cell}; 'tvmflow rollback {cell}' takes it back")
 
 

@@ -54,7 +54,12 @@ def check_versions(versions: dict[str, str]) -> Iterator[Finding]:
     if tvm not in _FFI_FOR_TVM:
         yield Finding("warning", "apache-tvm", tvm, f"tvmflow was tested with {', '.join(_FFI_FOR_TVM)}")
     elif ffi != _FFI_FOR_TVM[tvm]:
-        yield Finding("broken", "apache-tvm-ffi", f"{ffi} beside apache-tvm {tvm}", f"pip install apache-tvm-ffi=={_FFI_FOR_TVM[tvm]}")
+        yield Finding(
+            "broken",
+            "apache-tvm-ffi",
+            f"{ffi} beside apache-tvm {tvm}",
+            f"pip install apache-tvm-ffi=={_FFI_FOR_TVM[tvm]}",
+        )
     else:
         yield Finding("ok", "apache-tvm and apache-tvm-ffi", f"{tvm} and {ffi}")
     for name, bound, why in (
@@ -69,17 +74,26 @@ def check_versions(versions: dict[str, str]) -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    yield from check_versions({name: _installed(name) for name in ("apache-tvm", "apache-tvm-ffi", "fastapi", "sqlalchemy")})
+    yield from check_versions(
+        {name: _installed(name) for name in ("apache-tvm", "apache-tvm-ffi", "fastapi", "sqlalchemy")}
+    )
     for name in ("prefect", "mlflow", "dvc", "torch", "keras", "onnxruntime"):
         found = _installed(name)
-        yield Finding("warning" if found == "absent" else "ok", name, found, "" if found != "absent" else f"pip install {name}")
+        yield Finding(
+            "warning" if found == "absent" else "ok", name, found, "" if found != "absent" else f"pip install {name}"
+        )
 
 
 def _threads() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     named = os.environ.get("TVM_NUM_THREADS")
     if named and named.isdigit() and int(named) > cores:
-        yield Finding("warning", "TVM_NUM_THREADS", f"{named} on {cores} cores", "unset it: tvmflow sets the threads of each target itself")
+        yield Finding(
+            "warning",
+            "TVM_NUM_THREADS",
+            f"{named} on {cores} cores",
+            "unset it: tvmflow sets the threads of each target itself",
+        )
     yield Finding("ok", "cores", str(cores))
 
 
@@ -97,7 +111,9 @@ def _tools(root: Path | None) -> Iterator[Finding]:
             yield Finding("ok", tool, path)
         else:
             level: Level = "broken" if tool == "g++" else "warning"
-            yield Finding(level, tool, "not on PATH", f"install it (Debian: apt-get install {_package(tool)}); {who} needs it")
+            yield Finding(
+                level, tool, "not on PATH", f"install it (Debian: apt-get install {_package(tool)}); {who} needs it"
+            )
 
 
 def _package(tool: str) -> str:
@@ -121,7 +137,9 @@ def _listening_beyond_loopback(port: int) -> bool:
     """Say whether something answers on this machine's own outward address; connects to nothing else."""
     try:
         address = next(
-            info[4][0] for info in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET) if not str(info[4][0]).startswith("127.")
+            info[4][0]
+            for info in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET)
+            if not str(info[4][0]).startswith("127.")
         )
     except (StopIteration, OSError):
         return False
@@ -146,11 +164,17 @@ def _workspace(root: Path | None) -> Iterator[Finding]:
         workspace = find_workspace(root)
         params = workspace.params
     except TvmflowError as error:
-        yield Finding("broken", "params.yaml", error.found.splitlines()[0], "see 'tvmflow status' for the whole message")
+        yield Finding(
+            "broken", "params.yaml", error.found.splitlines()[0], "see 'tvmflow status' for the whole message"
+        )
         return
-    yield Finding("ok", "params.yaml", f"{len(params.models)} models, {len(params.targets)} targets, {len(params.cells)} cells")
+    yield Finding(
+        "ok", "params.yaml", f"{len(params.models)} models, {len(params.targets)} targets, {len(params.cells)} cells"
+    )
     free = shutil.disk_usage(workspace.root).free
-    yield Finding("ok" if free > 5e9 else "warning", "free disk", f"{free / 1e9:.1f} GB", "" if free > 5e9 else "free some space")
+    yield Finding(
+        "ok" if free > 5e9 else "warning", "free disk", f"{free / 1e9:.1f} GB", "" if free > 5e9 else "free some space"
+    )
     for folder in (workspace.root / ".dvc", workspace.root / "mlruns"):
         if not folder.exists():
             yield Finding("warning", folder.name, "not there yet", "tvmflow init")
@@ -161,6 +185,8 @@ def _workspace(root: Path | None) -> Iterator[Finding]:
             try:
                 address = TrackerAddress.find(target.device.host, target.device.port)
                 devices = queue_of(address).get(target.device.key, {}).get("total", 0)
-                yield Finding("ok" if devices else "warning", f"tracker of {name}", f"{devices} device(s) {target.device.key}")
+                yield Finding(
+                    "ok" if devices else "warning", f"tracker of {name}", f"{devices} device(s) {target.device.key}"
+                )
             except TvmflowError as error:
                 yield Finding("warning", f"tracker of {name}", error.found, error.fix)

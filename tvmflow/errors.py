@@ -1,25 +1,25 @@
 """Every error that tvmflow raises on purpose.
 
-    TvmflowError                 exit 1   the base: what was found, what was expected, what to do
-    |- UsageError                exit 2   the request cannot be understood
-    |  |- ParamsError                     params.yaml is not valid
-    |  `- UnknownNameError                a name that is not in a table; lists the legal ones
-    |- SourceError                        weights, labels or data cannot be had
-    |  |- DownloadError          retried  the network failed
-    |  `- DigestError                     the bytes are not the ones that were pinned
-    |- ModelFileError                     a model file is damaged, hostile or of the wrong kind
-    |- UnsupportedOperatorError           the importer does not know an operator; names it
-    |- AgreementError                     a form of the model answers differently from the source
-    |- StageError                         a stage ended without its outputs
-    |  |- StageCrashedError               its process died
-    |  `- StageTimeoutError               its process was killed because it took too long
-    |- DeviceError                        a device could not do what was asked
-    |  |- TrackerError           retried  the tracker cannot be reached
-    |  |- DeviceUnknownError              no device of that key is registered
-    |  |- DeviceBusyError        retried  every device of that key is in use
-    |  `- DeviceLostError        retried  the device went away in the middle
-    |- StoreError                         files cannot be written, read or trusted
-    `- GateRefusedError          exit 3   a release gate said no
+TvmflowError                 exit 1   the base: what was found, what was expected, what to do
+|- UsageError                exit 2   the request cannot be understood
+|  |- ParamsError                     params.yaml is not valid
+|  `- UnknownNameError                a name that is not in a table; lists the legal ones
+|- SourceError                        weights, labels or data cannot be had
+|  |- DownloadError          retried  the network failed
+|  `- DigestError                     the bytes are not the ones that were pinned
+|- ModelFileError                     a model file is damaged, hostile or of the wrong kind
+|- UnsupportedOperatorError           the importer does not know an operator; names it
+|- AgreementError                     a form of the model answers differently from the source
+|- StageError                         a stage ended without its outputs
+|  |- StageCrashedError               its process died
+|  `- StageTimeoutError               its process was killed because it took too long
+|- DeviceError                        a device could not do what was asked
+|  |- TrackerError           retried  the tracker cannot be reached
+|  |- DeviceUnknownError              no device of that key is registered
+|  |- DeviceBusyError        retried  every device of that key is in use
+|  `- DeviceLostError        retried  the device went away in the middle
+|- StoreError                         files cannot be written, read or trusted
+`- GateRefusedError          exit 3   a release gate said no
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class ParamsError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    def __init__(
-        self, found: str, expected: str = "", fix: str = "", *, legal: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, found: str, expected: str = "", fix: str = "", *, legal: Iterable[str] = ()) -> None:
         super().__init__(found, expected or "one of " + ", ".join(sorted(legal)), fix)
 
 

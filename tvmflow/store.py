@@ -78,9 +78,7 @@ class Store:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def plan(
-        self, name: str, cell: Cell, known: dict[str, Plan | Undecided] | None = None
-    ) -> Plan | Undecided:
+    def plan(self, name: str, cell: Cell, known: dict[str, Plan | Undecided] | None = None) -> Plan | Undecided:
         """Compute the key of a stage from what lies on disk now and say whether its outputs can be believed.
 
         `known` collects the plans on the way, so that no folder is read twice.

@@ -60,9 +60,7 @@ def probe() -> dict[str, str]:
             return known[identity]
     except (OSError, ValueError, KeyError, TypeError):
         known = {}
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         raise TvmflowError(
             f"TVM {wheel.version} does not start: {done.stderr.strip()[-400:]}",

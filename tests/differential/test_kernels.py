@@ -114,7 +114,9 @@ def test_a_trace_of_another_kernel_is_refused_and_the_default_is_used() -> None:
 
 def test_workload_keys_tell_kernels_apart_and_names_do_not_matter() -> None:
     def keys(padding: int, dilation: int, channels: int) -> set[str]:
-        net = torch.nn.Sequential(torch.nn.Conv2d(16, channels, 3, padding=padding, dilation=dilation), torch.nn.Flatten())
+        net = torch.nn.Sequential(
+            torch.nn.Conv2d(16, channels, 3, padding=padding, dilation=dilation), torch.nn.Flatten()
+        )
         lowered = lower(_imported(net, (1, 16, 8, 8))[0], host_target().tvm_target())
         return {w.key for w in extract_workloads(lowered) if "conv" in w.name}
 

@@ -60,7 +60,9 @@ STAGES = {
     "import_model": Stage(
         "import_model", "tasks.golden", lambda _w, _c: {}, _nothing, double, inputs={"fetch": ("deep/number.txt",)}
     ),
-    "deploy": Stage("deploy", "tasks.golden", lambda _w, _c: {}, _nothing, _never, inputs={"import_model": None}, is_cached=False),
+    "deploy": Stage(
+        "deploy", "tasks.golden", lambda _w, _c: {}, _nothing, _never, inputs={"import_model": None}, is_cached=False
+    ),
 }
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ def test_what_is_known_to_work_is_ok() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "version"), [("apache-tvm-ffi", "0.1.15"), ("fastapi", "0.151.0"), ("fastapi", "0.165.0"), ("sqlalchemy", "2.1.9")]
+    ("name", "version"),
+    [("apache-tvm-ffi", "0.1.15"), ("fastapi", "0.151.0"), ("fastapi", "0.165.0"), ("sqlalchemy", "2.1.9")],
 )
 def test_what_is_known_to_break_is_broken_and_says_what_to_install(name: str, version: str) -> None:
     broken = [finding for finding in check_versions({**GOOD, name: version}) if finding.level == "broken"]

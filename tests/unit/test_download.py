@@ -160,7 +160,7 @@ def test_an_old_part_of_another_file_does_no_harm(server: Server, tmp_path: Path
 @pytest.mark.parametrize("answer", [endless, status(200, Content_Length="9" * 12)])
 def test_too_large_is_refused_and_dropped(server: Server, tmp_path: Path, answer: Answer) -> None:
     server.answers = [answer]
-    with pytest.raises(SourceError, match="more than 1000000 bytes|could not be downloaded"):
+    with pytest.raises(SourceError, match=r"more than 1000000 bytes|could not be downloaded"):
         download(server.url, tmp_path / "m", LIMITS, SHA256)
     assert not (tmp_path / "m").exists()
 

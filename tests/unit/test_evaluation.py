@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import small_params
 from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import check_golden, compare
 from tvmflow.evaluation.comparison import compare_interleaved, interval
@@ -16,7 +17,6 @@ from tvmflow.evaluation.latency import LatencyRules, measure, summarize
 from tvmflow.params import Params
 from tvmflow.release.gate import judge
 from tvmflow.report.tables import shown_latency
-from tests.conftest import small_params
 
 RULES = LatencyRules(warmup_runs=2, min_runs=30, min_seconds=0.01, max_seconds=0.5, max_spread=0.15)
 
@@ -109,7 +109,9 @@ def _card(**changes: Any) -> dict[str, Any]:
         (_card(), 0.99, [0.9, -0.9, 0.8, -0.7], "not shown to be as fast"),
     ],
 )
-def test_the_gate(card: dict[str, Any], champion: float | None, log_ratios: list[float] | None, says: str | None) -> None:
+def test_the_gate(
+    card: dict[str, Any], champion: float | None, log_ratios: list[float] | None, says: str | None
+) -> None:
     rules = Params.model_validate(small_params()).release
     verdict = judge(card, champion, interval(log_ratios, 0.95) if log_ratios else None, rules)
     assert verdict.passed == (says is None)

@@ -78,7 +78,11 @@ def test_what_is_not_a_params_file_is_refused(tmp_path: Path, text: str) -> None
 
 def test_unknown_cells_list_the_legal_names() -> None:
     params = Params.model_validate(small_params())
-    for text, says in (("nope@local-cpu:float32", "resnet18"), ("resnet18@moon:float32", "rk3399"), ("resnet18", "digits")):
+    for text, says in (
+        ("nope@local-cpu:float32", "resnet18"),
+        ("resnet18@moon:float32", "rk3399"),
+        ("resnet18", "digits"),
+    ):
         with pytest.raises(UnknownNameError) as error:
             params.cell(text)
         assert says in str(error.value)

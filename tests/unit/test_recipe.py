@@ -18,7 +18,9 @@ PARTS = st.dictionaries(st.text(max_size=3), VALUES, max_size=3)
 
 
 @given(PARTS, PARTS, PARTS, PARTS)
-def test_keys_are_equal_iff_recipes_are(a: dict[str, Any], b: dict[str, Any], c: dict[str, Any], d: dict[str, Any]) -> None:
+def test_keys_are_equal_iff_recipes_are(
+    a: dict[str, Any], b: dict[str, Any], c: dict[str, Any], d: dict[str, Any]
+) -> None:
     one = make_recipe("s", {}, a, {}, {}) | {"toolchain": c}
     two = make_recipe("s", {}, b, {}, {}) | {"toolchain": d}
     same_types = repr(_sorted(one)) == repr(_sorted(two))

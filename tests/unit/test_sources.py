@@ -109,7 +109,9 @@ def test_a_pinned_file_must_match(tmp_path: Path) -> None:
 
 
 def test_unknown_networks_and_zoo_weights_list_the_legal_ones(tmp_path: Path) -> None:
-    request = WeightsRequest("torch", "torchvision/resnet18", {"zoo": "BEST"}, tmp_path, _request(tmp_path).limits, tmp_path)
+    request = WeightsRequest(
+        "torch", "torchvision/resnet18", {"zoo": "BEST"}, tmp_path, _request(tmp_path).limits, tmp_path
+    )
     with pytest.raises(UnknownNameError, match="no weights 'BEST'") as error:
         bring_weights(request, tmp_path, None, lambda *_: None)
     assert "IMAGENET1K_V1" in str(error.value)

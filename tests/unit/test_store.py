@@ -68,7 +68,12 @@ def bench(make_workspace: Callable[..., Path]) -> Bench:
 
 
 def test_made_once_then_hit(bench: Bench) -> None:
-    assert [bench.ensure(s) for s in ("fetch", "import_model", "fetch", "import_model")] == ["made", "made", "hit", "hit"]
+    assert [bench.ensure(s) for s in ("fetch", "import_model", "fetch", "import_model")] == [
+        "made",
+        "made",
+        "hit",
+        "hit",
+    ]
     assert bench.calls() == ["fetch", "import_model"]
 
 

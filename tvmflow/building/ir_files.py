@@ -61,7 +61,9 @@ def load_module(folder: Path) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelFileError(f"damaged IR in {folder}: {error}", "the files that import_model wrote") from error
     if made_by != tvm.__version__:
-        raise StoreError(f"the IR in {folder} was written by TVM {made_by}", f"TVM {tvm.__version__}", "run the cell again")
+        raise StoreError(
+            f"the IR in {folder} was written by TVM {made_by}", f"TVM {tvm.__version__}", "run the cell again"
+        )
     return tvm.ir.load_json(json.dumps(graph))
 
 

@@ -40,17 +40,26 @@ def export(executable: Any, path: Path, target: ResolvedTarget) -> None:
         subprocess.run([target.cc, "--version"], capture_output=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         raise TvmflowError(
-            f"no C++ compiler {target.cc!r}", "the compiler of the target on PATH", "install it, or set cc: of the target"
+            f"no C++ compiler {target.cc!r}",
+            "the compiler of the target on PATH",
+            "install it, or set cc: of the target",
         ) from None
     executable.export_library(str(path), fcompile=link)
 
 
-def build_scheduled(packed: Any, target: ResolvedTarget, best: dict[str, Any], dump: Any = None) -> tuple[Any, list[Choice]]:
+def run_pass(step: Any, mod: Any) -> Any:
+    """Apply a pass; module_pass makes ours callable in a way that type checkers cannot see."""
+    return step(mod)
+
+
+def build_scheduled(
+    packed: Any, target: ResolvedTarget, best: dict[str, Any], dump: Any = None
+) -> tuple[Any, list[Choice]]:
     """Lower, schedule and compile a packed module. Returns the executable and how each kernel was scheduled."""
     tvm_target = target.tvm_target()
     lowered = lower(packed, tvm_target, dump)
     step = ScheduleKernels(best)
-    scheduled = step(lowered)
+    scheduled = run_pass(step, lowered)
     if dump is not None:
         dump("schedule_kernels", scheduled)
     return compile_lowered(scheduled, tvm_target), list(step.choices)

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -21,7 +22,7 @@ def keep_serving_after_a_crash() -> None:
     import tvm.rpc.server as server
 
     serving = server._serving
-    folder = os.getcwd()
+    folder = Path.cwd()
 
     def safe(connection: Any, *args: Any, **named: Any) -> None:
         try:

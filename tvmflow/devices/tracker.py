@@ -38,7 +38,9 @@ class TrackerAddress:
 def connect(address: TrackerAddress) -> Any:
     """Return TVM's tracker session. Raises TrackerError when nobody answers there."""
     try:
-        socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S).close()  # TVM itself tries for 60 s
+        socket.create_connection(
+            (address.host, address.port), timeout=CONNECT_TIMEOUT_S
+        ).close()  # TVM itself tries for 60 s
         from tvm import rpc
 
         return rpc.connect_tracker(address.host, address.port)

@@ -61,7 +61,8 @@ def measure(timed_runs: TimedRuns, rules: LatencyRules) -> Latency:
 
 
 def _collect(timed_runs: TimedRuns, rules: LatencyRules) -> list[float]:
-    started, times = time.monotonic(), []
+    started = time.monotonic()
+    times: list[float] = []
     while True:
         times += timed_runs(_chunk(times, rules))
         elapsed = time.monotonic() - started

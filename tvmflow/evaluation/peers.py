@@ -23,7 +23,9 @@ def measure_peers(
         "source": lambda: _source(source, x, threads),
         "onnxruntime": lambda: _onnxruntime(onnx_file, x, threads),
     }
-    return {name: measure(timed(makers[name]()), rules) for name in names if name != "onnxruntime" or onnx_file.exists()}
+    return {
+        name: measure(timed(makers[name]()), rules) for name in names if name != "onnxruntime" or onnx_file.exists()
+    }
 
 
 def _source(source: SourceModel, x: Array, threads: int) -> Callable[[], object]:

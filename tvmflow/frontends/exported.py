@@ -7,6 +7,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tvmflow.errors import ModelFileError, UnsupportedOperatorError, first_line
 from tvmflow.frontends.source_model import Array
 
@@ -28,7 +30,7 @@ class ExportedModel:
                 raise _wrong_shape(error, self.shape) from error
         if not isinstance(answer, torch.Tensor):
             raise ModelFileError(f"the model answers with {type(answer).__name__}", "one tensor (N, outputs)")
-        return answer.detach().cpu().numpy()
+        return np.asarray(answer.detach().cpu().numpy())
 
     def exported(self) -> Any:
         """Return the torch.export program, made once."""

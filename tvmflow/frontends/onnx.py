@@ -21,7 +21,9 @@ class OnnxModel:
         names = {tensor.name for tensor in graph.graph.initializer}
         inputs = [value.name for value in graph.graph.input if value.name not in names]
         if len(inputs) != 1 or len(graph.graph.output) != 1:
-            raise ModelFileError(f"{path.name} has inputs {inputs} and {len(graph.graph.output)} outputs", "one of each")
+            raise ModelFileError(
+                f"{path.name} has inputs {inputs} and {len(graph.graph.output)} outputs", "one of each"
+            )
         self.input_name = inputs[0]
         try:
             self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -70,4 +72,6 @@ def load(folder: Path, description: SourceDescription) -> OnnxModel:
 
 
 def _damaged(path: Path, error: Exception) -> ModelFileError:
-    return ModelFileError(f"{path.name} is not a whole, valid ONNX file: {first_line(error)}", "an ONNX model in one file")
+    return ModelFileError(
+        f"{path.name} is not a whole, valid ONNX file: {first_line(error)}", "an ONNX model in one file"
+    )

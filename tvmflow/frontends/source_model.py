@@ -25,10 +25,14 @@ class SourceDescription:
     input_shape: tuple[int, ...]
 
 
-class SourceModel(Protocol):
-    """A model in its own framework. x: (N, ...) float32 with the batch of input.shape; answers: (N, outputs)."""
+class Runner(Protocol):
+    """Anything that answers. x: (N, ...) float32 with the batch of input.shape; answers: (N, outputs)."""
 
     def run(self, x: Array) -> Array: ...
+
+
+class SourceModel(Runner, Protocol):
+    """A model in its own framework."""
 
     def to_relax(self) -> Any:
         """Return an IRModule with `main(input) -> output`. Raises UnsupportedOperatorError."""
@@ -37,7 +41,7 @@ class SourceModel(Protocol):
         """Write the model as ONNX, for peers that read nothing else."""
 
 
-def run_in_batches(model: SourceModel, x: Array, batch: int) -> Array:
+def run_in_batches(model: Runner, x: Array, batch: int) -> Array:
     """Run x (N, ...) through a model of fixed batch size; the last batch is filled up with its last sample."""
     answers = []
     for start in range(0, len(x), batch):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tvmflow.errors import UnknownNameError
 from tvmflow.frontends import keras, onnx, torch
 from tvmflow.frontends.source_model import SourceDescription, SourceModel
 
-FRONTENDS = {"torch": torch.load, "keras": keras.load, "onnx": onnx.load}
+FRONTENDS: dict[str, Callable[[Path, SourceDescription], SourceModel]] = {
+    "torch": torch.load,
+    "keras": keras.load,
+    "onnx": onnx.load,
+}
 TOOLS = {
     "torch": ("torch", "torchvision", "onnxscript"),
     "keras": ("keras", "torch", "onnxscript"),

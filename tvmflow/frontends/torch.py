@@ -32,7 +32,7 @@ def _state_dict(path: Path) -> dict[str, Any]:
 
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return dict(load_file(path))
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         raise ModelFileError(

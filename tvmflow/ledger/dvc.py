@@ -34,7 +34,9 @@ def run_dvc(workspace: Workspace, *arguments: str) -> str:
         )  # fmt: skip
     if done.returncode:
         lines = [line for line in f"{done.stderr}\n{done.stdout}".splitlines() if line.strip()]
-        raise StoreError(f"'dvc {' '.join(arguments)}' failed: {' '.join(lines)[-500:]}", fix="run it by hand to see more")
+        raise StoreError(
+            f"'dvc {' '.join(arguments)}' failed: {' '.join(lines)[-500:]}", fix="run it by hand to see more"
+        )
     return done.stdout
 
 
@@ -114,5 +116,7 @@ def file_by_md5(workspace: Workspace, md5: str, sha256: str, target: Path) -> No
             shutil.copyfile(place, target)
             return
     raise StoreError(
-        f"the library with sha256 {sha256[:12]} is not in DVC's cache", "every registered library under DVC", "run 'dvc fetch --all-commits'"
+        f"the library with sha256 {sha256[:12]} is not in DVC's cache",
+        "every registered library under DVC",
+        "run 'dvc fetch --all-commits'",
     )

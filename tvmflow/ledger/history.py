@@ -38,7 +38,11 @@ def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
     for name in aliases:
         for version in client.search_model_versions(f"name = '{name}'"):
             versions[name, version.tags.get("library_sha256", "")] = str(version.version)
-    runs = client.search_runs(experiments, f"tags.`tvmflow.kind` = 'measurement'{where}", max_results=5000) if experiments else []
+    runs = (
+        client.search_runs(experiments, f"tags.`tvmflow.kind` = 'measurement'{where}", max_results=5000)
+        if experiments
+        else []
+    )
     rows = [_row(run, aliases, versions) for run in runs if run.data.tags.get("tvmflow.complete") == "true"]
     return sorted(rows, key=lambda row: row["time_ms"])
 

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
@@ -142,7 +141,9 @@ class _Recording:
             found[f"spread.{name}"] = latency["spread"]
             if latency["steady"]:
                 prefix = "latency_ms" if name == "compute" else f"{name}_ms"
-                found |= {f"{prefix}.{stat}": latency[f"{stat}_ms"] for stat in ("median", "mean", "p90", "min", "max", "std")}
+                found |= {
+                    f"{prefix}.{stat}": latency[f"{stat}_ms"] for stat in ("median", "mean", "p90", "min", "max", "std")
+                }
         for name, peer in card["peers"].items():
             if peer["steady"]:
                 found[f"peer_ms.{name}"] = peer["median_ms"]
@@ -183,12 +184,18 @@ class _Recording:
         from mlflow.entities import Metric
 
         device = self.card["device"]
-        where = f"tags.`tvmflow.kind` = 'history' and tags.cell = '{self.cell}' and tags.`device.kind` = '{device['kind']}'"
+        where = (
+            f"tags.`tvmflow.kind` = 'history' and tags.cell = '{self.cell}' and tags.`device.kind` = '{device['kind']}'"
+        )
         runs = self.client.search_runs([self.experiment], where)
         if runs:
             run = runs[0]
         else:
-            tags = {k: v for k, v in self._tags().items() if k in ("cell", "model", "target", "precision", "device.key", "device.kind")}
+            tags = {
+                k: v
+                for k, v in self._tags().items()
+                if k in ("cell", "model", "target", "precision", "device.key", "device.kind")
+            }
             run = self.client.create_run(
                 self.experiment, tags={**tags, "tvmflow.kind": "history"}, run_name=f"history {self.cell} on {device['kind']}"
             )  # fmt: skip
@@ -210,7 +217,9 @@ def git_commit(root: Path) -> str:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
         if head.returncode:
             return "none"
-        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=False)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=False
+        )
         return head.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
     except OSError:
         return "none"

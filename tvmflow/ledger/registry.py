@@ -99,7 +99,9 @@ def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
     champion, previous = _alias(client, name, CHAMPION), _alias(client, name, PREVIOUS)
     if champion is None or previous is None:
         raise StoreError(
-            f"{name} has no previous champion", "a champion that replaced another", "see 'tvmflow history' for what was released"
+            f"{name} has no previous champion",
+            "a champion that replaced another",
+            "see 'tvmflow history' for what was released",
         )
     client.set_registered_model_alias(name, CHAMPION, previous.version)
     client.set_registered_model_alias(name, PREVIOUS, champion.version)
@@ -109,7 +111,9 @@ def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
 def all_aliases(workspace: Workspace) -> dict[str, dict[str, str]]:
     """Return registry name -> alias -> version number."""
     client = open_mlflow(workspace)
-    return {model.name: {str(k): str(v) for k, v in model.aliases.items()} for model in client.search_registered_models()}
+    return {
+        model.name: {str(k): str(v) for k, v in model.aliases.items()} for model in client.search_registered_models()
+    }
 
 
 def _alias(client: MlflowClient, name: str, alias: str) -> Version | None:
@@ -139,5 +143,7 @@ def logged_library(workspace: Workspace, version: Version, target: Path) -> None
     try:
         folder = artifacts.download_artifacts(artifact_uri=source)
     except (MlflowException, OSError) as error:
-        raise StoreError(f"the library of {version.name} version {version.version} is gone from MLflow: {error}") from error
+        raise StoreError(
+            f"the library of {version.name} version {version.version} is gone from MLflow: {error}"
+        ) from error
     shutil.copyfile(Path(folder) / "library.so", target)

@@ -19,7 +19,8 @@ Array = np.ndarray[Any, Any]
 
 
 def _numpy(found: Any, pattern: Any) -> Array:
-    return np.asarray(constant_value(found[pattern]).numpy(), np.float64)
+    value: Any = constant_value(found[pattern])
+    return np.asarray(value.numpy(), np.float64)
 
 
 def _folded(conv: Any, data: Any, weight: Array, scale: Array, shift: Array) -> Any:
@@ -64,8 +65,9 @@ def _rewrite_decomposed(function: Any) -> Any:
         channels = weights.shape[found[conv].attrs.kernel_layout.index("O")]
         channel_axis = found[conv].attrs.data_layout.index("C")
         for constant in (mean, scale, shift):
-            shape = constant_value(found[constant]).numpy().shape
-            if shape != tuple(channels if axis == channel_axis else 1 for axis in range(weights.ndim)):
+            if _numpy(found, constant).shape != tuple(
+                channels if axis == channel_axis else 1 for axis in range(weights.ndim)
+            ):
                 return expression
         bias = _numpy(found, shift) - _numpy(found, mean) * factors
         return _folded(found[conv], found[data], weights, factors.reshape(-1), bias.reshape(-1))

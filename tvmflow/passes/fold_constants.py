@@ -79,6 +79,8 @@ class FoldConstants:
     def transform_module(self, mod: Any, _context: Any) -> Any:
         for variable, function in list(mod.functions.items()):
             if isinstance(function, relax.Function):
-                mod = tvm.IRModule({**dict(mod.functions.items()), variable: _Folder(mod).visit_expr(function)}, attrs=mod.attrs)
+                mod = tvm.IRModule(
+                    {**dict(mod.functions.items()), variable: _Folder(mod).visit_expr(function)}, attrs=mod.attrs
+                )
         mod = relax.transform.CanonicalizeBindings()(mod)
         return relax.transform.DeadCodeElimination(["main"])(mod)

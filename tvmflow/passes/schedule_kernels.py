@@ -49,12 +49,12 @@ class ScheduleKernels:
         key = workload_key(function)
         found = template_for(function)
         template = found[0].name if found else "none"
-        for how, make in (
-            ("record", lambda: replay(function, self.best[key]["trace"]) if key in self.best else None),
-            ("default", lambda: scheduled(function, found[0], found[1][0]) if found else None),
-        ):
+        for how in ("record", "default"):
             try:
-                schedule = make()
+                if how == "record":
+                    schedule = replay(function, self.best[key]["trace"]) if key in self.best else None
+                else:
+                    schedule = scheduled(function, found[0], found[1][0]) if found else None
             except (s_tir.ScheduleError, RuntimeError, ValueError, TypeError):
                 continue
             if schedule is not None:

@@ -30,11 +30,15 @@ class Candidate:
         self.library = workspace.folder("build", cell) / "library.so"
         record = read_record(workspace.folder("build", cell) / RECORD_NAME)
         if sha256_of(self.library) != record.outputs["library.so"].sha256:
-            raise StoreError(f"{self.library} was altered", "the bytes of its record", f"run 'tvmflow run {cell}' again")
+            raise StoreError(
+                f"{self.library} was altered", "the bytes of its record", f"run 'tvmflow run {cell}' again"
+            )
         version = version_by_sha256(workspace, cell, record.outputs["library.so"].sha256)
         card = scorecard(workspace, cell)
         if version is None or card is None:
-            raise StoreError(f"the library of {cell} was never measured", "a measured library", f"run 'tvmflow run {cell}'")
+            raise StoreError(
+                f"the library of {cell} was never measured", "a measured library", f"run 'tvmflow run {cell}'"
+            )
         self.version, self.card = version, card
         self.champion = version_by_alias(workspace, cell, CHAMPION)
 

@@ -28,13 +28,19 @@ def judge(
 def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
     reasons = []
     if not card["latency"]["compute"]["steady"]:
-        reasons.append(f"its latency was too unsteady to be trusted (spread {card['latency']['compute']['spread']:.0%})")
+        reasons.append(
+            f"its latency was too unsteady to be trusted (spread {card['latency']['compute']['spread']:.0%})"
+        )
     agreement = card["agreement"]["top1_agreement"]
     if agreement < rules.min_top1_agreement:
-        reasons.append(f"top-1 agreement with the source is {agreement:.2%}, at least {rules.min_top1_agreement:.2%} is asked for")
+        reasons.append(
+            f"top-1 agreement with the source is {agreement:.2%}, at least {rules.min_top1_agreement:.2%} is asked for"
+        )
     accuracy = card["accuracy"]
     if accuracy and accuracy["built"] < accuracy["source"] - rules.max_accuracy_drop:
-        reasons.append(f"accuracy {accuracy['built']:.2%} is more than {rules.max_accuracy_drop:.2%} below the source's {accuracy['source']:.2%}")
+        reasons.append(
+            f"accuracy {accuracy['built']:.2%} is more than {rules.max_accuracy_drop:.2%} below the source's {accuracy['source']:.2%}"
+        )
     return reasons
 
 
@@ -45,11 +51,15 @@ def _against_champion(
     if champion_accuracy is not None and card["accuracy"]:
         accuracy = card["accuracy"]["built"]
         if accuracy < champion_accuracy - rules.max_accuracy_drop:
-            reasons.append(f"accuracy {accuracy:.2%} is more than {rules.max_accuracy_drop:.2%} below the champion's {champion_accuracy:.2%}")
+            reasons.append(
+                f"accuracy {accuracy:.2%} is more than {rules.max_accuracy_drop:.2%} below the champion's {champion_accuracy:.2%}"
+            )
     if comparison is not None:
         bound = 1 + rules.max_slowdown
         if comparison.low > bound:
             reasons.append(f"it is slower than the champion: ratio {comparison}, at most {bound:g} is allowed")
         elif comparison.high > bound:
-            reasons.append(f"it is not shown to be as fast as the champion: ratio {comparison}, its upper end must be at most {bound:g}")
+            reasons.append(
+                f"it is not shown to be as fast as the champion: ratio {comparison}, its upper end must be at most {bound:g}"
+            )
     return reasons

@@ -33,7 +33,9 @@ def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]]) -> d
                 "history": history.get(str(cell), []),
             })  # fmt: skip
     if not cells:
-        raise StoreError("nothing has been measured in this workspace yet", "at least one scorecard", "run 'tvmflow run digits'")
+        raise StoreError(
+            "nothing has been measured in this workspace yet", "at least one scorecard", "run 'tvmflow run digits'"
+        )
     return {"cells": cells, "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "version": __version__}
 
 
@@ -93,7 +95,8 @@ def _figure(rows: float) -> tuple[Any, Any]:
 
     mpl.rcParams.update({"svg.hashsalt": "tvmflow", "font.size": 9, "font.family": "sans-serif", "axes.grid": True,
                          "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False})  # fmt: skip
-    return plt.subplots(figsize=(8, rows), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, rows), layout="constrained")
+    return figure, axes
 
 
 def _as_image(figure: Any) -> str:
@@ -141,7 +144,9 @@ def _history_plot(cells: list[dict[str, Any]]) -> str:
         axes.plot(times, values, "o-", label=cell["card"]["cell"], color=_COLORS[index % len(_COLORS)])
         for at, row in enumerate(points):
             if at == 0 or points[at - 1]["tvm"] != row["tvm"]:
-                axes.annotate(f"TVM {row['tvm']}", (times[at], values[at]), textcoords="offset points", xytext=(4, 6), fontsize=7)
+                axes.annotate(
+                    f"TVM {row['tvm']}", (times[at], values[at]), textcoords="offset points", xytext=(4, 6), fontsize=7
+                )
     axes.set_ylabel("median latency (ms)")
     shown = [row["latency_ms"] for cell in cells for row in cell["history"] if row["latency_ms"]]
     if shown and max(shown) > 20 * min(shown):

@@ -71,7 +71,11 @@ def latency_table(card: dict[str, Any]) -> Table:
     table = Table(title=f"execution time of {card['cell']}, batch {card['batch']}, {card['device']['threads']} threads")
     for column in ("", "mean (ms)", "median (ms)", "p90 (ms)", "max (ms)", "min (ms)", "std (ms)", "runs"):
         table.add_column(column, justify="right" if column else "left")
-    rows = {"compute": card["latency"]["compute"], "copy in": card["latency"]["copy_in"], "copy out": card["latency"]["copy_out"]}
+    rows = {
+        "compute": card["latency"]["compute"],
+        "copy in": card["latency"]["copy_in"],
+        "copy out": card["latency"]["copy_out"],
+    }
     for name, latency in {**rows, **card["peers"]}.items():
         if latency["steady"]:
             numbers = [f"{latency[f'{k}_ms']:.4f}" for k in ("mean", "median", "p90", "max", "min", "std")]

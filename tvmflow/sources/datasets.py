@@ -78,7 +78,8 @@ def _load_npz(path: Path) -> Samples:
         raise SourceError(f"data set {path} cannot be read: {error}", "an .npz file with images and labels") from None
     if images.ndim not in (3, 4) or labels.ndim != 1 or len(images) != len(labels):
         raise SourceError(
-            f"data set {path} has images {images.shape} and labels {labels.shape}", "(N, C, H, W) or (N, H, W), and (N,)"
+            f"data set {path} has images {images.shape} and labels {labels.shape}",
+            "(N, C, H, W) or (N, H, W), and (N,)",
         )
     if not np.issubdtype(labels.dtype, np.integer) or not np.issubdtype(images.dtype, np.number):
         raise SourceError(f"data set {path} has dtypes {images.dtype} and {labels.dtype}", "numbers, and integers")

@@ -30,7 +30,11 @@ def _digits_cnn(keras: Any) -> Any:
     layers = keras.layers
 
     def conv(channels: int) -> list[Any]:
-        return [layers.Conv2D(channels, 3, padding="same", use_bias=False), layers.BatchNormalization(axis=1), layers.ReLU()]
+        return [
+            layers.Conv2D(channels, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(axis=1),
+            layers.ReLU(),
+        ]
 
     return keras.Sequential([
         keras.Input((1, 8, 8)), *conv(32), *conv(32), layers.MaxPooling2D(2), *conv(64),

@@ -52,7 +52,9 @@ def _as_names(value: object, path: Path) -> list[str]:
         except (TypeError, ValueError):
             raise SourceError(f"labels file {path} has keys that are no numbers", "class numbers as keys") from None
         if sorted(numbered) != list(range(len(numbered))):
-            raise SourceError(f"labels file {path} leaves out class numbers", f"every number from 0 to {len(numbered) - 1}")
+            raise SourceError(
+                f"labels file {path} leaves out class numbers", f"every number from 0 to {len(numbered) - 1}"
+            )
         value = [numbered[i] for i in range(len(numbered))]
     if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
         raise SourceError(f"labels file {path} holds something else than names", "a non-empty list of strings")

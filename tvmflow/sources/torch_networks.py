@@ -61,7 +61,10 @@ def build(name: str, seed: int | None = None) -> nn.Module:
     match = re.fullmatch(r"torchvision/([a-z0-9_]+)", name)
     models = torchvision_models() if match else None
     if match is None or models is None or match[1] not in models.list_models(module=models):
-        legal = [*NETWORKS, *(f"torchvision/{n}" for n in torchvision_models().list_models(module=torchvision_models()))]
+        legal = [
+            *NETWORKS,
+            *(f"torchvision/{n}" for n in torchvision_models().list_models(module=torchvision_models())),
+        ]
         raise UnknownNameError(f"no torch network {name!r}", legal=legal)
     return _settle(models.get_model(match[1], weights=None)).eval()
 
@@ -70,7 +73,11 @@ def _settle(network: nn.Module) -> nn.Module:
     """Give batch norms the statistics of something seen, so that seeded networks keep their signal in range."""
     with torch.no_grad():
         for module in network.modules():
-            if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:
+            if (
+                isinstance(module, nn.BatchNorm2d)
+                and module.running_mean is not None
+                and module.running_var is not None
+            ):
                 module.running_mean.normal_(0.0, 0.1)
                 module.running_var.uniform_(0.8, 1.2)
     return network

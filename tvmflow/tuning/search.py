@@ -20,6 +20,7 @@ from tvmflow.tuning.records import COMPILE_ERROR, TuningRecord, append_record, b
 from tvmflow.tuning.templates import Knobs, Template, scheduled, template_for
 from tvmflow.tuning.workloads import Workload
 
+
 @dataclass(frozen=True)
 class SearchRules:
     """tuner: order in which candidates are tried; early_stopping: trials without a gain after which a kernel is left."""

@@ -1,0 +1,203 @@
+"""Sessions with real trackers and servers on loopback: what is not there, what is busy, what dies in the middle."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.conftest import CELL
+from tvmflow.devices.local import local_tracker
+from tvmflow.devices.lock import exclusive
+from tvmflow.devices.session import DeviceSession, SessionLimits, open_session
+from tvmflow.devices.tracker import TrackerAddress, connect, queue_of, request_session
+from tvmflow.errors import DeviceBusyError, DeviceLostError, DeviceUnknownError, TrackerError, UsageError
+from tvmflow.params import DeviceEntry, load_params
+from tvmflow.targets.resolve import ResolvedTarget, resolve
+
+LOCAL = DeviceEntry(transport="local", key="local-cpu")
+X = np.zeros((1, 1, 8, 8), np.float32)
+
+
+@pytest.fixture(scope="module")
+def tracker() -> Iterator[TrackerAddress]:
+    with local_tracker("board", 1) as address:
+        yield address
+
+
+@pytest.fixture
+def target(finished: Path) -> ResolvedTarget:
+    return resolve(load_params(finished / "params.yaml").targets["local-cpu"])
+
+
+@pytest.fixture
+def library(finished: Path) -> Path:
+    return finished / "artifacts" / "build" / CELL.replace("@", ".").replace(":", ".") / "library.so"
+
+
+def test_no_tracker_is_one_error_that_says_how_to_start_one() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(TrackerError, match="no RPC tracker") as error:
+        connect(TrackerAddress("127.0.0.1", port))
+    assert "rpc_tracker" in str(error.value) and error.value.retryable
+
+
+def test_something_else_at_the_trackers_port_is_no_tracker() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(5)
+        import threading
+
+        def answer() -> None:
+            for _ in range(3):
+                try:
+                    peer, _ = server.accept()
+                    peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    peer.close()
+                except OSError:
+                    return
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(TrackerError):
+            connect(TrackerAddress("127.0.0.1", server.getsockname()[1]))
+
+
+def test_an_unknown_key_lists_the_known_ones_and_does_not_hang(tracker: TrackerAddress) -> None:
+    started = time.monotonic()
+    with pytest.raises(DeviceUnknownError, match="no device with key 'phone'") as error:
+        request_session(tracker, "phone", 10.0, 5.0)
+    assert "board" in str(error.value) and time.monotonic() - started < 5
+
+
+def test_a_busy_device_is_waited_for_and_then_told(tracker: TrackerAddress) -> None:
+    held = request_session(tracker, "board", 30.0, 10.0)
+    assert queue_of(tracker)["board"]["total"] == 1
+    with pytest.raises(DeviceBusyError):
+        request_session(tracker, "board", 10.0, 1.0)
+    del held
+    assert request_session(tracker, "board", 10.0, 10.0) is not None
+
+
+def test_the_address_comes_from_params_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TrackerAddress.find("h", 1) == TrackerAddress("h", 1)
+    monkeypatch.setenv("TVM_TRACKER_HOST", "elsewhere")
+    monkeypatch.setenv("TVM_TRACKER_PORT", "9191")
+    assert TrackerAddress.find("h", 1) == TrackerAddress("elsewhere", 9191)
+    monkeypatch.setenv("TVM_TRACKER_PORT", "x")
+    with pytest.raises(UsageError):
+        TrackerAddress.find(None, None)
+
+
+def _servers() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "tvmflow.devices.rpc_host" in " ".join(p.cmdline())]
+
+
+def test_an_external_tracker_serves_a_library(tracker: TrackerAddress, library: Path, target: ResolvedTarget) -> None:
+    device = DeviceEntry(transport="tracker", key="board", host=tracker.host, port=tracker.port)
+    with open_session(device, target, SessionLimits(60.0, 20.0)) as session:
+        assert session.model(library).run(X).shape == (1, 10)
+
+
+def test_everything_is_closed_again_also_after_an_error(library: Path, target: ResolvedTarget) -> None:
+    before = len(_servers())
+    with pytest.raises(KeyboardInterrupt), open_session(LOCAL, target, SessionLimits(60.0, 20.0)):
+        assert len(_servers()) == before + 1
+        raise KeyboardInterrupt
+    assert len(_servers()) == before
+    with open_session(LOCAL, target, SessionLimits(60.0, 20.0)) as session:
+        assert session.model(library).run(X).shape == (1, 10)
+
+
+def _kill_session() -> None:
+    """Kill the process on the device that serves the session, as a crash or a pulled plug would."""
+    server = _servers()[-1]
+    for child in server.children(recursive=True):
+        child.kill()
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize("when", ["upload", "load", "run", "time", "copy"])
+def test_a_server_that_dies_in_the_middle_is_a_lost_device(
+    when: str, library: Path, target: ResolvedTarget
+) -> None:
+    with open_session(LOCAL, target, SessionLimits(60.0, 20.0)) as session:
+        model = session.model(library)
+        model.run(X)
+        _kill_session()
+        with pytest.raises(DeviceLostError) as error:
+            _do(when, session, model, library)
+        assert error.value.retryable and "local-cpu" in str(error.value)
+    with open_session(LOCAL, target, SessionLimits(60.0, 20.0)) as session:
+        assert session.model(library).run(X).shape == (1, 10)
+
+
+def _do(when: str, session: DeviceSession, model: object, library: Path) -> None:
+    from tvmflow.devices.session import RemoteModel
+
+    assert isinstance(model, RemoteModel)
+    {
+        "upload": lambda: session.upload(library),
+        "load": lambda: session.load(library),
+        "run": model.invoke,
+        "time": lambda: model.time_runs(3),
+        "copy": lambda: session.tensor(X),
+    }[when]()
+
+
+def test_a_session_that_hangs_ends_with_its_timeout(library: Path, target: ResolvedTarget) -> None:
+    with open_session(LOCAL, target, SessionLimits(3.0, 20.0)) as session:
+        model = session.model(library)
+        for child in _servers()[-1].children(recursive=True):
+            child.suspend()
+        started = time.monotonic()
+        with pytest.raises(DeviceLostError):
+            model.run(X)
+        assert time.monotonic() - started < 20
+
+
+def test_a_server_goes_on_after_a_session_died(tracker: TrackerAddress, library: Path, target: ResolvedTarget) -> None:
+    device = DeviceEntry(transport="tracker", key="board", host=tracker.host, port=tracker.port)
+    limits = SessionLimits(60.0, 20.0)
+    with open_session(device, target, limits) as session:
+        model = session.model(library)
+        _kill_session()
+        with pytest.raises(DeviceLostError):
+            model.run(X)
+    with open_session(device, target, limits) as session:
+        assert session.model(library).run(X).shape == (1, 10)
+
+
+def test_two_uploads_of_one_name_do_not_overwrite_each_other(library: Path, target: ResolvedTarget) -> None:
+    with open_session(LOCAL, target, SessionLimits(60.0, 20.0)) as session:
+        first, second = session.model(library), session.model(library)
+        assert np.array_equal(first.run(X), second.run(X))
+
+
+def test_one_measurement_at_a_time() -> None:
+    with exclusive("test", 1.0), pytest.raises(DeviceBusyError, match="in use by another"), exclusive("test", 0.2):
+        raise AssertionError("two at once")
+
+
+def test_the_servers_life_line(tmp_path: Path) -> None:
+    """When the process that opened a session is killed, its tracker and server end too."""
+    import sys
+
+    code = (
+        "import time, sys\nfrom tvmflow.devices.local import local_tracker\n"
+        "with local_tracker('k', 1) as address:\n    print(address.port, flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert int(process.stdout.readline()) > 0
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
