@@ -124,9 +124,7 @@ def _kill_session() -> None:
 
 
 @pytest.mark.parametrize("when", ["upload", "load", "run", "time", "copy"])
-def test_a_server_that_dies_in_the_middle_is_a_lost_device(
-    when: str, library: Path, target: ResolvedTarget
-) -> None:
+def test_a_server_that_dies_in_the_middle_is_a_lost_device(when: str, library: Path, target: ResolvedTarget) -> None:
     with open_session(LOCAL, target, SessionLimits(60.0, 20.0)) as session:
         model = session.model(library)
         model.run(X)

@@ -83,7 +83,12 @@ def test_ctrl_c_ends_at_once_and_leaves_no_process(copy_of_finished: Path) -> No
     import psutil
 
     root = copy_of_finished
-    (root / "params.yaml").write_text((root / "params.yaml").read_text().replace("min_seconds: 0.2", "min_seconds: 30.0").replace("max_seconds: 2.0", "max_seconds: 60.0"))
+    (root / "params.yaml").write_text(
+        (root / "params.yaml")
+        .read_text()
+        .replace("min_seconds: 0.2", "min_seconds: 30.0")
+        .replace("max_seconds: 2.0", "max_seconds: 60.0")
+    )
     process = _start(root, "tvmflow", "--root", str(root), "run", CELL)
     _wait_for(root, f"artifacts/.tmp/evaluate.{SLUG}.new-*", process, 120)
     time.sleep(3)

@@ -1,0 +1,217 @@
+"""One finished run, seen from every side: Prefect, DVC, MLflow, the registry, the report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import CELL, tvmflow
+from tvmflow.ledger.registry import version_by_alias
+from tvmflow.ledger.store_paths import open_mlflow
+from tvmflow.params import STAGE_NAMES
+from tvmflow.workspace import Workspace
+
+SLUG = CELL.replace("@", ".").replace(":", ".")
+
+
+def _dvc(root: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments], cwd=root, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout
+
+
+def _json(root: Path, *arguments: str) -> Any:
+    return json.loads(tvmflow(root, *arguments, "--json").stdout)
+
+
+def test_accuracy_and_agreement(finished: Path) -> None:
+    card = json.loads((finished / "artifacts" / "evaluate" / SLUG / "scorecard.json").read_text())
+    assert card["accuracy"]["built"] >= 0.90  # four epochs here; the shipped twenty reach 0.99
+    assert card["agreement"]["top1_agreement"] == 1.0
+    assert card["agreement"]["max_relative_error"] < 1e-4
+    assert set(card["peers"]) == {"source", "onnxruntime"}
+
+
+def test_a_second_run_starts_nothing(finished: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in (finished / ".prefect").rglob("*.db*")}
+    done = tvmflow(finished, "run", "digits")
+    assert "nothing to do" in done.stderr and "Prefect" not in done.stderr
+    assert before == {p: p.stat().st_mtime_ns for p in (finished / ".prefect").rglob("*.db*")}
+    assert all(row["state"] == "hit" for row in _json(finished, "why", "digits")[CELL])
+
+
+def test_every_reading_command_gives_json(finished: Path) -> None:
+    assert _json(finished, "status")["cells"][0]["todo"] == []
+    assert {row["target"] for row in _json(finished, "devices")} == {"local-cpu", "x86-64-v3", "rk3399"}
+    assert _json(finished, "history", "digits")[0]["version"].startswith("1")
+    assert _json(finished, "report")["cells"][0]["card"]["cell"] == CELL
+    assert {finding["level"] for finding in _json(finished, "doctor")} <= {"ok", "warning"}
+    assert _json(finished, "run", "digits", "--dry-run")[CELL][0]["state"] == "hit"
+
+
+def test_why_names_the_parameter_that_changed(copy_of_finished: Path) -> None:
+    path = copy_of_finished / "params.yaml"
+    path.write_text(path.read_text().replace("measure_repeats: 2", "measure_repeats: 3"))
+    rows = {row["stage"]: row for row in _json(copy_of_finished, "why", "digits")[CELL]}
+    assert rows["graph_pack"]["state"] == "hit"
+    assert rows["tune"]["why"] == "params.measure_repeats: 2 -> 3"
+    assert rows["build"]["state"] == "waits"
+
+
+def test_dvc_knows_everything_and_repro_changes_nothing(finished: Path) -> None:
+    assert "up to date" in _dvc(finished, "status")
+    out = _dvc(finished, "repro")
+    assert out.count("didn't change, skipping") == len(STAGE_NAMES)
+    assert _git(finished, "status", "--porcelain", "dvc.yaml") == ""
+
+
+def test_dvc_repro_and_the_flow_find_each_others_work(copy_of_finished: Path) -> None:
+    """A stage that DVC has to run because its folder is gone finds the bytes by its recipe key."""
+    root = copy_of_finished
+    shutil.rmtree(root / "artifacts" / "quantize")
+    out = _dvc(root, "repro", "build@digits")
+    assert "quantize" in out
+    tvmflow(root, "run", "digits")
+    assert "up to date" in _dvc(root, "status")
+
+
+def test_dvc_metrics_and_plots(copy_of_finished: Path) -> None:
+    root = copy_of_finished
+    _git(root, "add", "dvc.lock")
+    _git(root, "commit", "-qm", "lock")
+    metrics = root / "artifacts" / "evaluate" / SLUG / "metrics.json"
+    changed = json.loads(metrics.read_text()) | {"accuracy": 0.5}
+    metrics.unlink()
+    metrics.write_text(json.dumps(changed))
+    diff = json.loads(_dvc(root, "metrics", "diff", "HEAD", "--json"))
+    assert "accuracy" in json.dumps(diff)
+    _dvc(root, "plots", "show", "-o", "plots")
+    assert (root / "plots" / "index.html").stat().st_size > 1000
+
+
+def test_a_fresh_clone_pulls_and_finds_everything(finished: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shutil.copytree(finished, shared, symlinks=True, ignore=shutil.ignore_patterns(".prefect"))
+    _git(shared, "add", "dvc.lock", ".dvc/config")
+    _git(shared, "commit", "-qm", "lock")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(shared), str(clone)], check=True)
+    _dvc(clone, "remote", "modify", "--local", "local", "url", str(shared / "dvc_storage"))
+    _dvc(clone, "pull")
+    rows = _json(clone, "why", "digits")[CELL]
+    assert [row["state"] for row in rows] == ["hit"] * len(rows)
+    assert (clone / "artifacts" / "tuning_log" / f"{SLUG}.jsonl").exists()
+
+
+def test_a_lost_and_an_altered_output_come_back_from_dvcs_cache(copy_of_finished: Path) -> None:
+    root = copy_of_finished
+    library = root / "artifacts" / "build" / SLUG / "library.so"
+    good = library.read_bytes()
+    for damage in ("gone", "altered"):
+        library.unlink()
+        if damage == "altered":
+            library.write_bytes(good[:-1] + b"x")
+        rows = {row["stage"]: row for row in _json(root, "why", "digits")[CELL]}
+        assert rows["build"]["why"] == f"library.so {'is gone' if damage == 'gone' else 'was altered'}"
+        results = json.loads(tvmflow(root, "run", "digits", "--json").stdout)["results"]
+        assert results[0]["outcomes"]["build"] == "restored"
+        assert library.read_bytes() == good
+
+
+def test_mlflow_has_numbers_tags_model_and_history(finished: Path) -> None:
+    client = open_mlflow(Workspace(finished))
+    experiment = client.get_experiment_by_name("digits_torch")
+    assert experiment is not None
+    runs = {run.data.tags["tvmflow.kind"]: run for run in client.search_runs([experiment.experiment_id])}
+    measured, history = runs["measurement"], runs["history"]
+    assert {
+        "accuracy",
+        "latency_ms.median",
+        "agreement.cosine",
+        "library_bytes",
+        "stage_s.tune",
+        "peer_ms.onnxruntime",
+    } <= set(measured.data.metrics)
+    assert {"recipe.build", "library.sha256", "git.commit", "toolchain.tvm", "toolchain.llvm", "device.kind"} <= set(
+        measured.data.tags
+    )
+    assert client.get_metric_history(measured.info.run_id, "tuning.kernels_ms")
+    assert [m.step for m in client.get_metric_history(history.info.run_id, "latency_ms.median")] == [1]
+    models = client.search_logged_models([experiment.experiment_id])
+    assert [model.model_type for model in models] == ["tvm-library"]
+    folder = Path(models[0].artifact_location.removeprefix("file://"))
+    assert sorted(p.name for p in folder.iterdir()) == ["library.so", "manifest.json"]
+    version = version_by_alias(Workspace(finished), Workspace(finished).params.cell("digits"), "challenger")
+    assert version is not None and version.sha256 == measured.data.tags["library.sha256"]
+
+
+def test_recording_again_after_a_crash_gives_one_measurement(copy_of_finished: Path) -> None:
+    root = copy_of_finished
+    for marker in (root / "artifacts" / ".recorded").glob("*.json"):
+        marker.unlink()
+    tvmflow(root, "run", "digits")
+    assert len(_json(root, "history", "digits")) == 1
+
+
+def _edit(root: Path, old: str, new: str) -> None:
+    text = (root / "params.yaml").read_text()
+    assert old in text
+    (root / "params.yaml").write_text(text.replace(old, new))
+
+
+def test_release_gate_comparison_and_rollback(copy_of_finished: Path) -> None:
+    root = copy_of_finished
+    _edit(root, "max_spread: 5.0", "max_spread: 1.0e-09")
+    tvmflow(root, "run", "digits")
+    refused = tvmflow(root, "promote", "digits", code=3)
+    assert "unsteady" in refused.stderr
+    _edit(root, "max_spread: 1.0e-09", "max_spread: 5.0")
+    tvmflow(root, "run", "digits")
+    assert "would be" in tvmflow(root, "promote", "digits", "--dry-run").stdout
+    assert "version 1 is the champion now (was no champion)" in tvmflow(root, "promote", "digits").stdout
+    assert "already" in tvmflow(root, "promote", "digits").stdout
+
+    _edit(root, "channel_block: 16", "channel_block: 8")  # another library, measured against the champion
+    tvmflow(root, "run", "digits")
+    _edit(root, "max_slowdown: 0.5", "max_slowdown: 50.0")
+    verdict = json.loads(tvmflow(root, "promote", "digits", "--json").stdout)
+    assert verdict["promoted"] and verdict["comparison"]["rounds"] == 6
+    assert verdict["comparison"]["low"] <= verdict["comparison"]["ratio"] <= verdict["comparison"]["high"]
+    rows = _json(root, "history", "digits")
+    assert [row["version"] for row in rows if "champion" in row["version"]][0].startswith("2")
+    assert "version 1 again" in tvmflow(root, "rollback", "digits").stdout
+    assert "version 2 again" in tvmflow(root, "rollback", "digits").stdout
+
+
+def test_rollback_without_a_champion_is_one_error(finished: Path) -> None:
+    assert "no previous champion" in tvmflow(finished, "rollback", "digits", code=1).stderr
+
+
+def test_retune_with_the_same_toolchain_has_nothing_to_do(copy_of_finished: Path) -> None:
+    tvmflow(copy_of_finished, "promote", "digits")
+    assert "nothing to do" in tvmflow(copy_of_finished, "retune", "digits").stdout
+
+
+def test_the_report_is_one_page_that_needs_nothing(finished: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    tvmflow(finished, "report", "--output", str(page))
+    html = page.read_text()
+    assert CELL in html and "onnxruntime" in html and "TVM" in html
+    assert html.count("data:image/svg+xml;base64,") == 4
+    assert "http://" not in html and "https://" not in html and "<script" not in html
+
+
+def test_no_color_and_results_on_stdout_progress_on_stderr(finished: Path) -> None:
+    done = tvmflow(finished, "run", "digits")
+    assert "\x1b[" not in done.stdout + done.stderr
+    assert CELL in done.stdout and "next:" in done.stderr
