@@ -3,6 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+OLD_TVM := .venv-tvm-0.26
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DO_NOT_TRACK := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -10,7 +11,8 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK := true
 
-.PHONY: demo test check setup format pipeline constraints clean
+# The environment installs into itself; recipes that other tools run find `python` there.
+.PHONY: demo test test-upgrade check setup format pipeline constraints clean
 
 demo: setup  ## set up, run the main job on the embedded default, show the result
 	$(BIN)/tvmflow run digits
@@ -34,6 +36,17 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev
+	@touch $@
+
+test-upgrade: setup $(OLD_TVM)/.installed  ## the re-tune from TVM 0.26.0 to the installed one, for real
+	TVMFLOW_OLD_TVM=$(CURDIR)/$(OLD_TVM)/bin/python $(BIN)/python -m pytest tests/flows/test_upgrade.py
+
+$(OLD_TVM)/.installed: $(VENV)/.installed
+	test -x $(OLD_TVM)/bin/python || $(PYTHON) -m venv $(OLD_TVM)
+	$(OLD_TVM)/bin/python -m pip install --quiet --no-deps apache-tvm==0.26.0
+	@# everything but TVM is shared with the main environment
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> $$($(OLD_TVM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth
 	@touch $@
 
 format:

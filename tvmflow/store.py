@@ -89,6 +89,7 @@ class Store:
         return known[name]
 
     def _plan(self, stage: Stage, cell: Cell, known: dict[str, Plan | Undecided]) -> Plan | Undecided:
+        settings = stage.settings(self.workspace, cell)  # first: what cannot be asked for is refused before any work
         digests = {}
         for source, only in stage.inputs.items():
             found = self.plan(source, cell, known)
@@ -97,7 +98,6 @@ class Store:
             if found.record is None:
                 return Undecided(stage, cell, source)
             digests[source] = found.record.digest(only)
-        settings = stage.settings(self.workspace, cell)
         recipe = make_recipe(
             stage.name, digests, settings, toolchain.versions(stage.toolchain(settings)), code_of(stage.module)
         )

@@ -188,7 +188,7 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path) -> None:
     assert verdict["promoted"] and verdict["comparison"]["rounds"] == 6
     assert verdict["comparison"]["low"] <= verdict["comparison"]["ratio"] <= verdict["comparison"]["high"]
     rows = _json(root, "history", "digits")
-    assert [row["version"] for row in rows if "champion" in row["version"]][0].startswith("2")
+    assert next(row["version"] for row in rows if "champion" in row["version"]).startswith("2")
     assert "version 1 again" in tvmflow(root, "rollback", "digits").stdout
     assert "version 2 again" in tvmflow(root, "rollback", "digits").stdout
 

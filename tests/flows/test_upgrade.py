@@ -1,0 +1,38 @@
+"""The re-tune from one TVM to the next, with both really installed. Run by `make test-upgrade`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import tvmflow
+
+OLD = os.environ.get("TVMFLOW_OLD_TVM", "")
+
+
+@pytest.mark.needs_old_tvm
+@pytest.mark.skipif(not OLD, reason="needs an environment with another TVM: make test-upgrade")
+def test_schedules_of_the_old_tvm_are_replayed_on_the_new_one(copy_of_finished: Path) -> None:
+    root = copy_of_finished
+    for folder in ("tuning_log", "tune", ".index"):
+        subprocess.run(["rm", "-rf", str(root / "artifacts" / folder)], check=True)
+
+    def old(*arguments: str) -> None:
+        done = subprocess.run(
+            [OLD, "-m", "tvmflow", "--root", str(root), *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    old("run", "digits")
+    old("promote", "digits")
+    result = json.loads(tvmflow(root, "retune", "digits", "--json").stdout)[0]
+    assert result["before"]["tvm"] == "0.26.0" and result["now"]["tvm"] != "0.26.0"
+    assert result["outcomes"]["fetch"] == "hit" and result["outcomes"]["tune"] == "made"
+    tuning = result["tuning"]
+    assert tuning["replayed"] >= 5 and tuning["lost"] == 0
+    assert tuning["replayed"] + tuning["searched"] >= 8
+    assert "champion" in result["verdict"]
