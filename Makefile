@@ -1,6 +1,6 @@
 # Two commands do all: `make demo` and `make test`.
 
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 OLD_TVM := .venv-tvm-0.26
@@ -11,7 +11,6 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK := true
 
-# The environment installs into itself; recipes that other tools run find `python` there.
 .PHONY: demo test test-upgrade check setup format pipeline constraints clean
 
 demo: setup  ## set up, run the main job on the embedded default, show the result
@@ -32,7 +31,7 @@ setup: $(VENV)/.installed
 	@$(BIN)/tvmflow init --quiet
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "Python 3.11 or later is needed: install it, or make PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev

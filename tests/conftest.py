@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -119,3 +123,42 @@ def copy_of_finished(finished: Path, tmp_path: Path) -> Path:
     shutil.copytree(finished, root, symlinks=True, ignore=shutil.ignore_patterns(".prefect", "*.lock", "tmp"))
     shutil.copyfile(finished / "dvc.lock", root / "dvc.lock")
     return root
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def prefect_server(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start one Prefect server for the session and return its address; `finished` ran with Prefect's own before."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}/api"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env={**os.environ, "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")), "PREFECT_API_URL": address},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    try:
+        while True:
+            try:
+                if requests.get(f"{address}/health", timeout=2).ok:
+                    break
+            except requests.RequestException:
+                assert time.monotonic() < deadline, "the Prefect server did not start in 120 s"
+                time.sleep(0.3)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def with_prefect_server(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let flows of this test use the session's server instead of starting one each."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
+    return prefect_server

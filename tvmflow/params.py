@@ -239,7 +239,7 @@ class FlowParams(_Frozen):
     dask_address: str | None = None
     device_retries: Annotated[int, Field(ge=0)]
     retry_delay_s: PositiveFloat
-    retune_cron: str
+    retune_cron: Annotated[str, Field(pattern=r"^\S+( \S+){4}$")]
     push_to_remote: bool
     timeout_s: dict[str, PositiveFloat]
 

@@ -55,7 +55,7 @@ def test_kill_at_every_stage_and_go_on(make_workspace: Callable[..., Path]) -> N
     assert card["accuracy"]["built"] == card["accuracy"]["source"]
 
 
-def test_kill_the_whole_pipeline_while_it_tunes(copy_of_finished: Path) -> None:
+def test_kill_the_whole_pipeline_while_it_tunes(copy_of_finished: Path, with_prefect_server: str) -> None:
     """The measurements that were written stay, and the next run does not repeat them."""
     root = copy_of_finished
     log = root / "artifacts" / "tuning_log" / f"{SLUG}.jsonl"
@@ -79,7 +79,7 @@ def test_kill_the_whole_pipeline_while_it_tunes(copy_of_finished: Path) -> None:
     assert len(seen) == len(set(seen)), "something was measured twice"
 
 
-def test_ctrl_c_ends_at_once_and_leaves_no_process(copy_of_finished: Path) -> None:
+def test_ctrl_c_ends_at_once_and_leaves_no_process(copy_of_finished: Path, with_prefect_server: str) -> None:
     import psutil
 
     root = copy_of_finished

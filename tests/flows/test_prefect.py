@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import requests
 import yaml
 
 from flows.stage_process import StageRequest, run_stage
-from tests.conftest import CELL, tvmflow
+from tests.conftest import CELL, free_port, tvmflow
 from tvmflow.errors import StageCrashedError, StageTimeoutError, TvmflowError
 
 
@@ -59,16 +58,10 @@ def test_a_crash_is_a_clear_failed_stage(make_workspace: Callable[..., Path]) ->
     assert isinstance(failures[0], StageCrashedError) and "SIGSEGV" in str(failures[0])
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def test_only_device_failures_are_tried_again_and_one_bad_cell_does_not_stop_the_other(
-    make_workspace: Callable[..., Path],
+    make_workspace: Callable[..., Path], with_prefect_server: str
 ) -> None:
-    port = _free_port()
+    port = free_port()
 
     def change(params: dict[str, Any]) -> None:
         params["targets"]["gone"] = params["targets"]["local-cpu"] | {
@@ -89,7 +82,7 @@ def test_only_device_failures_are_tried_again_and_one_bad_cell_does_not_stop_the
     assert (root / "artifacts" / "graph_pack" / "digits_torch.gone.float32").exists()
 
 
-def test_a_dask_cluster_runs_the_cells(copy_of_finished: Path) -> None:
+def test_a_dask_cluster_runs_the_cells(copy_of_finished: Path, with_prefect_server: str) -> None:
     params = yaml.safe_load((copy_of_finished / "params.yaml").read_text())
     params["flows"]["runner"] = "dask"
     (copy_of_finished / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
@@ -99,39 +92,13 @@ def test_a_dask_cluster_runs_the_cells(copy_of_finished: Path) -> None:
     assert (copy_of_finished / "artifacts/evaluate/digits_torch.local-cpu.float32/record.json").read_text() != before
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Start a Prefect server on loopback, with a home of its own."""
-    port = _free_port()
-    environment = {
-        **os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    }  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            try:
-                if requests.get(f"{environment['PREFECT_API_URL']}/health", timeout=2).ok:
-                    break
-            except requests.RequestException:
-                time.sleep(0.3)
-        yield environment
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def test_serve_registers_a_schedule_and_a_run_appears(
-    server: dict[str, str], make_workspace: Callable[..., Path]
+    with_prefect_server: str, make_workspace: Callable[..., Path]
 ) -> None:
     """With a wrong SQLAlchemy everything looks well and no run is ever scheduled; so look for the run itself."""
     root = make_workspace()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tvmflow", "--root", str(root), "serve"], env=server, start_new_session=True,
+        [sys.executable, "-m", "tvmflow", "--root", str(root), "serve"], start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -139,7 +106,7 @@ def test_serve_registers_a_schedule_and_a_run_appears(
         deadline = time.monotonic() + 120
         while not found and time.monotonic() < deadline:
             body = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}}
-            found = requests.post(f"{server['PREFECT_API_URL']}/flow_runs/filter", json=body, timeout=10).json()
+            found = requests.post(f"{with_prefect_server}/flow_runs/filter", json=body, timeout=10).json()
             time.sleep(0.5)
         assert found, "no scheduled run appeared"
         assert found[0]["parameters"]["cells"] == [CELL, "digits_keras@local-cpu:float32"]
@@ -153,7 +120,7 @@ def test_serve_without_a_server_says_what_to_start(make_workspace: Callable[...,
     assert "prefect server start" in tvmflow(make_workspace(), "serve", code=2).stderr
 
 
-def test_the_flows_can_be_run_one_by_one(copy_of_finished: Path) -> None:
+def test_the_flows_can_be_run_one_by_one(copy_of_finished: Path, with_prefect_server: str) -> None:
     code = (
         "import sys; from pathlib import Path\nfrom tvmflow.workspace import Workspace\n"
         "from flows.settings import configure_prefect\nroot = sys.argv[1]\nconfigure_prefect(Workspace(Path(root)))\n"

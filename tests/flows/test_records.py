@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import CELL, tvmflow
+from tests.conftest import CELL, stage, tvmflow
+from tvmflow.artifacts import describe_file
 from tvmflow.ledger.registry import version_by_alias
 from tvmflow.ledger.store_paths import open_mlflow
 from tvmflow.params import STAGE_NAMES
@@ -75,7 +76,7 @@ def test_dvc_knows_everything_and_repro_changes_nothing(finished: Path) -> None:
     assert _git(finished, "status", "--porcelain", "dvc.yaml") == ""
 
 
-def test_dvc_repro_and_the_flow_find_each_others_work(copy_of_finished: Path) -> None:
+def test_dvc_repro_and_the_flow_find_each_others_work(copy_of_finished: Path, with_prefect_server: str) -> None:
     """A stage that DVC has to run because its folder is gone finds the bytes by its recipe key."""
     root = copy_of_finished
     shutil.rmtree(root / "artifacts" / "quantize")
@@ -113,7 +114,9 @@ def test_a_fresh_clone_pulls_and_finds_everything(finished: Path, tmp_path: Path
     assert (clone / "artifacts" / "tuning_log" / f"{SLUG}.jsonl").exists()
 
 
-def test_a_lost_and_an_altered_output_come_back_from_dvcs_cache(copy_of_finished: Path) -> None:
+def test_a_lost_and_an_altered_output_come_back_from_dvcs_cache(
+    copy_of_finished: Path, with_prefect_server: str
+) -> None:
     root = copy_of_finished
     library = root / "artifacts" / "build" / SLUG / "library.so"
     good = library.read_bytes()
@@ -126,6 +129,17 @@ def test_a_lost_and_an_altered_output_come_back_from_dvcs_cache(copy_of_finished
         results = json.loads(tvmflow(root, "run", "digits", "--json").stdout)["results"]
         assert results[0]["outcomes"]["build"] == "restored"
         assert library.read_bytes() == good
+
+
+def test_a_library_built_twice_is_byte_identical(copy_of_finished: Path) -> None:
+    """In another folder, by another process, from the same best records; nothing to restore it from is left."""
+    root = copy_of_finished
+    library = root / "artifacts" / "build" / SLUG / "library.so"
+    before = describe_file(library)
+    for folder in ("artifacts/build", "artifacts/.index", ".dvc/cache", "dvc_storage"):
+        shutil.rmtree(root / folder)
+    assert "made" in stage(root, "build").stdout
+    assert describe_file(library) == before
 
 
 def test_mlflow_has_numbers_tags_model_and_history(finished: Path) -> None:
@@ -155,7 +169,7 @@ def test_mlflow_has_numbers_tags_model_and_history(finished: Path) -> None:
     assert version is not None and version.sha256 == measured.data.tags["library.sha256"]
 
 
-def test_recording_again_after_a_crash_gives_one_measurement(copy_of_finished: Path) -> None:
+def test_recording_again_after_a_crash_gives_one_measurement(copy_of_finished: Path, with_prefect_server: str) -> None:
     root = copy_of_finished
     for marker in (root / "artifacts" / ".recorded").glob("*.json"):
         marker.unlink()
@@ -169,7 +183,7 @@ def _edit(root: Path, old: str, new: str) -> None:
     (root / "params.yaml").write_text(text.replace(old, new))
 
 
-def test_release_gate_comparison_and_rollback(copy_of_finished: Path) -> None:
+def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefect_server: str) -> None:
     root = copy_of_finished
     _edit(root, "max_spread: 5.0", "max_spread: 1.0e-09")
     tvmflow(root, "run", "digits")
@@ -197,7 +211,7 @@ def test_rollback_without_a_champion_is_one_error(finished: Path) -> None:
     assert "no previous champion" in tvmflow(finished, "rollback", "digits", code=1).stderr
 
 
-def test_retune_with_the_same_toolchain_has_nothing_to_do(copy_of_finished: Path) -> None:
+def test_retune_with_the_same_toolchain_has_nothing_to_do(copy_of_finished: Path, with_prefect_server: str) -> None:
     tvmflow(copy_of_finished, "promote", "digits")
     assert "nothing to do" in tvmflow(copy_of_finished, "retune", "digits").stdout
 

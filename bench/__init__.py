@@ -1,0 +1,1 @@
+"""Reproducible benchmarks: one command, one table."""
