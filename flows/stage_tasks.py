@@ -114,22 +114,15 @@ def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = F
     request = asdict(
         StageRequest(stage, str(cell), str(workspace.root), workspace.params.flows.timeout_s[stage], again)
     )
-    if isinstance(plan, Plan) and plan.is_hit and not again:
-        _tell(str(cell), stage, "hit", 0, 0)
+    is_hit = isinstance(plan, Plan) and plan.is_hit and not again
     work = _task_for(stage, workspace)
-    if again or not (isinstance(plan, Plan) and plan.is_hit):
+    if is_hit:  # where Prefect does not know the key yet, its task finds the stage done in a moment
+        _tell(str(cell), stage, "hit", 0, 0)
+    else:
         work = work.with_options(refresh_cache=True)  # Prefect remembers a result whose bytes are gone
-    elif key is not None:
-        return _hit(work, request, cell, key)
     state: Any = work(request, cell.slug, key, return_state=True)
-    return str(state.result()["outcome"])
-
-
-def _hit(work: Any, request: dict[str, Any], cell: Cell, key: str) -> str:
-    """Show the hit in Prefect; where Prefect does not know the key yet, its task finds the stage done in a moment."""
-    state = work(request, cell.slug, key, return_state=True)
-    state.result()
-    return "hit"
+    outcome = str(state.result()["outcome"])
+    return "hit" if is_hit else outcome
 
 
 def workspace_of(root: str) -> Workspace:

@@ -21,6 +21,7 @@ from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.evaluation.agreement import compare
 from tvmflow.evaluation.latency import Latency, LatencyRules, measure, timed
 from tvmflow.evaluation.peers import measure_peers
+from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.frontends.table import TOOLS, load_source
 from tvmflow.params import Cell
 from tvmflow.sources.datasets import Samples
@@ -54,13 +55,15 @@ def evaluate(context: StageContext) -> dict[str, Any]:
     library = context.inputs["build"] / "library.so"
     rules = _rules(context.settings)
     batch = json.loads((context.inputs["build"] / "manifest.json").read_text())["input"]["shape"][0]
-    first = _batch(samples.x, 0, batch)
+    first = batch_at(samples.x, 0, batch)
     with session_of(context.limits, target) as session:
         cold = _cold_starts(session, library, first, context.settings["cold_starts"])
         model = session.model(library)
         context.progress("measuring latency", 0, 0)
         latency = _device_latency(model, first, rules)
-        answers = _run_all(model, samples.x, batch, context)
+        answers = run_in_batches(
+            model, samples.x, batch, lambda done, total: context.progress("evaluating on the device", done, total)
+        )
     context.progress("measuring peers", 0, 0)
     peers = _peers(context, first, target.threads, rules)
     card = {
@@ -80,19 +83,6 @@ def evaluate(context: StageContext) -> dict[str, Any]:
 def _rules(settings: dict[str, Any]) -> LatencyRules:
     names = ("warmup_runs", "min_runs", "min_seconds", "max_seconds", "max_spread")
     return LatencyRules(**{name: settings[name] for name in names})
-
-
-def _batch(x: Array, start: int, batch: int) -> Array:
-    part = x[start : start + batch]
-    return np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)]) if len(part) < batch else part
-
-
-def _run_all(model: RemoteModel, x: Array, batch: int, context: StageContext) -> Array:
-    answers = []
-    for start in range(0, len(x), batch):
-        answers.append(model.run(_batch(x, start, batch))[: len(x) - start])
-        context.progress("evaluating on the device", min(start + batch, len(x)), len(x))
-    return np.concatenate(answers)
 
 
 def _device_latency(model: RemoteModel, x: Array, rules: LatencyRules) -> dict[str, Latency]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,13 +42,20 @@ class SourceModel(Runner, Protocol):
         """Write the model as ONNX, for peers that read nothing else."""
 
 
-def run_in_batches(model: Runner, x: Array, batch: int) -> Array:
+def batch_at(x: Array, start: int, batch: int) -> Array:
+    """Return x[start : start + batch], filled up with its last sample to `batch` samples."""
+    part = x[start : start + batch]
+    return np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)]) if len(part) < batch else part
+
+
+def run_in_batches(
+    model: Runner, x: Array, batch: int, progress: Callable[[int, int], None] = lambda _done, _total: None
+) -> Array:
     """Run x (N, ...) through a model of fixed batch size; the last batch is filled up with its last sample."""
     answers = []
     for start in range(0, len(x), batch):
-        part = x[start : start + batch]
-        filled = np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)]) if len(part) < batch else part
-        answers.append(model.run(filled)[: len(part)])
+        answers.append(model.run(batch_at(x, start, batch))[: len(x) - start])
+        progress(min(start + batch, len(x)), len(x))
     return np.concatenate(answers)
 
 

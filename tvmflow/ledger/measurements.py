@@ -7,6 +7,7 @@ adds a step; selecting the history runs in the UI gives charts across time and d
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import shutil
 import subprocess
@@ -75,7 +76,7 @@ class _Recording:
 
     def write(self) -> str:
         self._drop_unfinished()
-        run = self.client.create_run(self.experiment, tags=self._tags(), run_name=f"{self.cell} {self.record.created}")
+        run = self.client.create_run(self.experiment, tags=self._tags, run_name=f"{self.cell} {self.record.created}")
         run_id = str(run.info.run_id)
         self._write_numbers(run_id)
         model_id = self._log_library(run_id)
@@ -90,6 +91,7 @@ class _Recording:
         for run in self.client.search_runs([self.experiment], f"tags.`tvmflow.measurement` = '{self.digest}'"):
             self.client.delete_run(run.info.run_id)
 
+    @functools.cached_property
     def _tags(self) -> dict[str, str]:
         device, build = self.card["device"], self.records["build"]
         library = build.outputs["library.so"]
@@ -111,7 +113,7 @@ class _Recording:
         }
 
     def _version_tags(self) -> dict[str, str]:
-        tags = self._tags()
+        tags = self._tags
         chosen = ("cell", "precision", "library.sha256", "library.dvc_md5", "device.key", "device.kind", "git.commit")
         picked = {name.replace(".", "_"): tags[name] for name in chosen}
         picked |= {f"toolchain_{k}": v for k, v in self.records["build"].recipe["toolchain"].items() if ":" not in k}
@@ -121,7 +123,7 @@ class _Recording:
         from mlflow.entities import Metric, Param
 
         now = int(time.time() * 1000)
-        numbers = [Metric(key, value, now, 0) for key, value in self._numbers().items()]
+        numbers = [Metric(key, value, now, 0) for key, value in self._numbers.items()]
         curve = [Metric("tuning.kernels_ms", value, now, step) for step, value in self._tuning_curve()]
         params = [Param(key, value[:MAX_PARAM_LENGTH]) for key, value in self._params()]
         for start in range(0, max(len(curve), 1), 800):
@@ -131,6 +133,7 @@ class _Recording:
         for name in ("scorecard.json", "confusion.csv", "latency.csv"):
             self.client.log_artifact(run_id, str(self.workspace.folder("evaluate", self.cell) / name))
 
+    @functools.cached_property
     def _numbers(self) -> dict[str, float]:
         """Return the flat numbers of the scorecard; a latency that was too unsteady is not among them."""
         card = self.card
@@ -176,7 +179,7 @@ class _Recording:
         self.client.finalize_logged_model(model.model_id, "READY")
         now = int(time.time() * 1000)
         self.client.log_batch(
-            run_id, [Metric(k, v, now, 0, model_id=model.model_id, run_id=run_id) for k, v in self._numbers().items()]
+            run_id, [Metric(k, v, now, 0, model_id=model.model_id, run_id=run_id) for k, v in self._numbers.items()]
         )
         return str(model.model_id)
 
@@ -193,7 +196,7 @@ class _Recording:
         else:
             tags = {
                 k: v
-                for k, v in self._tags().items()
+                for k, v in self._tags.items()
                 if k in ("cell", "model", "target", "precision", "device.key", "device.kind")
             }
             run = self.client.create_run(
@@ -204,7 +207,7 @@ class _Recording:
             step = int(done.get("tvmflow.steps", "0")) + 1
             now = int(time.time() * 1000)
             shown = ("accuracy", "latency_ms.median", "library_bytes", "cold_start_ms", "agreement.max_relative_error")
-            numbers = {key: value for key, value in self._numbers().items() if key in shown}
+            numbers = {key: value for key, value in self._numbers.items() if key in shown}
             self.client.log_batch(run.info.run_id, [Metric(k, v, now, step) for k, v in numbers.items()])
             self.client.set_tag(run.info.run_id, "tvmflow.steps", str(step))
             self.client.set_tag(run.info.run_id, "tvmflow.last", self.digest)

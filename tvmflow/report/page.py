@@ -81,7 +81,7 @@ def write_page(data: dict[str, Any], path: Path) -> None:
     environment.globals["ratio"] = ratio
     peers = sorted({name for cell in data["cells"] for name in cell["card"]["peers"]})
     html = environment.get_template("page.html.jinja").render(
-        **data, peers=peers, stages=STAGE_NAMES, latency_plot=_latency_plot(data["cells"]), history_plot=_history_plot(data["cells"]),
+        **data, peers=peers, latency_plot=_latency_plot(data["cells"]), history_plot=_history_plot(data["cells"]),
         curve_plot=_curve_plot(data["cells"]), stage_plot=_stage_plot(data["cells"]),
     )  # fmt: skip
     write_atomic(path, html)
