@@ -14,7 +14,6 @@ from tasks.golden import GOLDEN, check_form, read_description
 from tasks.run_alone import main
 from tvmflow.artifacts import describe_file
 from tvmflow.building.ir_files import IR_NAME, WEIGHTS_NAME, load_module
-from tvmflow.errors import UsageError
 from tvmflow.params import Cell
 from tvmflow.stages import Stage, StageContext
 from tvmflow.targets.resolve import from_json, resolve
@@ -26,14 +25,9 @@ if TYPE_CHECKING:
 
 
 def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
-    bounds = workspace.params.build.max_relative_error
-    if cell.precision not in bounds:
-        raise UsageError(
-            f"no bound for {cell.precision}", "build.max_relative_error with every precision that is built"
-        )
     return {
         "target": resolve(workspace.params.targets[cell.target]).to_json(),
-        "max_relative_error": bounds[cell.precision],
+        "max_relative_error": workspace.params.build.max_relative_error[cell.precision],
         "precision": cell.precision,
     }
 

@@ -24,7 +24,7 @@ def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
     return {
         "target": resolve(entry).to_json(),
         "device_key": entry.device.key,
-        "max_relative_error": workspace.params.build.max_relative_error.get(cell.precision, 1e-4),
+        "max_relative_error": workspace.params.build.max_relative_error[cell.precision],
     }
 
 

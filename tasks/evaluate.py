@@ -7,6 +7,7 @@ Out: scorecard.json (everything), metrics.json (the numbers, for DVC), confusion
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import time
 from pathlib import Path
@@ -75,6 +76,7 @@ def evaluate(context: StageContext) -> dict[str, Any]:
         "latency": {name: found.to_json() for name, found in latency.items()},
         "peers": {name: found.to_json() for name, found in peers.items()},
         **_quality(context, answers, samples),
+        "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
     }
     _write(context.out, card, answers, samples)
     return {"steady": card["latency"]["compute"]["steady"]}
@@ -118,16 +120,25 @@ def _peers(context: StageContext, x: Array, threads: int, rules: LatencyRules) -
 
 
 def _quality(context: StageContext, answers: Array, samples: Samples) -> dict[str, Any]:
-    with np.load(context.inputs["import_model"] / "reference.npz", allow_pickle=False) as data:
-        reference = np.asarray(data["evaluation"])
-    found: dict[str, Any] = {"agreement": compare(answers, reference).to_json(), "accuracy": None}
+    forms = {**_reference(context, "import_model"), **_reference(context, "quantize"), "built": answers}
+    steps = list(forms.items())
+    found: dict[str, Any] = {
+        "agreement": compare(answers, forms["source"]).to_json(),
+        "agreement_by_step": {
+            f"{before}-{after}": compare(b, a).to_json() for (before, a), (after, b) in itertools.pairwise(steps)
+        },
+        "accuracy": None,
+    }
     if samples.y is not None:
-        found["accuracy"] = {
-            "built": float((answers.argmax(axis=1) == samples.y).mean()),
-            "source": float((reference.argmax(axis=1) == samples.y).mean()),
-            "samples": len(samples.y),
-        }
+        found["accuracy"] = {name: float((form.argmax(axis=1) == samples.y).mean()) for name, form in steps}
+        found["accuracy"]["samples"] = len(samples.y)
     return found
+
+
+def _reference(context: StageContext, stage: str) -> dict[str, Array]:
+    names = {"import_model": {"source": "evaluation", "imported": "imported"}, "quantize": {"quantized": "evaluation"}}
+    with np.load(context.inputs[stage] / "reference.npz", allow_pickle=False) as data:
+        return {form: np.asarray(data[name]) for form, name in names[stage].items()}
 
 
 def _write(out: Path, card: dict[str, Any], answers: Array, samples: Samples) -> None:
@@ -155,7 +166,10 @@ def _write(out: Path, card: dict[str, Any], answers: Array, samples: Samples) ->
 
 STAGE = Stage(
     name="evaluate", module="tasks.evaluate", settings=_settings, limits=device_limits, toolchain=_toolchain, run=evaluate,
-    inputs={"build": ("library.so", "manifest.json"), "fetch": None, "import_model": ("reference.npz",)},
+    inputs={
+        "build": ("library.so", "manifest.json"), "fetch": None, "import_model": ("reference.npz",),
+        "quantize": ("reference.npz", "quantization.json"),
+    },
 )  # fmt: skip
 
 if __name__ == "__main__":

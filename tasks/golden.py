@@ -1,4 +1,4 @@
-"""The golden inputs and the source framework's answers to them, as every stage checks its own form against."""
+"""The golden inputs, and the quantized form's answers to them: what packed, built and deployed forms must answer too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvmflow.evaluation.agreement import Agreement, check_golden
 from tvmflow.frontends.source_model import Runner, SourceDescription, run_in_batches
 from tvmflow.stages import StageContext
 
-GOLDEN = {"fetch": ("golden.npz", "source.json"), "import_model": ("reference.npz",)}
+GOLDEN = {"fetch": ("golden.npz", "source.json"), "quantize": ("reference.npz",)}
 
 
 def read_description(fetched: Path) -> SourceDescription:
@@ -28,6 +28,6 @@ def golden_inputs(context: StageContext) -> np.ndarray[Any, Any]:
 def check_form(context: StageContext, stage: str, model: Runner, bound: float) -> Agreement:
     """Run the golden inputs through a form of the model. Raises AgreementError naming the stage."""
     batch = read_description(context.inputs["fetch"]).input_shape[0]
-    with np.load(context.inputs["import_model"] / "reference.npz", allow_pickle=False) as data:
+    with np.load(context.inputs["quantize"] / "reference.npz", allow_pickle=False) as data:
         reference = np.asarray(data["golden"])
     return check_golden(stage, run_in_batches(model, golden_inputs(context), batch), reference, bound)

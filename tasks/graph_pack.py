@@ -18,12 +18,9 @@ from tvmflow.workspace import Workspace
 
 
 def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
-    block = workspace.params.graph_pack
     return {
-        "channel_block": block.channel_block,
-        "max_relative_error": max(
-            block.max_relative_error, workspace.params.quantize.max_relative_error.get(cell.precision, 0.0)
-        ),
+        "channel_block": workspace.params.graph_pack.channel_block,
+        "max_relative_error": workspace.params.build.max_relative_error[cell.precision],
     }
 
 
@@ -43,7 +40,7 @@ def graph_pack(context: StageContext) -> dict[str, Any]:
 
 STAGE = Stage(
     name="graph_pack", module="tasks.graph_pack", settings=_settings, toolchain=lambda _: ("tvm", "ffi", "llvm"),
-    run=graph_pack, inputs={**GOLDEN, "quantize": (IR_NAME, WEIGHTS_NAME)},
+    run=graph_pack, inputs={**GOLDEN, "quantize": (IR_NAME, WEIGHTS_NAME, *GOLDEN["quantize"])},
 )  # fmt: skip
 
 if __name__ == "__main__":

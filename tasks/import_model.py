@@ -2,7 +2,8 @@
 
 In:  what fetch brought
 Out: model.json + weights.safetensors (Relax, constants folded, batch norms in the convolutions), reference.npz (the
-     source framework's answers to the golden and the evaluation inputs), peer.onnx (for peers), import.json
+     source framework's answers to the golden and the evaluation inputs, and the imported form's to the latter), peer.onnx
+     (for peers), import.json
 """
 
 from __future__ import annotations
@@ -56,9 +57,11 @@ def import_model(context: StageContext) -> dict[str, Any]:
     context.progress("importing", 1, 4)
     module = run_pass(FoldBatchNorm(), run_pass(FoldConstants(), source.to_relax()))
     context.progress("checking against the source", 2, 4)
-    answers = run_in_batches(LocalRunner(module, host_target()), golden, batch)
+    runner = LocalRunner(module, host_target())
+    answers = run_in_batches(runner, golden, batch)
     agreement = check_golden("import_model", answers, reference["golden"], context.settings["max_relative_error"])
     save_module(module, context.out)
+    reference["imported"] = run_in_batches(runner, evaluation.x, batch)
     np.savez(context.out / "reference.npz", **reference)  # type: ignore[arg-type]
     context.progress("exporting for peers", 3, 4)
     facts = {"golden": agreement.to_json(), "outputs": int(reference["golden"].shape[1])}

@@ -7,6 +7,7 @@ for each place what was found and what is legal. Nothing here imports TVM or a f
 from __future__ import annotations
 
 import functools
+import math
 import re
 from pathlib import Path
 from types import UnionType
@@ -183,12 +184,61 @@ class ImportParams(_Frozen):
     max_relative_error: PositiveFloat
 
 
+class MixedOperators(_Frozen):
+    """low: operators that compute in 16 bits; high: those that stay in float32; all others follow their inputs."""
+
+    low: Annotated[tuple[str, ...], Field(strict=False)]
+    high: Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class Int8Params(_Frozen):
+    """The post-training quantizer of `int8`."""
+
+    observer: Literal["minmax", "percentile", "kl", "mse"]
+    percentile: Annotated[float, Field(gt=50, le=100)]
+    activations: Literal["uint8", "int8"]
+    per_channel: bool
+    equalize: bool
+    bias_correction: bool
+    keep_float: Annotated[tuple[str, ...], Field(strict=False)]
+    max_drop: Annotated[float, Field(ge=0, le=1)] | None
+    max_float_layers: Annotated[int, Field(ge=0)]
+
+
+class VtaInt8Params(_Frozen):
+    """The power-of-two form of `vta_int8`."""
+
+    scale: Literal["global", "calibrated"]
+    global_scale: PositiveFloat
+    keep_float: Annotated[tuple[str, ...], Field(strict=False)]
+
+    @field_validator("global_scale")
+    @classmethod
+    def _power_of_two(cls, value: float) -> float:
+        if math.frexp(value)[0] != 0.5:
+            raise ValueError(f"a power of two; found {value}")
+        return value
+
+
 class QuantizeParams(_Frozen):
+    """mixed: `default`, and a list of its own for each target that needs one."""
+
     max_relative_error: dict[Precision, PositiveFloat]
+    mixed: dict[Name, MixedOperators]
+    int8: Int8Params
+    vta_int8: VtaInt8Params
+
+    @model_validator(mode="after")
+    def _complete(self) -> QuantizeParams:
+        if "default" not in self.mixed:
+            raise ValueError("mixed: needs an entry 'default'")
+        missing = [name for name in PRECISIONS if name not in self.max_relative_error]
+        if missing:
+            raise ValueError(f"max_relative_error: no bound for {', '.join(missing)}")
+        return self
 
 
 class GraphPackParams(_Frozen):
-    max_relative_error: PositiveFloat
     channel_block: Literal[4, 8, 16]
 
 
@@ -206,6 +256,13 @@ class TuneParams(_Frozen):
 
 class BuildParams(_Frozen):
     max_relative_error: dict[Precision, PositiveFloat]
+
+    @model_validator(mode="after")
+    def _complete(self) -> BuildParams:
+        missing = [name for name in PRECISIONS if name not in self.max_relative_error]
+        if missing:
+            raise ValueError(f"max_relative_error: no bound for {', '.join(missing)}")
+        return self
 
 
 class DeployParams(_Frozen):

@@ -15,6 +15,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tvmflow.errors import ModelFileError, StoreError
@@ -25,7 +26,7 @@ _HEAD = struct.Struct("<QQiiiBBH")
 _DTYPES = {
     (2, 32): np.float32, (2, 16): np.float16, (2, 64): np.float64,
     (0, 8): np.int8, (0, 16): np.int16, (0, 32): np.int32, (0, 64): np.int64,
-    (1, 8): np.uint8, (1, 16): np.uint16, (1, 32): np.uint32, (6, 8): np.bool_,
+    (1, 8): np.uint8, (1, 16): np.uint16, (1, 32): np.uint32, (6, 8): np.bool_, (4, 16): ml_dtypes.bfloat16,
 }  # fmt: skip
 _CODES = {np.dtype(kind): code for code, kind in _DTYPES.items()}
 
@@ -41,6 +42,9 @@ def save_module(module: Any, folder: Path) -> None:
         if node["type"] == "ffi.Tensor":
             name = f"w{len(weights):05d}"
             weights[name] = _decode(base64.b64decode(node["data"]))
+            if weights[name].dtype.itemsize == 2 and str(weights[name].dtype) == "bfloat16":
+                array, name = weights.pop(name), f"{name}.bfloat16"
+                weights[name] = array.view(np.uint16)
             node["data"] = name
     (folder / IR_NAME).write_text(json.dumps(graph, separators=(",", ":")), encoding="utf-8")
     save_file(weights or {"none": np.zeros(1, np.uint8)}, folder / WEIGHTS_NAME)
@@ -56,7 +60,7 @@ def load_module(folder: Path) -> Any:
         weights = load_file(folder / WEIGHTS_NAME)
         for node in graph["nodes"]:
             if node["type"] == "ffi.Tensor":
-                node["data"] = base64.b64encode(_encode(weights[node["data"]])).decode()
+                node["data"] = base64.b64encode(_encode(_named(node["data"], weights[node["data"]]))).decode()
         made_by = graph.get("metadata", {}).get("tvm_version")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelFileError(f"damaged IR in {folder}: {error}", "the files that import_model wrote") from error
@@ -65,6 +69,11 @@ def load_module(folder: Path) -> Any:
             f"the IR in {folder} was written by TVM {made_by}", f"TVM {tvm.__version__}", "run the cell again"
         )
     return tvm.ir.load_json(json.dumps(graph))
+
+
+def _named(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """bfloat16, which numpy does not know, lies in the file as uint16 under a name that says so."""
+    return array.view(ml_dtypes.bfloat16) if name.endswith(".bfloat16") else array
 
 
 def _decode(data: bytes) -> np.ndarray[Any, Any]:
@@ -80,3 +89,8 @@ def _encode(array: np.ndarray[Any, Any]) -> bytes:
     code, bits = _CODES[array.dtype]
     head = _HEAD.pack(_MAGIC, 0, 1, 0, array.ndim, code, bits, 1)
     return head + struct.pack(f"<{array.ndim}q", *array.shape) + struct.pack("<q", array.nbytes) + array.tobytes()
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return numpy's dtype of a name, bfloat16 included."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

@@ -30,3 +30,13 @@ def buffer_of(function: Any, parameter: Any) -> Any | None:
         return parameter if parameter.shape is not None else None
     except (AttributeError, TypeError, ValueError):
         return None
+
+
+def type_arguments(call: Any) -> Any:
+    """Return the type arguments of a Relax call."""
+    return call.ty_args if hasattr(call, "ty_args") else call.sinfo_args
+
+
+def variable_name(variable: Any) -> str:
+    """Return the name of a Relax variable."""
+    return str(variable.name_hint if hasattr(variable, "name_hint") else variable.name)

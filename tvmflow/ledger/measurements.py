@@ -139,7 +139,19 @@ class _Recording:
         card = self.card
         found = {f"agreement.{k}": float(v) for k, v in card["agreement"].items() if k != "samples"}
         if card["accuracy"]:
-            found |= {"accuracy": card["accuracy"]["built"], "accuracy.source": card["accuracy"]["source"]}
+            found |= {"accuracy": card["accuracy"]["built"]}
+            found |= {
+                f"accuracy.{form}": value
+                for form, value in card["accuracy"].items()
+                if form not in ("built", "samples")
+            }
+        for step, agreement in card["agreement_by_step"].items():
+            found |= {f"agreement.{step}.{k}": float(v) for k, v in agreement.items() if k != "samples"}
+        found |= {
+            f"quantization.{name}": float(value)
+            for name, value in card["quantization"].items()
+            if name in ("output_sqnr_db", "float_score", "quantized_score") and value is not None
+        }
         for name, latency in card["latency"].items():
             found[f"spread.{name}"] = latency["spread"]
             if latency["steady"]:

@@ -2,34 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.errors import UsageError
+from tvmflow.quantization.mixed import MixedPrecision, low_steps, to_mixed
+from tvmflow.quantization.quantizer import Int8Options, Report, VtaOptions, quantize_int8, quantize_vta
+from tvmflow.sources.datasets import Samples
+
+# TVM 0.27 cannot vectorize the first value of a maximum in bfloat16, so pooling stays in float32 there.
+_FLOAT32_IN_BFLOAT16 = ("max_pool2d",)
 
 
-def _float32(mod: Any) -> Any:
-    return mod
+@dataclass(frozen=True)
+class PrecisionRequest:
+    """options: the settings of the precision, as `quantize.<family>` in params.yaml has them."""
+
+    options: Mapping[str, Any]
+    calibration: Samples
+    progress: Report
 
 
-def _float16(mod: Any) -> Any:
-    """Compute convolutions and products in float16; input and output stay float32."""
-    from tvm import relax
-
-    mod = relax.transform.ToMixedPrecision(out_dtype="float16")(mod)
-    mod = relax.transform.FoldConstant()(mod)
-    return relax.transform.DeadCodeElimination(["main"])(mod)
+Convert = Callable[[Any, PrecisionRequest], tuple[Any, dict[str, Any]]]
 
 
-PRECISIONS: dict[str, Callable[[Any], Any]] = {"float32": _float32, "float16": _float16}
+def _float32(mod: Any, _request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+    return mod, {}
 
 
-def to_precision(mod: Any, precision: str) -> Any:
-    """Return the module in a precision. Raises UsageError for one that this version cannot make."""
-    if precision not in PRECISIONS:
-        raise UsageError(
-            f"precision {precision} cannot be made by this version of tvmflow",
-            "one of " + ", ".join(PRECISIONS),
-            "choose another precision for the cell",
-        )
-    return PRECISIONS[precision](mod)
+def _mixed(dtype: str, accumulate: str) -> Convert:
+    def convert(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+        high = tuple(request.options["high"]) + (_FLOAT32_IN_BFLOAT16 if dtype == "bfloat16" else ())
+        rules = MixedPrecision(dtype, accumulate, tuple(request.options["low"]), high)
+        converted = to_mixed(mod, rules)
+        low, steps = low_steps(converted, dtype)
+        return converted, {"low_steps": low, "steps": steps}
+
+    return convert
+
+
+def _int8(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+    options = Int8Options(**{**request.options, "keep_float": tuple(request.options["keep_float"])})
+    converted, report = quantize_int8(mod, request.calibration.x, request.calibration.y, options, request.progress)
+    return converted, report.to_json()
+
+
+def _vta_int8(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+    options = VtaOptions(**{**request.options, "keep_float": tuple(request.options["keep_float"])})
+    converted, report = quantize_vta(mod, request.calibration.x, request.calibration.y, options, request.progress)
+    return converted, report.to_json()
+
+
+CONVERTERS: dict[str, Convert] = {
+    "float32": _float32,
+    "float16": _mixed("float16", "float16"),
+    "float16_acc32": _mixed("float16", "float32"),
+    "bfloat16": _mixed("bfloat16", "float32"),
+    "int8": _int8,
+    "vta_int8": _vta_int8,
+}
+
+
+def to_precision(mod: Any, precision: str, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+    """Return the module in a precision and what there is to say about it."""
+    return CONVERTERS[precision](mod, request)

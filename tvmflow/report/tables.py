@@ -12,6 +12,8 @@ from tvmflow.errors import StoreError
 from tvmflow.params import STAGE_NAMES, Cell
 from tvmflow.workspace import Workspace
 
+FORMS = ("source", "imported", "quantized", "built")
+
 
 def scorecard(workspace: Workspace, cell: Cell) -> dict[str, Any] | None:
     """Return the cell's scorecard, None where it was never measured."""
@@ -48,15 +50,15 @@ def ratio(card: dict[str, Any], peer: str) -> float | None:
 
 
 def scorecard_table(cards: list[dict[str, Any]]) -> Table:
-    """Return a rich table: a row per cell; a column each for accuracy, agreement, latency and every peer."""
+    """Return a rich table: a row per cell; a column each for the accuracy of every form, agreement, latency and every peer."""
     peers = sorted({name for card in cards for name in card["peers"]})
     table = Table(title="scorecards")
-    for column in ("cell", "device", "accuracy", "source", "top-1 agreement", "latency", *peers, "library"):
+    for column in ("cell", "device", *FORMS, "top-1 agreement", "latency", *peers, "library"):
         table.add_column(column, justify="left" if column in ("cell", "device") else "right")
     for card in cards:
         accuracy = card["accuracy"]
         cells = [card["cell"], f"{card['device']['kind']}"]
-        cells += [f"{accuracy[k]:.2%}" if accuracy else "-" for k in ("built", "source")]
+        cells += [f"{accuracy[k]:.2%}" if accuracy else "-" for k in FORMS]
         cells += [f"{card['agreement']['top1_agreement']:.2%}", shown_latency(card["latency"]["compute"])]
         for peer in peers:
             theirs, factor = card["peers"].get(peer), ratio(card, peer)

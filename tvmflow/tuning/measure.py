@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.building.ir_files import numpy_dtype
 from tvmflow.building.library import export
 from tvmflow.building.tvm_names import buffer_of
 from tvmflow.devices.session import DeviceSession, translated
@@ -44,7 +45,11 @@ class KernelBench:
         buffer = buffer_of(self.workload.function, parameter)
         assert buffer is not None, "a kernel of a network takes buffers only"
         shape = [int(extent) for extent in buffer.shape]
-        return (generator.standard_normal(shape) * 0.5).astype(str(buffer.dtype))
+        dtype = numpy_dtype(str(buffer.dtype))
+        if dtype.kind in "iu":
+            low, high = (-128, 128) if dtype.kind == "i" else (0, 256)
+            return generator.integers(low, high, shape).astype(dtype)
+        return (generator.standard_normal(shape) * 0.5).astype(dtype)
 
     def measure(self, function: Any) -> tuple[str, tuple[float, ...]]:
         """Return (status, seconds per repeat) of a scheduled kernel. Raises DeviceLostError when the device goes away."""
@@ -83,6 +88,8 @@ class KernelBench:
             return np.asarray(self._arguments[-1].numpy())
 
     def _is_right(self, answer: Array) -> bool:
+        if self.reference.dtype.kind in "iub":
+            return bool(np.array_equal(answer, self.reference))
         tolerance = _LOW_TOLERANCE if self.reference.dtype.itemsize < 4 else _TOLERANCE
         reference = self.reference.astype(np.float64)
         largest = max(float(np.abs(reference).max(initial=0.0)), 1e-6)

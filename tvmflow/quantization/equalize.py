@@ -1,0 +1,91 @@
+"""Equalize: give the channels between two convolutions the same range, without changing what they compute.
+
+For  conv A -> activation -> conv B  channel i of A is divided by s_i and the weights of B that read it are multiplied.
+With s_i = sqrt(range_A_i / range_B_i) both reach the same range, and one scale per tensor then fits all channels. A clip
+(ReLU6) moves along: its limit becomes limit / s_i per channel.
+Source: M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, section 4.1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tvmflow.quantization.graph import Array
+from tvmflow.quantization.layers import CONV, DENSE, Layer, Network
+
+_ROUNDS = 20
+_MAX_FACTOR = 1e4
+
+
+def equalize(network: Network) -> int:
+    """Equalize all pairs in place, over and over until nothing moves. Returns the number of pairs."""
+    pairs = [(network.layer(a), network.layer(b)) for a, b in _pairs(network)]
+    for _ in range(_ROUNDS):
+        moved = max((_equalize_pair(a, b) for a, b in pairs), default=0.0)
+        if moved < 1e-3:
+            break
+    return len(pairs)
+
+
+def _pairs(network: Network) -> list[tuple[str, str]]:
+    users = network.users()
+    found = []
+    for layer in network.layers:
+        if layer.kind != CONV or layer.name == network.output or len(users[layer.name]) != 1:
+            continue
+        follower = users[layer.name][0]
+        if isinstance(follower, Layer) and follower.kind in (CONV, DENSE) and _can_scale(layer) and _reads(follower):
+            found.append((layer.name, follower.name))
+    return found
+
+
+def _can_scale(layer: Layer) -> bool:
+    """Whether the activation commutes with positive scaling: none, ReLU, or a clip from zero."""
+    return bool(np.all((np.asarray(layer.low) == 0) | np.isneginf(np.asarray(layer.low))))
+
+
+def _reads(layer: Layer) -> bool:
+    return layer.kind == DENSE or layer.groups == 1 or layer.is_depthwise
+
+
+def _equalize_pair(first: Layer, second: Layer) -> float:
+    assert first.weight is not None and second.weight is not None
+    ranges_a = np.abs(first.weight).reshape(len(first.weight), -1).max(axis=1)
+    ranges_b = _input_ranges(second)
+    usable = (ranges_a > 0) & (ranges_b > 0)
+    factors = np.ones_like(ranges_a)
+    factors[usable] = np.sqrt(ranges_a[usable] / ranges_b[usable])
+    factors = np.clip(factors, 1 / _MAX_FACTOR, _MAX_FACTOR)
+    _scale_outputs(first, factors)
+    _scale_inputs(second, factors)
+    return float(np.abs(np.log(factors)).max(initial=0.0))
+
+
+def _input_ranges(layer: Layer) -> Array:
+    assert layer.weight is not None
+    if layer.kind == DENSE:
+        return np.asarray(np.abs(layer.weight).max(axis=1))
+    if layer.is_depthwise:
+        return np.asarray(np.abs(layer.weight).reshape(len(layer.weight), -1).max(axis=1))
+    return np.asarray(np.abs(layer.weight).max(axis=(0, 2, 3)))
+
+
+def _scale_outputs(layer: Layer, factors: Array) -> None:
+    assert layer.weight is not None
+    layer.weight = (layer.weight / factors.reshape(-1, 1, 1, 1)).astype(np.float32)
+    if layer.bias is not None:
+        layer.bias = (layer.bias / factors).astype(np.float32)
+    if np.any(np.isfinite(layer.high)):
+        layer.high = np.asarray(layer.high, np.float32) / factors
+
+
+def _scale_inputs(layer: Layer, factors: Array) -> None:
+    assert layer.weight is not None
+    column: Array
+    if layer.kind == DENSE:
+        column = factors.reshape(-1, 1)
+    elif layer.is_depthwise:
+        column = factors.reshape(-1, 1, 1, 1)
+    else:
+        column = factors.reshape(1, -1, 1, 1)
+    layer.weight = (layer.weight * column).astype(np.float32)

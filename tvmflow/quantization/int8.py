@@ -1,0 +1,234 @@
+"""int8: 8-bit activations with a zero point, 8-bit weights per channel, 32-bit sums, requantization in integers.
+
+A layer computes  y = clip((sum * multiplier + offset) >> shift)  where sum is int32, multiplier and offset int64 per
+channel; bias, zero points and the rounding half are all in the offset. Rounds halves up.
+Source of the form: B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference", CVPR 2018, section 2; here with one rounding instead of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvmflow.quantization.definition import window_counts
+from tvmflow.quantization.emit import Quantized, Writer, call_again, constant, convolution
+from tvmflow.quantization.graph import Array
+from tvmflow.quantization.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, Layer
+from tvmflow.quantization.scales import Scale, fixed_point, quantize_weight
+
+SCALED = "_scaled"  # the name of a layer's value before it is clipped, in units of the output's scale
+_ADD_BITS = 20
+
+
+@dataclass(frozen=True)
+class Int8Arithmetic:
+    """per_channel: a weight scale for each output channel, or one for the layer."""
+
+    per_channel: bool = True
+
+    def can(self, layer: Layer, inputs_are_integer: list[bool]) -> bool:
+        if layer.kind in (CONV, DENSE):
+            return True
+        if layer.kind == ADD:
+            return any(inputs_are_integer)
+        return all(inputs_are_integer)
+
+    def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:
+        from tvm import relax
+
+        scaled = relax.op.round(relax.op.divide(value, constant(scale.scale, "float32")))
+        if scale.zero_point:
+            scaled = relax.op.add(scaled, constant(float(scale.zero_point), "float32"))
+        clipped = relax.op.clip(scaled, float(scale.low), float(scale.high))
+        return Quantized(writer.emit(relax.op.astype(clipped, scale.dtype), f"{name}_q"), scale)
+
+    def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
+        if layer.kind == MOVE:
+            moved = call_again(layer.step, lambda _name: inputs[0].value)
+            return Quantized(writer.emit(moved, f"{layer.name}_q"), inputs[0].scale)
+        scale = writer.scales[layer.name]
+        if layer.kind == DENSE and writer.is_answer(layer.name) and not layer.has_activation:
+            return self._answer(writer, layer, inputs[0])
+        write = {
+            CONV: self._conv, DENSE: self._dense, ADD: self._add, AFFINE: self._affine, MEAN: self._mean,
+            CONCAT: self._concat,
+        }[layer.kind]  # fmt: skip
+        return Quantized(write(writer, layer, inputs, scale), scale)
+
+    def _conv(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
+        from tvm import relax
+
+        assert layer.weight is not None
+        data, zero = inputs[0].value, inputs[0].scale.zero_point
+        weight, weight_scales = quantize_weight(layer.weight, 0 if self.per_channel else None)
+        padding = [int(p) for p in layer.step.call.attrs.padding]
+        if zero and any(padding):
+            top, left, bottom, right = padding
+            data = writer.emit(
+                relax.op.nn.pad(data, [0, 0, 0, 0, top, bottom, left, right], pad_value=float(zero)),
+                f"{layer.name}_padded",
+            )
+            padding = [0, 0, 0, 0]
+        total = convolution(layer.step, data, constant(weight, "int8"), "int32", padding)
+        return self._finish(writer, layer, total, inputs[0].scale, weight_scales, weight.sum((1, 2, 3), np.int64), out)
+
+    def _dense(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
+        from tvm import relax
+
+        assert layer.weight is not None
+        weight, weight_scales = quantize_weight(layer.weight, 1 if self.per_channel else None)
+        total = relax.op.matmul(inputs[0].value, constant(weight, "int8"), out_dtype="int32")
+        return self._finish(writer, layer, total, inputs[0].scale, weight_scales, weight.sum(0, np.int64), out)
+
+    def _answer(self, writer: Writer, layer: Layer, data: Quantized) -> Quantized:
+        """Leave the network's answer in 32 bits: to round it to 8 would cost accuracy and save nothing."""
+        from tvm import relax
+
+        assert layer.weight is not None
+        weight, weight_scales = quantize_weight(layer.weight, 1 if self.per_channel else None)
+        scales = np.broadcast_to(data.scale.scale * weight_scales, (weight.shape[1],))
+        bias = np.zeros(len(scales)) if layer.bias is None else layer.bias.astype(np.float64)
+        offset = np.clip(np.rint(bias / scales), -(2.0**30), 2.0**30) - data.scale.zero_point * weight.sum(0, np.int64)
+        total = relax.op.matmul(data.value, constant(weight, "int8"), out_dtype="int32")
+        total = writer.emit(relax.op.add(total, constant(offset[None], "int32")), layer.name + SCALED)
+        return Quantized(total, Scale(1.0, 0, "int32", -(2**31), 2**31 - 1, tuple(float(s) for s in scales)))
+
+    def _affine(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
+        from tvm import relax
+
+        assert layer.weight is not None
+        ones = np.ones(layer.shape[1], np.int64)
+        total = relax.op.astype(inputs[0].value, "int32")
+        return self._finish(writer, layer, total, inputs[0].scale, layer.weight.astype(np.float64), ones, out)
+
+    def _finish(
+        self, writer: Writer, layer: Layer, total: Any, data: Scale, weight_scales: Array, weight_sums: Array, out: Scale
+    ) -> Any:  # fmt: skip
+        factors = np.broadcast_to(data.scale * weight_scales / out.scale, weight_sums.shape)
+        multiplier, shift = fixed_point(factors)
+        bias = np.zeros(len(weight_sums)) if layer.bias is None else layer.bias.astype(np.float64)
+        offset = np.rint(np.clip(bias / out.scale, -(2.0**15), 2.0**15) * 2.0**shift).astype(np.int64)
+        offset -= data.zero_point * weight_sums * multiplier
+        return self._requantize(writer, layer, total, multiplier, offset, shift, out)
+
+    def _requantize(
+        self, writer: Writer, layer: Layer, total: Any, multiplier: Array, offset: Array, shift: int, out: Scale,
+        dtype: str = "int64",
+    ) -> Any:  # fmt: skip
+        """Write clip((total * multiplier + offset + zero point and half, shifted) >> shift)."""
+        from tvm import relax
+
+        half = (1 << shift) >> 1
+        offset = offset + (out.zero_point << shift) + half
+        value = total if dtype == "int32" else relax.op.astype(total, dtype)
+        value = relax.op.multiply(value, constant(writer.column(layer, multiplier), dtype))
+        value = relax.op.add(value, constant(writer.column(layer, offset), dtype))
+        value = writer.emit(relax.op.right_shift(value, constant(shift, dtype)), layer.name + SCALED)
+        return self._clip(writer, layer, value, out, dtype)
+
+    def _clip(self, writer: Writer, layer: Layer, value: Any, out: Scale, dtype: str) -> Any:
+        from tvm import relax
+
+        low = np.clip(_limit(layer.low, out), out.low, out.high).astype(np.int64)
+        high = np.clip(_limit(layer.high, out), out.low, out.high).astype(np.int64)
+        if low.ndim == 0 and high.ndim == 0:
+            value = relax.op.clip(value, int(low), int(high))
+        else:
+            value = relax.op.minimum(value, constant(writer.column(layer, high), dtype))
+            value = relax.op.maximum(value, constant(writer.column(layer, low), dtype))
+        return writer.emit(relax.op.astype(value, out.dtype), f"{layer.name}_q")
+
+    def _add(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
+        """Residual addition; 8-bit operands leave room for the products in int32."""
+        from tvm import relax
+
+        factors = [found.scale.scale / out.scale for found in inputs]
+        shift = _small_shift(factors)
+        multipliers = [round(factor * 2.0**shift) for factor in factors]
+        value: Any = None
+        for found, multiplier in zip(inputs, multipliers, strict=True):
+            product = relax.op.multiply(relax.op.astype(found.value, "int32"), constant(multiplier, "int32"))
+            value = product if value is None else relax.op.add(value, product)
+        zeros = sum(found.scale.zero_point * m for found, m in zip(inputs, multipliers, strict=True))
+        offset = (out.zero_point << shift) + ((1 << shift) >> 1) - zeros
+        value = relax.op.add(value, constant(offset, "int32"))
+        value = writer.emit(relax.op.right_shift(value, constant(shift, "int32")), layer.name + SCALED)
+        return self._clip(writer, layer, value, out, "int32")
+
+    def _concat(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
+        from tvm import relax
+
+        parts = []
+        for at, found in enumerate(inputs):
+            if found.scale == out:
+                parts.append(found.value)
+                continue
+            factor = found.scale.scale / out.scale
+            shift = _small_shift([factor])
+            multiplier = round(factor * 2.0**shift)
+            offset = (out.zero_point << shift) + ((1 << shift) >> 1) - found.scale.zero_point * multiplier
+            value = relax.op.multiply(relax.op.astype(found.value, "int32"), constant(multiplier, "int32"))
+            value = relax.op.right_shift(relax.op.add(value, constant(offset, "int32")), constant(shift, "int32"))
+            value = relax.op.astype(relax.op.clip(value, out.low, out.high), out.dtype)
+            parts.append(writer.emit(value, f"{layer.name}_part{at}"))
+        return writer.emit(relax.op.concat(parts, axis=int(layer.step.call.attrs.axis)), f"{layer.name}_q")
+
+    def _mean(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
+        """Average pooling: integer sums, the division in the multiplier."""
+        data = inputs[0].scale
+        total, divisors, counts = window_sums(writer, layer, inputs[0].value)
+        multiplier, shift = fixed_point(data.scale / out.scale / divisors)
+        offset = -data.zero_point * counts.astype(np.int64) * multiplier
+        return self._requantize(writer, layer, total, multiplier, offset, shift, out)
+
+
+def window_sums(writer: Writer, layer: Layer, data: Any) -> tuple[Any, Array, Array]:
+    """Write the int32 sums of an average; return them, the divisors, and how many real elements each sum has.
+
+    divisors and counts: numbers, or (1, 1, OH, OW) where windows reach over the edge. Sums of sliding windows are a
+    depthwise convolution with ones.
+    """
+    from tvm import relax
+
+    step = layer.step
+    attrs = step.call.attrs
+    if step.op == "relax.mean":
+        axes = [int(a) for a in attrs.axis]
+        shape = data_shape(data)
+        count = np.asarray(float(shape[2] * shape[3]))
+        total = relax.op.sum(relax.op.astype(data, "int32"), axis=axes, keepdims=bool(attrs.keepdims))
+        return writer.emit(total, f"{layer.name}_sum"), count, count
+    shape = data_shape(data)
+    kernel, strides = [int(k) for k in attrs.pool_size], [int(s) for s in attrs.strides]
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    height, width = layer.shape[2:]
+    bottom = max(bottom, (height - 1) * strides[0] + kernel[0] - shape[2] - top)
+    right = max(right, (width - 1) * strides[1] + kernel[1] - shape[3] - left)
+    ones = constant(np.ones((shape[1], 1, *kernel)), "int8")
+    total = relax.op.nn.conv2d(
+        data, ones, strides=strides, padding=[top, left, bottom, right], groups=shape[1], out_dtype="int32"
+    )
+    counts = window_counts(shape, step)
+    divisors = np.full_like(counts, float(np.prod(kernel))) if attrs.count_include_pad else counts
+    if np.ptp(counts) == 0:
+        counts, divisors = counts.reshape(-1)[0], divisors.reshape(-1)[0]
+    return writer.emit(total, f"{layer.name}_sum"), np.asarray(divisors), np.asarray(counts)
+
+
+def data_shape(value: Any) -> tuple[int, ...]:
+    from tvmflow.quantization.graph import static_shape
+
+    return static_shape(value)[0]
+
+
+def _limit(limit: Any, out: Scale) -> Array:
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.clip(np.rint(np.asarray(limit, np.float64) / out.scale) + out.zero_point, -1e9, 1e9))
+
+
+def _small_shift(factors: list[float]) -> int:
+    """Return a shift whose multipliers leave the sum of two 8-bit operands' products within int32."""
+    return int(np.clip(_ADD_BITS - np.ceil(np.log2(max(*factors, 1.0))), 1, _ADD_BITS))

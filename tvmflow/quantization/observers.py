@@ -1,0 +1,139 @@
+"""Observers: which range of a value's numbers is worth representing.
+
+Two passes over the calibration set: the first finds minimum and maximum, the second fills a histogram between them.
+From that, each observer chooses the range [low, high]; numbers outside are clipped.
+Sources: KL as in TensorRT (S. Migacz, GTC 2017); MSE by search over shrunken ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+BINS = 2048
+
+
+@dataclass
+class Observed:
+    """What one value's numbers look like: extremes, histogram (BINS,) between them, sum per channel of axis 1."""
+
+    low: float = np.inf
+    high: float = -np.inf
+    counts: Array = field(default_factory=lambda: np.zeros(BINS))
+    total: Any = 0.0
+    samples: int = 0
+
+    def see_range(self, value: Array) -> None:
+        self.low, self.high = min(self.low, float(value.min())), max(self.high, float(value.max()))
+        axes = tuple(axis for axis in range(value.ndim) if axis != 1)
+        self.total = self.total + value.mean(axis=axes, dtype=np.float64) * len(value)
+        self.samples += len(value)
+
+    def see_values(self, value: Array) -> None:
+        if self.high > self.low:
+            self.counts += np.histogram(value, BINS, (self.low, self.high))[0]
+
+    @property
+    def channel_mean(self) -> Array:
+        return np.asarray(self.total / max(self.samples, 1))
+
+    @property
+    def centers(self) -> Array:
+        edges = np.linspace(self.low, self.high, BINS + 1)
+        return np.asarray((edges[1:] + edges[:-1]) / 2)
+
+    def clipped(self, low: float, high: float) -> float:
+        """Return the share of numbers outside [low, high], to the width of a bin."""
+        total = self.counts.sum()
+        width = (self.high - self.low) / BINS
+        outside = (self.centers < low - width / 2) | (self.centers > high + width / 2)
+        return float(self.counts[outside].sum() / total) if total else 0.0
+
+
+Observer = Callable[[Observed, float, int], tuple[float, float]]
+
+
+def _min_max(seen: Observed, _percentile: float, _levels: int) -> tuple[float, float]:
+    return seen.low, seen.high
+
+
+def _percentile(seen: Observed, percentile: float, _levels: int) -> tuple[float, float]:
+    """Drop half of (100 - percentile) % at each end; an end at zero, where ReLU piles up, stays."""
+    total = seen.counts.sum()
+    if not total:
+        return seen.low, seen.high
+    share = np.cumsum(seen.counts) / total
+    tail = (1 - percentile / 100) / 2
+    edges = np.linspace(seen.low, seen.high, BINS + 1)
+    low = float(edges[int(np.searchsorted(share, tail))])
+    high = float(edges[min(int(np.searchsorted(share, 1 - tail)) + 1, BINS)])
+    return (seen.low if seen.low >= 0 else low), high
+
+
+def _mse(seen: Observed, _percentile: float, levels: int) -> tuple[float, float]:
+    """Shrink the range in 100 steps (each end alone, then both) and keep the least mean squared error."""
+    if not seen.counts.any():
+        return seen.low, seen.high
+    best = (seen.low, seen.high)
+    for ends in ((True, True), (True, False), (False, True)):
+        start = best
+        error = _error(seen, start, levels)
+        for factor in np.linspace(0.99, 0.2, 80):
+            candidate = (start[0] * (factor if ends[0] else 1), start[1] * (factor if ends[1] else 1))
+            found = _error(seen, candidate, levels)
+            if found < error:
+                best, error = candidate, found
+    return best
+
+
+def _error(seen: Observed, limits: tuple[float, float], levels: int) -> float:
+    low, high = min(limits[0], 0.0), max(limits[1], 0.0)
+    if high <= low:
+        return float("inf")
+    scale = (high - low) / levels
+    rounded = np.rint(np.clip(seen.centers, low, high) / scale) * scale
+    # A range that represents a centre exactly would look free of error: add the spread inside a bin.
+    within = ((seen.high - seen.low) / BINS) ** 2 / 12
+    inside = (seen.centers >= low) & (seen.centers <= high)
+    squared = (rounded - seen.centers) ** 2 + within
+    squared = np.where(inside, np.maximum(squared, scale**2 / 12), squared)
+    return float((seen.counts * squared).sum())
+
+
+def _kl(seen: Observed, _percentile: float, levels: int) -> tuple[float, float]:
+    """Choose the threshold on |x| whose quantized histogram diverges least from the clipped one."""
+    if not seen.counts.any():
+        return seen.low, seen.high
+    largest = max(abs(seen.low), abs(seen.high))
+    counts, _ = np.histogram(np.abs(seen.centers), BINS, (0, largest), weights=seen.counts)
+    one_sided = seen.low >= 0
+    kept = levels + 1 if one_sided else (levels + 1) // 2
+    counts[0] = counts[1] if one_sided else counts[0]  # exact zeros cost nothing, whatever the threshold
+    best, threshold = np.inf, largest
+    for stop in range(kept, BINS + 1, 16):
+        divergence = _divergence(counts[:stop], float(counts[stop:].sum()), kept)
+        if divergence < best:
+            best, threshold = divergence, largest * stop / BINS
+    return max(seen.low, -threshold), min(seen.high, threshold)
+
+
+def _divergence(reference: Array, outliers: float, levels: int) -> float:
+    p = reference.copy()
+    p[-1] += outliers
+    group = (np.arange(len(reference)) * levels) // len(reference)
+    filled = reference > 0
+    sums = np.bincount(group, reference, levels)
+    numbers = np.bincount(group, filled, levels)
+    q = np.where(filled, (sums / np.maximum(numbers, 1))[group], 0.0)
+    p, q = p / max(p.sum(), 1e-12), q / max(q.sum(), 1e-12)
+    epsilon = 1e-9
+    q = np.where((q == 0) & (p > 0), epsilon, q)
+    some = p > 0
+    return float((p[some] * np.log(p[some] / q[some])).sum())
+
+
+OBSERVERS: dict[str, Observer] = {"minmax": _min_max, "percentile": _percentile, "kl": _kl, "mse": _mse}

@@ -1,0 +1,94 @@
+"""Scales: from a range to integers and back, and from a factor to an integer multiplier and a shift."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+MAX_SHIFT = 46  # so that |value| * 2^shift fits int64 for values of up to 2^16
+_LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """number = scale * (q - zero_point), q in [low, high] of dtype.
+
+    per_channel: factors of axis 1 beside `scale`, for sums that are not rounded to 8 bits.
+    """
+
+    scale: float
+    zero_point: int
+    dtype: str
+    low: int
+    high: int
+    per_channel: tuple[float, ...] | None = None
+
+    @property
+    def factor(self) -> Array:
+        """Return what q - zero_point is multiplied by, float32: a number, or (1, C)."""
+        if self.per_channel is None:
+            return np.asarray(self.scale, np.float32)
+        return np.asarray(self.scale * np.asarray(self.per_channel), np.float32)[None]
+
+    def quantize(self, x: Array) -> Array:
+        """Return q of float32 x, rounded half to even; exactly what the graph does at a float input."""
+        scaled = np.rint(x / self.factor) + np.float32(self.zero_point)
+        return np.asarray(np.clip(scaled, self.low, self.high).astype(self.dtype))
+
+    def dequantize(self, q: Array) -> Array:
+        return np.asarray((q.astype(np.float32) - np.float32(self.zero_point)) * self.factor)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Return the smallest and the largest number that is represented."""
+        return self.scale * (self.low - self.zero_point), self.scale * (self.high - self.zero_point)
+
+
+def asymmetric(low: float, high: float, dtype: str) -> Scale:
+    """Return the scale of a range, widened to hold zero, which is represented exactly. dtype: uint8 or int8."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    q_low, q_high = _LIMITS[dtype]
+    if high - low < 1e-30:
+        return Scale(1.0, q_low, dtype, q_low, q_high)
+    scale = float(np.float32((high - low) / (q_high - q_low)))
+    zero = int(np.clip(np.rint(q_low - low / scale), q_low, q_high))
+    return Scale(scale, zero, dtype, q_low, q_high)
+
+
+def power_of_two(largest: float) -> Scale:
+    """Return VTA's scale S / 128 with S = 2^ceil(log2(largest)), 1 where all is zero: int8 in [-127, 127]."""
+    exponent = math.ceil(math.log2(largest)) if largest > 0 else 0
+    return Scale(2.0 ** (exponent - 7), 0, "int8", -127, 127)
+
+
+def round_half_away(x: Array) -> Array:
+    """Round like C's `round`: halves away from zero."""
+    whole = np.trunc(x)
+    return np.asarray(whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0.0))
+
+
+def quantize_weight(weight: Array, channel_axis: int | None) -> tuple[Array, Array]:
+    """Return int8 weights in [-127, 127] and their scales: (channels,), or (1,) when channel_axis is None."""
+    axes = tuple(axis for axis in range(weight.ndim) if axis != channel_axis)
+    largest = np.abs(weight).max(axis=axes if channel_axis is not None else None)
+    scales = np.atleast_1d(np.where(largest > 0, largest, 127.0) / 127.0).astype(np.float64)
+    column = [1] * weight.ndim
+    if channel_axis is not None:
+        column[channel_axis] = -1
+    q = np.clip(np.rint(weight / scales.reshape(column)), -127, 127).astype(np.int8)
+    return q, scales
+
+
+def fixed_point(factors: Array) -> tuple[Array, int]:
+    """Return int64 multipliers below 2^31 and one shift: factor = multiplier * 2^-shift, to 31 bits for the largest.
+
+    One shift serves all channels: the smallest factors keep fewer bits, which by their size cannot be seen in the result.
+    """
+    largest = float(np.max(np.abs(factors)))
+    shift = MAX_SHIFT if largest == 0 else 30 - math.floor(math.log2(largest))
+    shift = int(np.clip(shift, 0, MAX_SHIFT))
+    return np.rint(np.asarray(factors, np.float64) * 2.0**shift).astype(np.int64), shift

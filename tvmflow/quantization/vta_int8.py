@@ -1,0 +1,169 @@
+"""vta_int8: every scale a power of two, so that an accelerator without a multiplier in its ALU needs shifts only.
+
+Activations and weights are int8 in [-127, 127] per tensor, sums int32. Biases are 8-bit numbers with a scale of their
+own, shifted left to the scale of the sum (or the sum to theirs, where theirs is smaller). Back to 8 bits: add half,
+shift right arithmetically, clip: halves go up. Numbers are rounded to integers like C's `round`, halves away from zero.
+Source: the `power2` mode of TVM's relay.quantize as VTA used it; the one difference is that the last residual sum is
+clipped too, where the original's cast wrapped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvmflow.quantization.emit import Quantized, Writer, call_again, constant, convolution
+from tvmflow.quantization.graph import Array
+from tvmflow.quantization.int8 import SCALED, window_sums
+from tvmflow.quantization.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, Layer
+from tvmflow.quantization.scales import Scale, power_of_two, round_half_away
+
+LIMIT = 127
+
+
+@dataclass(frozen=True)
+class VtaArithmetic:
+    """What VTA's GEMM core and ALU can do: products, sums, shifts, minimum and maximum of integers."""
+
+    def can(self, layer: Layer, inputs_are_integer: list[bool]) -> bool:
+        if layer.kind in (CONV, DENSE):
+            return True
+        if layer.kind == ADD:
+            return any(inputs_are_integer)
+        if layer.kind == AFFINE:
+            return all(inputs_are_integer) and _is_plain_activation(layer)
+        return all(inputs_are_integer)
+
+    def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:
+        """Write clip(round(x / scale)); x / scale is exact, its scale being a power of two."""
+        from tvm import relax
+
+        scaled = writer.emit(relax.op.multiply(value, constant(1.0 / scale.scale, "float32")), f"{name}_scaled_input")
+        whole = writer.emit(relax.op.trunc(scaled), f"{name}_whole")
+        rest = relax.op.abs(relax.op.subtract(scaled, whole))
+        up = relax.op.astype(relax.op.greater_equal(rest, constant(0.5, "float32")), "float32")
+        rounded = relax.op.add(whole, relax.op.multiply(up, relax.op.sign(scaled)))
+        clipped = relax.op.clip(rounded, float(-LIMIT), float(LIMIT))
+        return Quantized(writer.emit(relax.op.astype(clipped, "int8"), f"{name}_q"), scale)
+
+    def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
+        if layer.kind == MOVE:
+            moved = call_again(layer.step, lambda _name: inputs[0].value)
+            return Quantized(writer.emit(moved, f"{layer.name}_q"), inputs[0].scale)
+        if layer.kind == MEAN:
+            return self._mean(writer, layer, inputs[0])
+        if layer.kind == CONCAT:
+            return self._concat(writer, layer, inputs)
+        out = writer.scales[layer.name]
+        if layer.kind == ADD:
+            return Quantized(self._add(writer, layer, inputs, out), out)
+        if layer.kind == AFFINE:
+            value, exponent = _wide(inputs[0]), _exponent(inputs[0].scale)
+            return Quantized(_narrow(writer, layer, value, exponent, out), out)
+        return Quantized(self._product(writer, layer, inputs[0], out), out)
+
+    def _product(self, writer: Writer, layer: Layer, data: Quantized, out: Scale) -> Any:
+        from tvm import relax
+
+        assert layer.weight is not None
+        weight_scale = power_of_two(float(np.abs(layer.weight).max(initial=0.0)))
+        weight = quantize_power_of_two(layer.weight, weight_scale)
+        if layer.kind == CONV:
+            total = convolution(layer.step, data.value, constant(weight, "int8"), "int32")
+        else:
+            total = relax.op.matmul(data.value, constant(weight, "int8"), out_dtype="int32")
+        exponent = _exponent(data.scale) + _exponent(weight_scale)
+        if layer.bias is not None and np.any(layer.bias):
+            bias_scale = power_of_two(float(np.abs(layer.bias).max()))
+            bias = quantize_power_of_two(layer.bias, bias_scale).astype(np.int32)
+            lift = _exponent(bias_scale) - exponent
+            if lift >= 0:
+                bias = bias << min(lift, 23)
+            else:
+                total = relax.op.left_shift(total, constant(-lift, "int32"))
+                exponent += lift
+            total = relax.op.add(total, constant(writer.column(layer, bias), "int32"))
+        return _narrow(writer, layer, total, exponent, out)
+
+    def _add(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
+        from tvm import relax
+
+        exponent = min(_exponent(found.scale) for found in inputs)
+        values = []
+        for found in inputs:
+            lift = _exponent(found.scale) - exponent
+            values.append(_wide(found) if lift == 0 else relax.op.left_shift(_wide(found), constant(lift, "int32")))
+        return _narrow(writer, layer, relax.op.add(*values), exponent, out)
+
+    def _concat(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
+        """Bring all parts to the coarsest scale."""
+        from tvm import relax
+
+        out = max((found.scale for found in inputs), key=lambda scale: scale.scale)
+        parts = []
+        for at, found in enumerate(inputs):
+            value = found.value
+            if found.scale != out:
+                value = _shifted(_wide(found), _exponent(out) - _exponent(found.scale))
+                value = writer.emit(
+                    relax.op.astype(relax.op.clip(value, -LIMIT, LIMIT), "int8"), f"{layer.name}_part{at}"
+                )
+            parts.append(value)
+        joined = relax.op.concat(parts, axis=int(layer.step.call.attrs.axis))
+        return Quantized(writer.emit(joined, f"{layer.name}_q"), out)
+
+    def _mean(self, writer: Writer, layer: Layer, data: Quantized) -> Quantized:
+        """Average in int32, the division cutting off towards zero: at most one step of the scale is lost."""
+        from tvm import relax
+
+        total, divisors, _ = window_sums(writer, layer, data.value)
+        mean = relax.op.divide(total, constant(np.asarray(divisors).astype(np.int32), "int32"))
+        wide = Scale(data.scale.scale, 0, "int8", -LIMIT, LIMIT)
+        return Quantized(writer.emit(relax.op.astype(mean, "int8"), f"{layer.name}_q"), wide)
+
+
+def _wide(found: Quantized) -> Any:
+    from tvm import relax
+
+    return relax.op.astype(found.value, "int32")
+
+
+def _exponent(scale: Scale) -> int:
+    return int(np.log2(scale.scale))
+
+
+def quantize_power_of_two(values: Array, scale: Scale) -> Array:
+    """Return int8 in [-127, 127]."""
+    return np.asarray(np.clip(round_half_away(values.astype(np.float64) / scale.scale), -LIMIT, LIMIT).astype(np.int8))
+
+
+def _shifted(value: Any, right: int) -> Any:
+    """Return (value + 2^(right - 1)) >> right, or the left shift where `right` is negative."""
+    from tvm import relax
+
+    if right > 0:
+        return relax.op.right_shift(relax.op.add(value, constant(1 << (right - 1), "int32")), constant(right, "int32"))
+    return value if right == 0 else relax.op.left_shift(value, constant(-right, "int32"))
+
+
+def _narrow(writer: Writer, layer: Layer, value: Any, exponent: int, out: Scale) -> Any:
+    """Bring int32 in units of 2^exponent to the output's scale, apply the activation, clip, cast."""
+    from tvm import relax
+
+    value = writer.emit(_shifted(value, _exponent(out) - exponent), layer.name + SCALED)
+    with np.errstate(invalid="ignore"):
+        low = np.clip(round_half_away(np.asarray(layer.low) / out.scale), -LIMIT, LIMIT).astype(np.int64)
+        high = np.clip(round_half_away(np.asarray(layer.high) / out.scale), -LIMIT, LIMIT).astype(np.int64)
+    if low.ndim == 0 and high.ndim == 0:
+        value = relax.op.clip(value, int(low), int(high))
+    else:
+        value = relax.op.minimum(value, constant(writer.column(layer, high), "int32"))
+        value = relax.op.maximum(value, constant(writer.column(layer, low), "int32"))
+    return writer.emit(relax.op.astype(value, "int8"), f"{layer.name}_q")
+
+
+def _is_plain_activation(layer: Layer) -> bool:
+    assert layer.weight is not None and layer.bias is not None
+    return bool(np.all(layer.weight == 1) and np.all(layer.bias == 0))
