@@ -21,7 +21,7 @@ from tvmflow.sources import datasets
 from tvmflow.sources.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.labels import BUILT_IN, read_labels
-from tvmflow.sources.weights import WeightsRequest, bring_weights, local_file
+from tvmflow.sources.weights import WeightsRequest, bring_weights, companions, local_file
 from tvmflow.stages import Stage, StageContext
 from tvmflow.workspace import Workspace
 
@@ -31,7 +31,9 @@ def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
     entry = model.model_dump(mode="json")
     files = {}
     if model.weights.file is not None:
-        files["weights"] = sha256_of(local_file(model.weights.file, workspace.root))
+        path = local_file(model.weights.file, workspace.root)
+        files["weights"] = sha256_of(path)
+        files |= {name: sha256_of(part) for name, part in companions(model.framework, path).items()}
     for what, name, built_in in (("dataset", model.dataset, {"digits"}), ("labels", model.labels, set(BUILT_IN))):
         if name is not None and name not in built_in:
             path = workspace.root / name

@@ -38,9 +38,8 @@ def _toolchain(settings: dict[str, Any]) -> tuple[str, ...]:
 def import_model(context: StageContext) -> dict[str, Any]:
     """Import, simplify, check against the source; returns what was found out."""
     from tvmflow.building.ir_files import save_module
-    from tvmflow.building.library import LocalRunner, run_pass
-    from tvmflow.passes.fold_batch_norm import FoldBatchNorm
-    from tvmflow.passes.fold_constants import FoldConstants
+    from tvmflow.building.library import LocalRunner
+    from tvmflow.passes.canonicalize import canonicalize
 
     fetched = context.inputs["fetch"]
     description = read_description(fetched)
@@ -55,7 +54,7 @@ def import_model(context: StageContext) -> dict[str, Any]:
     }
     _check_outputs(reference["evaluation"], json.loads((fetched / "labels.json").read_text()), evaluation.y)
     context.progress("importing", 1, 4)
-    module = run_pass(FoldBatchNorm(), run_pass(FoldConstants(), source.to_relax()))
+    module = canonicalize(source.to_relax())
     context.progress("checking against the source", 2, 4)
     runner = LocalRunner(module, host_target())
     answers = run_in_batches(runner, golden, batch)

@@ -29,10 +29,10 @@ from tvmflow.errors import ParamsError, UnknownNameError
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 MAX_PARAMS_BYTES = 1_000_000
 PRECISIONS = ("float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8")
-FRAMEWORKS = ("torch", "keras", "onnx")
+FRAMEWORKS = ("torch", "keras", "mxnet", "onnx", "tensorflow")
 
 Precision = Literal["float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8"]
-Framework = Literal["torch", "keras", "onnx"]
+Framework = Literal["torch", "keras", "mxnet", "onnx", "tensorflow"]
 
 
 def _check_name(name: str) -> str:
@@ -70,6 +70,14 @@ class Training(_Frozen):
     seed: int = 7
 
 
+class Part(_Frozen):
+    """A further file of a model that comes from a url: MXNet's parameters, ONNX's external data under its own name."""
+
+    url: str
+    sha256: Sha256
+    name: PathText | None = None
+
+
 class Weights(_Frozen):
     """Where weights come from: exactly one of url, file, zoo, seeded, train."""
 
@@ -79,6 +87,7 @@ class Weights(_Frozen):
     seeded: int | None = None
     train: Training | None = None
     sha256: Sha256 | None = None
+    parts: Annotated[tuple[Part, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Weights:
@@ -87,6 +96,8 @@ class Weights(_Frozen):
             raise ValueError(f"exactly one of url, file, zoo, seeded, train; found {given or 'none'}")
         if self.url is not None and self.sha256 is None:
             raise ValueError("a url needs its sha256, so that the bytes can be trusted")
+        if self.parts and self.url is None:
+            raise ValueError("parts belong to a url; the further files of a local file are found beside it")
         if self.sha256 is not None and given[0] in ("seeded", "train"):
             raise ValueError(f"sha256 has no meaning for weights made by {given[0]}")
         return self
@@ -123,8 +134,8 @@ class ModelEntry(_Frozen):
 
     @model_validator(mode="after")
     def _network_or_file(self) -> ModelEntry:
-        if self.framework == "onnx" and self.weights.kind not in ("file", "url"):
-            raise ValueError("an onnx model comes from weights: {file: ...} or {url: ..., sha256: ...}")
+        if self.framework in ("onnx", "tensorflow") and self.weights.kind not in ("file", "url"):
+            raise ValueError(f"a model of {self.framework} comes from weights: {{file: ...}} or {{url: ..., sha256: ...}}")
         if self.network is None and self.weights.kind not in ("file", "url"):
             raise ValueError(f"weights from '{self.weights.kind}' need network: the factory that they belong to")
         if self.weights.kind == "train" and self.dataset is None:

@@ -19,6 +19,8 @@ from tvmflow.errors import TvmflowError, UnknownNameError
 _PACKAGES = {
     "tvm": "apache-tvm",
     "ffi": "apache-tvm-ffi",
+    "tflite": "tflite",
+    "ai-edge-litert": "ai-edge-litert",
     "torch": "torch",
     "torchvision": "torchvision",
     "keras": "keras",
@@ -81,6 +83,10 @@ def version(tool: str) -> str:
         return probe()["llvm"]
     if tool.startswith("cc:"):
         return _compiler_version(tool[3:])
+    if tool.startswith("tool:"):
+        from tvmflow.sources.tool_environments import tool_version
+
+        return tool_version(tool[5:])
     if tool not in _PACKAGES:
         raise UnknownNameError(f"no tool {tool!r}", legal=[*_PACKAGES, "llvm", "cc:NAME"])
     try:

@@ -8,7 +8,11 @@ from typing import Any
 
 from tvmflow.errors import ModelFileError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
+from tvmflow.frontends.onnx_files import damaged, external_files, read_proto
 from tvmflow.frontends.source_model import Array, SourceDescription
+
+
+OLDEST_OPSET = 9
 
 
 class OnnxModel:
@@ -28,7 +32,7 @@ class OnnxModel:
         try:
             self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions share no public base
-            raise _damaged(path, error) from error
+            raise damaged(path, error) from error
 
     def run(self, x: Array) -> Array:
         try:
@@ -63,15 +67,14 @@ def load(folder: Path, description: SourceDescription) -> OnnxModel:
     import onnx
 
     path = folder / description.weights_file
+    graph, outside = read_proto(path), external_files(path)
     try:
-        graph = onnx.load(path, load_external_data=False)
-        onnx.checker.check_model(graph)
-    except Exception as error:  # protobuf, onnx and the checker each have their own
-        raise _damaged(path, error) from error
+        onnx.checker.check_model(str(path) if outside else graph)
+        if outside:
+            graph = onnx.load(path)
+    except Exception as error:  # onnx and its checker each have their own
+        raise damaged(path, error) from error
+    opset = max((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    if opset < OLDEST_OPSET:
+        raise ModelFileError(f"{path.name} is of opset {opset}", f"opset {OLDEST_OPSET} or later", "export it with a later one")
     return OnnxModel(path, graph, description)
-
-
-def _damaged(path: Path, error: Exception) -> ModelFileError:
-    return ModelFileError(
-        f"{path.name} is not a whole, valid ONNX file: {first_line(error)}", "an ONNX model in one file"
-    )

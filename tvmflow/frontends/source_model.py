@@ -65,3 +65,7 @@ def wrong_weights(error: Exception, network: str | None) -> ModelFileError:
         "weights of exactly that network",
         "correct network: or weights: in params.yaml",
     )
+
+
+class NoOnnxError(Exception):
+    """This model cannot be written as ONNX: peers that read nothing else are left out."""

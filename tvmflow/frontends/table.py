@@ -6,18 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tvmflow.errors import UnknownNameError
-from tvmflow.frontends import keras, onnx, torch
+from tvmflow.frontends import keras, mxnet, onnx, tensorflow, torch
 from tvmflow.frontends.source_model import SourceDescription, SourceModel
 
 FRONTENDS: dict[str, Callable[[Path, SourceDescription], SourceModel]] = {
     "torch": torch.load,
     "keras": keras.load,
+    "mxnet": mxnet.load,
     "onnx": onnx.load,
+    "tensorflow": tensorflow.load,
 }
 TOOLS = {
     "torch": ("torch", "torchvision", "onnxscript"),
     "keras": ("keras", "torch", "onnxscript"),
+    "mxnet": ("tool:mxnet",),
     "onnx": ("onnx", "onnxruntime"),
+    "tensorflow": ("tflite", "ai-edge-litert", "tool:tensorflow"),
 }
 
 

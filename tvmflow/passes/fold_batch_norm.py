@@ -1,6 +1,7 @@
 """FoldBatchNorm: put the scale and shift that follow a convolution into its weights and one bias.
 
 Knows the two forms that importers leave: `batch_norm` itself, and the decomposed `(conv - mean) * scale + shift`.
+A batch norm with no convolution before it (as in DenseNet and ResNet v2) becomes one scale and one shift.
 Computed with numpy in float64, so that folding costs no accuracy and no compilation.
 """
 
@@ -13,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.dpl import is_const, is_op, is_tuple_get_item, rewrite_call, wildcard
 
-from tvmflow.building.tvm_names import constant_value
+from tvmflow.building.tvm_names import constant_value, type_of
 
 Array = np.ndarray[Any, Any]
 
@@ -26,6 +27,8 @@ def _numpy(found: Any, pattern: Any) -> Array:
 def _folded(conv: Any, data: Any, weight: Array, scale: Array, shift: Array) -> Any:
     """Return conv(data, weight * scale) + shift; scale and shift have one number per output channel."""
     attrs = conv.attrs
+    if weight.shape[attrs.kernel_layout.index("O")] != scale.size:
+        raise ValueError("a batch norm over another axis than the convolution's channels")
     column = [1] * weight.ndim
     column[attrs.kernel_layout.index("O")] = -1
     bias_column = [1] * weight.ndim
@@ -46,12 +49,52 @@ def _rewrite_batch_norm(function: Any) -> Any:
     pattern = is_tuple_get_item(norm, 0)
 
     def fold(_expression: Any, found: Any) -> Any:
-        attrs = found[norm].attrs
-        scale = (_numpy(found, gamma) if attrs.scale else 1.0) / np.sqrt(_numpy(found, variance) + float(attrs.epsilon))
-        shift = (_numpy(found, beta) if attrs.center else 0.0) - _numpy(found, mean) * scale
+        scale, shift = _scale_and_shift(found[norm].attrs, *(_numpy(found, p) for p in (gamma, beta, mean, variance)))
         return _folded(found[conv], found[data], _numpy(found, weight), scale, shift)
 
     return rewrite_call(pattern, fold, function)
+
+
+def _rewrite_batch_norm_after_bias(function: Any) -> Any:
+    """batch_norm(conv(x, w) + b)  ->  conv(x, w * scale) + (b * scale + shift)."""
+    data, weight, bias = wildcard(), is_const(), is_const()
+    gamma, beta, mean, variance = is_const(), is_const(), is_const(), is_const()
+    conv = is_op("relax.nn.conv2d")(data, weight)
+    norm = is_op("relax.nn.batch_norm")(is_op("relax.add")(conv, bias), gamma, beta, mean, variance)
+    pattern = is_tuple_get_item(norm, 0)
+
+    def fold(expression: Any, found: Any) -> Any:
+        scale, shift = _scale_and_shift(found[norm].attrs, *(_numpy(found, p) for p in (gamma, beta, mean, variance)))
+        bias_values = _numpy(found, bias)
+        if bias_values.size != scale.size:
+            return expression
+        return _folded(
+            found[conv], found[data], _numpy(found, weight), scale, bias_values.reshape(-1) * scale + shift
+        )
+
+    return rewrite_call(pattern, fold, function)
+
+
+def _scale_and_shift(attrs: Any, gamma: Array, beta: Array, mean: Array, variance: Array) -> tuple[Array, Array]:
+    scale = (gamma if attrs.scale else np.ones_like(gamma)) / np.sqrt(variance + float(attrs.epsilon))
+    return scale, (beta if attrs.center else 0.0) - mean * scale
+
+
+def _rewrite_alone(function: Any) -> Any:
+    """batch_norm(x)  ->  x * scale + shift."""
+    data = wildcard()
+    gamma, beta, mean, variance = is_const(), is_const(), is_const(), is_const()
+    norm = is_op("relax.nn.batch_norm")(data, gamma, beta, mean, variance)
+
+    def fold(_expression: Any, found: Any) -> Any:
+        attrs = found[norm].attrs
+        scale, shift = _scale_and_shift(attrs, *(_numpy(found, p) for p in (gamma, beta, mean, variance)))
+        column = [1] * len(type_of(found[data]).shape)
+        column[int(attrs.axis)] = -1
+        product = relax.op.multiply(found[data], relax.const(scale.reshape(column).astype("float32")))
+        return relax.op.add(product, relax.const(shift.reshape(column).astype("float32")))
+
+    return rewrite_call(is_tuple_get_item(norm, 0), fold, function)
 
 
 def _rewrite_decomposed(function: Any) -> Any:
@@ -81,5 +124,8 @@ class FoldBatchNorm:
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         mod = relax.transform.CanonicalizeBindings()(mod)
-        mod.update_func(mod.get_global_var("main"), _rewrite_decomposed(_rewrite_batch_norm(mod["main"])))
+        main = mod["main"]
+        for rewrite in (_rewrite_batch_norm, _rewrite_batch_norm_after_bias, _rewrite_alone, _rewrite_decomposed):
+            main = rewrite(main)
+        mod.update_func(mod.get_global_var("main"), main)
         return relax.transform.DeadCodeElimination(["main"])(mod)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,11 @@ from tvmflow.stages import Progress
 
 MAX_MODEL_BYTES = 8 << 30
 SUFFIXES = {
-    "torch": (".safetensors", ".pt", ".pth"),
+    "torch": (".safetensors", ".pt2", ".torchscript", ".pt", ".pth"),
     "keras": (".keras", ".weights.h5", ".h5"),
+    "mxnet": ("-symbol.json",),
     "onnx": (".onnx",),
+    "tensorflow": (".tflite", ".zip"),
 }
 KERAS_ZOO = "https://storage.googleapis.com/tensorflow/keras-applications/mobilenet_v2/"
 _KERAS_ZOO_FILES = {
@@ -65,7 +68,30 @@ def _from_file(request: WeightsRequest, out: Path, _train_on: Samples | None, _p
         )
     target = out / ("model" + _suffix(request.framework, path.name))
     shutil.copyfile(path, target)
+    for name, part in companions(request.framework, path).items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(part, out / name)
     return target
+
+
+def companions(framework: str, path: Path) -> dict[str, Path]:
+    """Return name in the stage's folder -> further files that a local model consists of. Raises ModelFileError.
+
+    MXNet: NAME-symbol.json has NAME-EPOCH.params beside it (the last epoch counts). ONNX: its external data.
+    """
+    if framework == "mxnet":
+        stem = path.name.removesuffix("-symbol.json")
+        found = sorted(path.parent.glob(f"{stem}-[0-9][0-9][0-9][0-9].params"))
+        if not found:
+            raise ModelFileError(
+                f"no {stem}-0000.params beside {path}", "both files of an MXNet export", "bring the parameters too"
+            )
+        return {"model-0000.params": found[-1]}
+    if framework == "onnx":
+        from tvmflow.frontends.onnx_files import external_files
+
+        return external_files(path)
+    return {}
 
 
 def _suffix(framework: str, name: str) -> str:
@@ -79,6 +105,13 @@ def _from_url(request: WeightsRequest, out: Path, _train_on: Samples | None, pro
     url, sha256 = request.weights["url"], request.weights["sha256"]
     target = out / ("model" + _suffix(request.framework, url.split("?")[0].split("#")[0]))
     _download(request, url, sha256, target, progress)
+    for part in request.weights.get("parts") or ():
+        name = part["name"] or ("model-0000.params" if request.framework == "mxnet" else Path(part["url"]).name)
+        place = (out / name).resolve()
+        if not place.is_relative_to(out.resolve()) or place == target.resolve():
+            raise SourceError(f"a part named {name!r}", "a plain relative file name", "correct weights.parts in params.yaml")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _download(request, part["url"], part["sha256"], place, progress)
     return target
 
 
@@ -100,7 +133,23 @@ def _from_zoo(request: WeightsRequest, out: Path, _train_on: Samples | None, pro
         target = out / "model.h5"
         _download(request, KERAS_ZOO + _KERAS_ZOO_FILES[network], pinned, target, progress)
         return target
-    raise SourceError(f"network {network!r} has no zoo", "a torchvision network or a keras/mobilenet_v2 one")
+    if request.framework == "mxnet":
+        return _mxnet_export(request, "pretrained", out)
+    raise SourceError(
+        f"network {network!r} has no zoo", "a torchvision network, a keras/mobilenet_v2 one or mxnet/NAME of Gluon's zoo"
+    )
+
+
+def _mxnet_export(request: WeightsRequest, source: str, out: Path) -> Path:
+    """Let MXNet's own tool environment build a Gluon network and write its two files."""
+    from tvmflow.sources.tool_environments import run_tool
+
+    network = request.network or ""
+    if not re.fullmatch(r"mxnet/[a-z0-9_.]+", network):
+        raise UnknownNameError(f"no mxnet network {network!r}", fix="name it mxnet/NAME, as Gluon's vision zoo does: mxnet/resnet18_v1")
+    size = 299 if "inception" in network else 224
+    run_tool("mxnet", ["export", network.removeprefix("mxnet/"), source, str(size), str(out)])
+    return out / "model-symbol.json"
 
 
 def _torchvision_zoo(request: WeightsRequest, model: str, name: str, out: Path, progress: Progress) -> Path:
@@ -118,6 +167,8 @@ def _torchvision_zoo(request: WeightsRequest, model: str, name: str, out: Path, 
 
 
 def _from_seed(request: WeightsRequest, out: Path, _train_on: Samples | None, _progress: Progress) -> Path:
+    if request.framework == "mxnet":
+        return _mxnet_export(request, str(request.weights["seeded"]), out)
     return save_weights(request.framework, _network(request, request.weights["seeded"]), out)
 
 

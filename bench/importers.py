@@ -1,0 +1,106 @@
+"""Every framework in: max relative error of the imported form against the framework itself, and import seconds.
+
+    python -m bench.importers [--only mxnet/] [--compile]
+
+Weights are seeded, inputs random. The imported form is run by the numpy definition, or with --compile as a library with
+default schedules. Tool environments for MXNet and TensorFlow are made on first use. An operator that an importer does not
+know is named in the row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tvmflow.errors import TvmflowError
+from tvmflow.evaluation.agreement import compare
+from tvmflow.frontends.source_model import SourceDescription, SourceModel
+from tvmflow.frontends.table import load_source
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.quantization.definition import run_graph
+from tvmflow.quantization.graph import read_graph
+from tvmflow.sources.download import DownloadLimits
+from tvmflow.sources.tool_environments import run_tool
+from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.stages import silent
+
+MXNET = (
+    "resnet18_v1", "resnet34_v1", "resnet50_v1", "resnet18_v2", "resnet50_v2", "vgg11_bn", "vgg16", "mobilenet1.0",
+    "mobilenetv2_1.0", "squeezenet1.0", "squeezenet1.1", "densenet121", "alexnet", "inceptionv3",
+)  # fmt: skip
+TORCH = (
+    "resnet18", "resnet34", "resnet50", "vgg16", "mobilenet_v2", "mobilenet_v3_small", "squeezenet1_1", "densenet121",
+    "inception_v3", "googlenet", "shufflenet_v2_x1_0", "efficientnet_b0", "mnasnet1_0", "convnext_tiny", "vit_b_16",
+)  # fmt: skip
+KERAS = ("mobilenet_v2_050", "mobilenet_v2_100", "resnet50", "mobilenet", "densenet121", "efficientnet_b0")
+ROWS = (
+    *(("mxnet", f"mxnet/{name}") for name in MXNET), *(("torch", f"torchvision/{name}") for name in TORCH),
+    *(("keras", f"keras/{name}") for name in KERAS), ("onnx", "torchvision/resnet18"), ("onnx", "torchvision/mobilenet_v2"),
+    ("tensorflow", "SavedModel"), ("tensorflow", "float .tflite"),
+)  # fmt: skip
+
+
+def fetched(framework: str, network: str, folder: Path) -> SourceModel:
+    """Bring a network with seeded weights and load it in its framework."""
+    size = 8 if "digits" in network else 299 if "inception" in network else 224
+    shape = (1, 3, size, size)
+    if framework == "tensorflow":
+        shape = (1, 3, 32, 32)
+        run_tool("tensorflow", ["make", "1", str(folder / "saved")])
+        if network == "SavedModel":
+            shutil.make_archive(str(folder / "model"), "zip", folder / "saved")
+            return load_source(folder, SourceDescription(framework, None, "model.zip", "input", shape))
+        run_tool("tensorflow", ["convert", str(folder / "saved"), str(folder / "model.tflite")])
+        return load_source(folder, SourceDescription(framework, None, "model.tflite", "input", shape))
+    origin = "torch" if framework == "onnx" else framework
+    request = WeightsRequest(origin, network, {"seeded": 1}, folder, DownloadLimits(1, 1, 1.0), folder)
+    path = bring_weights(request, folder, None, silent)
+    model = load_source(folder, SourceDescription(origin, network, path.name, "input", shape))
+    if framework == "onnx":
+        model.to_onnx(folder / "model.onnx")
+        model = load_source(folder, SourceDescription("onnx", None, "model.onnx", "input", shape))
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="rows whose 'framework network' holds this text")
+    parser.add_argument("--compile", action="store_true", help="run the imported form as a library")
+    options = parser.parse_args()
+    print(f"{'framework':<12}{'network':<34}{'max rel. error':>16}{'import s':>10}  note")
+    for framework, network in ROWS:
+        if options.only not in f"{framework} {network}":
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"{framework:<12}{network:<34}", end="", flush=True)
+            try:
+                print(_row(framework, network, Path(folder), options.compile), flush=True)
+            except TvmflowError as error:
+                print(f"{'-':>16}{'-':>10}  {error.found[:160]}", flush=True)
+
+
+def _row(framework: str, network: str, folder: Path, compiled: bool) -> str:
+    source = fetched(framework, network, folder)
+    x = np.random.default_rng(0).standard_normal(source.shape, dtype=np.float32)  # type: ignore[attr-defined]
+    reference = source.run(x)
+    started = time.perf_counter()
+    module = canonicalize(source.to_relax())
+    seconds = time.perf_counter() - started
+    if compiled:
+        from tvmflow.building.library import LocalRunner
+        from tvmflow.targets.resolve import host_target
+
+        answer = LocalRunner(module, host_target()).run(x)
+    else:
+        answer = run_graph(read_graph(module), x)
+    found = compare(answer, reference)
+    return f"{found.max_relative_error:>16.2e}{seconds:>10.1f}"
+
+
+if __name__ == "__main__":
+    main()

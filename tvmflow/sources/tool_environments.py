@@ -1,0 +1,186 @@
+"""Tool environments: programs whose packages cannot live beside ours, each in a virtual environment of its own.
+
+An environment is made on first use, under a name that is the digest of its pinned packages, and kept; a half-made one is
+never used. A tool runs as a process that talks over its standard streams and dies with us, or when it takes too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.artifacts import digest_of, sha256_of
+from tvmflow.errors import TvmflowError
+
+Array = np.ndarray[Any, Any]
+INSTALL_TIMEOUT_S = 1200.0
+ANSWER_TIMEOUT_S = 600.0
+_WORKERS = Path(__file__).resolve().parent / "tools"
+
+
+@dataclass(frozen=True)
+class ToolEnvironment:
+    """packages: pinned, in pip's notation. worker: the file in `tools/` that runs inside."""
+
+    packages: tuple[str, ...]
+    worker: str
+
+
+TOOL_ENVIRONMENTS = {
+    "mxnet": ToolEnvironment(("mxnet==1.9.1", "numpy==1.23.5"), "mxnet_worker.py"),
+    "tensorflow": ToolEnvironment(("tensorflow-cpu==2.21.0",), "tensorflow_worker.py"),
+}
+
+
+def tool_version(name: str) -> str:
+    """Return what an environment consists of: its pins, and the digest of the worker that runs in it."""
+    tool = TOOL_ENVIRONMENTS[name]
+    return " ".join([*tool.packages, sha256_of(_WORKERS / tool.worker)[:16]])
+
+
+def environments_folder() -> Path:
+    """Return where tool environments live: TVMFLOW_TOOLS, or the user's cache."""
+    return Path(os.environ.get("TVMFLOW_TOOLS") or Path.home() / ".cache" / "tvmflow" / "tools")
+
+
+def python_of(name: str) -> Path:
+    """Return the interpreter of a tool environment, made now if it is not there. Raises TvmflowError."""
+    from filelock import FileLock
+
+    tool = TOOL_ENVIRONMENTS[name]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    folder = environments_folder() / f"{name}-{digest_of([*tool.packages, version])[:12]}"
+    python = folder / "bin" / "python"
+    if python.exists():
+        return python
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(folder) + ".lock"):
+        if not python.exists():
+            _make(name, tool, folder)
+    return python
+
+
+def _make(name: str, tool: ToolEnvironment, folder: Path) -> None:
+    """Install beside the final place and move there when whole; scripts with absolute paths are not used."""
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        for command in (
+            [sys.executable, "-m", "venv", str(unfinished)],
+            [str(unfinished / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *tool.packages],
+        ):  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
+            if done.returncode:
+                raise _not_made(name, tool, done.stderr.strip()[-400:])
+        unfinished.rename(folder)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _not_made(name, tool, str(error)) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _not_made(name: str, tool: ToolEnvironment, why: str) -> TvmflowError:
+    return TvmflowError(
+        f"the tool environment for {name} could not be made: {why}",
+        f"pip install {' '.join(tool.packages)} to work in a fresh environment",
+        f"check pip's access to a package index; environments live in {environments_folder()}",
+    )
+
+
+class ToolProcess:
+    """A running worker. Every request gives a list of named arrays; an error of the tool is a TvmflowError."""
+
+    def __init__(self, name: str, arguments: list[str]) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [str(python_of(name)), str(_WORKERS / TOOL_ENVIRONMENTS[name].worker), *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            env={"PATH": os.environ.get("PATH", ""), "HOME": str(environments_folder()), "LANG": "C.UTF-8",
+                 **{key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}},
+        )  # fmt: skip
+        self._errors: list[bytes] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+        weakref.finalize(self, _kill, self._process)
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._errors[:] = [*self._errors[-20:], line]
+
+    def arrays(self, request: str, x: Array | None = None, **options: Any) -> list[tuple[str, Array]]:
+        """Send a request and return the answer's arrays in order."""
+        body = b"" if x is None else _npy(np.ascontiguousarray(x))
+        head = json.dumps({"request": request, "bytes": len(body), **options}).encode() + b"\n"
+        watchdog = threading.Timer(ANSWER_TIMEOUT_S, _kill, [self._process])
+        watchdog.start()
+        try:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.write(head + body)
+            self._process.stdin.flush()
+            answer = json.loads(self._process.stdout.readline() or b"{}")
+            if "error" in answer or "arrays" not in answer:
+                raise self._failed(str(answer.get("error", "it ended without an answer")))
+            return [
+                (str(name), np.load(io.BytesIO(self._read(int(size))), allow_pickle=False)) for name, size in answer["arrays"]
+            ]
+        except (OSError, ValueError) as error:
+            raise self._failed(str(error)) from error
+        finally:
+            watchdog.cancel()
+
+    def _read(self, size: int) -> bytes:
+        assert self._process.stdout is not None
+        data = self._process.stdout.read(size)
+        if len(data) != size:
+            raise ValueError(f"{size} bytes announced, {len(data)} came")
+        return data
+
+    def close(self) -> None:
+        _kill(self._process)
+
+    def _failed(self, why: str) -> TvmflowError:
+        said = b"".join(self._errors).decode("utf-8", "replace").strip().splitlines()
+        return TvmflowError(f"{self.name} in its tool environment failed: {why}" + (f" ({said[-1][:300]})" if said else ""))
+
+
+def run_tool(name: str, arguments: list[str], timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    """Run a worker to its end: for exports. Raises TvmflowError with what it said last."""
+    process = subprocess.Popen(
+        [str(python_of(name)), str(_WORKERS / TOOL_ENVIRONMENTS[name].worker), *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise TvmflowError(f"{name} in its tool environment took longer than {timeout_s:g} s") from None
+    finally:
+        _kill(process)
+    if process.returncode:
+        lines = said.strip().splitlines() or ["no output"]
+        raise TvmflowError(f"{name} in its tool environment failed: {lines[-1][:400]}")
+
+
+def _npy(array: Array) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _kill(process: subprocess.Popen[Any]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
