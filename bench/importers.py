@@ -37,7 +37,16 @@ TORCH = (
     "resnet18", "resnet34", "resnet50", "vgg16", "mobilenet_v2", "mobilenet_v3_small", "squeezenet1_1", "densenet121",
     "inception_v3", "googlenet", "shufflenet_v2_x1_0", "efficientnet_b0", "mnasnet1_0", "convnext_tiny", "vit_b_16",
 )  # fmt: skip
-KERAS = ("mobilenet_v2_050", "mobilenet_v2_100", "resnet50", "mobilenet", "densenet121", "efficientnet_b0")
+KERAS = (
+    "mobilenet_v2_050",
+    "mobilenet_v2_100",
+    "mobilenet",
+    "resnet50",
+    "densenet121",
+    "inception_v3",
+    "efficientnet_b0",
+    "mobilenet_v3_small",
+)
 ROWS = (
     *(("mxnet", f"mxnet/{name}") for name in MXNET), *(("torch", f"torchvision/{name}") for name in TORCH),
     *(("keras", f"keras/{name}") for name in KERAS), ("onnx", "torchvision/resnet18"), ("onnx", "torchvision/mobilenet_v2"),

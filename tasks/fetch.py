@@ -7,6 +7,7 @@ Out: model.* (weights or whole model), source.json, labels.json, calibration.npz
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tvmflow.sources import datasets
 from tvmflow.sources.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.labels import BUILT_IN, read_labels
-from tvmflow.sources.weights import WeightsRequest, bring_weights, companions, local_file
+from tvmflow.sources.weights import WeightsRequest, bring_weights, companions, factory_file, local_file
 from tvmflow.stages import Stage, StageContext
 from tvmflow.workspace import Workspace
 
@@ -34,6 +35,15 @@ def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
         path = local_file(model.weights.file, workspace.root)
         files["weights"] = sha256_of(path)
         files |= {name: sha256_of(part) for name, part in companions(model.framework, path).items()}
+    factory = factory_file(model.network)
+    if factory is not None:
+        if not (workspace.root / factory).is_file():
+            raise SourceError(
+                f"no file {workspace.root / factory}",
+                "the file of the network factory",
+                "correct network: in params.yaml",
+            )
+        files["network"] = sha256_of(workspace.root / factory)
     for what, name, built_in in (("dataset", model.dataset, {"digits"}), ("labels", model.labels, set(BUILT_IN))):
         if name is not None and name not in built_in:
             path = workspace.root / name
@@ -82,16 +92,26 @@ def fetch(context: StageContext) -> dict[str, Any]:
     )  # fmt: skip
     for name in ("calibration", "evaluation"):
         parts[name].save(context.out / f"{name}.npz")
+    network = _own_network(context, model["network"])
     golden = settings["golden_samples"]
     Samples(parts["evaluation"].x[:golden], None).save(context.out / "golden.npz")
     labels = _labels(model["labels"], context.root)
     (context.out / "labels.json").write_text(json.dumps(labels), encoding="utf-8")
     description = SourceDescription(
-        framework=model["framework"], network=model["network"], weights_file=weights.name,
+        framework=model["framework"], network=network, weights_file=weights.name,
         input_name=model["input"]["name"], input_shape=tuple(model["input"]["shape"]),
     )  # fmt: skip
     (context.out / "source.json").write_text(json.dumps(asdict(description), sort_keys=True), encoding="utf-8")
     return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"].x)}
+
+
+def _own_network(context: StageContext, network: str | None) -> str | None:
+    """Copy a factory of the user's own, so that later stages use the very file that this key is made of."""
+    path = factory_file(network)
+    if path is None or network is None:
+        return network
+    shutil.copyfile(context.root / path, context.out / "network.py")
+    return f"network.py:{network.split(':')[1]}"
 
 
 def _data(context: StageContext) -> dict[str, Samples]:

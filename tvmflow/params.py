@@ -135,7 +135,9 @@ class ModelEntry(_Frozen):
     @model_validator(mode="after")
     def _network_or_file(self) -> ModelEntry:
         if self.framework in ("onnx", "tensorflow") and self.weights.kind not in ("file", "url"):
-            raise ValueError(f"a model of {self.framework} comes from weights: {{file: ...}} or {{url: ..., sha256: ...}}")
+            raise ValueError(
+                f"a model of {self.framework} comes from weights: {{file: ...}} or {{url: ..., sha256: ...}}"
+            )
         if self.network is None and self.weights.kind not in ("file", "url"):
             raise ValueError(f"weights from '{self.weights.kind}' need network: the factory that they belong to")
         if self.weights.kind == "train" and self.dataset is None:

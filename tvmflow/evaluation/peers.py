@@ -24,7 +24,7 @@ def measure_peers(
         "onnxruntime": lambda: _onnxruntime(onnx_file, x, threads),
     }
     return {
-        name: measure(timed(makers[name]()), rules) for name in names if name != "onnxruntime" or onnx_file.exists()
+        name: measure(timed(makers[name]()), rules) for name in names if onnx_file.exists() or name != "onnxruntime"
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,35 @@ from tvmflow.frontends.source_model import Array
 class ExportedModel:
     """A torch module in evaluation mode with one float32 input of fixed shape."""
 
+    in_process = True
+
     def __init__(self, module: Any, input_name: str, shape: tuple[int, ...]) -> None:
         self.module, self.input_name, self.shape = module, input_name, shape
         self._program: Any = None
+
+    @classmethod
+    def of_program(cls, program: Any, input_name: str, shape: tuple[int, ...]) -> ExportedModel:
+        """Wrap a torch.export program; a batch that it leaves open is bound to that of `shape`."""
+        model = cls(program.module(), input_name, shape)
+        model._program = program
+        return model
+
+    def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
+        """Yield the value of every operator of the exported program, in order."""
+        import torch
+
+        found: list[tuple[str, Array]] = []
+
+        class Recorder(torch.fx.Interpreter):
+            def run_node(self, node: Any) -> Any:
+                value = super().run_node(node)
+                if node.op == "call_function" and isinstance(value, torch.Tensor) and value.is_floating_point():
+                    found.append((f"{node.name} ({node.target})", value.detach().numpy().copy()))
+                return value
+
+        with torch.no_grad():
+            Recorder(self.exported().module()).run(torch.from_numpy(x))
+        yield from found
 
     def run(self, x: Array) -> Array:
         import torch
@@ -45,16 +72,27 @@ class ExportedModel:
                 raise _wrong_shape(error, self.shape) from error
         return self._program
 
-    def to_relax(self) -> Any:
+    def to_relax(self, max_batch: int | None = None) -> Any:
+        """Return the IRModule for the input's shape, or for any batch of 1 to max_batch."""
         from tvm.relax.frontend.torch import from_exported_program
 
-        program = self.exported()
+        program = self.exported() if max_batch is None else self._any_batch(max_batch)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return from_exported_program(program, unwrap_unit_return_tuple=True)
+                module = from_exported_program(program, unwrap_unit_return_tuple=True)
+                return module if max_batch is not None else _bound(module, self.shape)
         except (AssertionError, NotImplementedError, KeyError) as error:
             raise unsupported("PyTorch", str(error)) from error
+
+    def _any_batch(self, max_batch: int) -> Any:
+        import torch
+
+        batch = torch.export.Dim("batch", min=1, max=max_batch)
+        example = torch.zeros((2, *self.shape[1:]))
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.export.export(self.module, (example,), dynamic_shapes=({0: batch},))
 
     def to_onnx(self, path: Path) -> None:
         import contextlib
@@ -67,6 +105,19 @@ class ExportedModel:
             torch.onnx.export(
                 self.exported(), (), path, input_names=[self.input_name], external_data=False, verbose=False
             )
+
+
+def _bound(module: Any, shape: tuple[int, ...]) -> Any:
+    """Put the numbers of `shape` in place of the sizes that a module's input leaves open."""
+    from tvm import relax
+
+    from tvmflow.building.tvm_names import type_of
+
+    sizes = list(type_of(module["main"].params[0]).shape)
+    open_sizes = {
+        str(size.name): wanted for size, wanted in zip(sizes, shape, strict=True) if not hasattr(size, "value")
+    }
+    return relax.transform.BindSymbolicVars(open_sizes)(module) if open_sizes else module
 
 
 def unsupported(framework: str, message: str) -> UnsupportedOperatorError:

@@ -17,7 +17,25 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
     """Load a model. Code in model files (Lambda layers) is refused. Raises ModelFileError."""
     path = folder / description.weights_file
     model = _whole_file(path) if description.network is None else _with_weights(path, description.network)
-    return ExportedModel(model.eval(), description.input_name, description.input_shape)
+    shape, wanted = tuple(model.input_shape), description.input_shape
+    if len(wanted) == 4 and shape[1:] == (wanted[2], wanted[3], wanted[1]) and shape[1:] != wanted[1:]:
+        model = _from_channels_first(model)
+    return ExportedModel(model.eval(), description.input_name, wanted)
+
+
+def _from_channels_first(model: Any) -> Any:
+    """Wrap a channels-last model to take (N, C, H, W), as data sets here are."""
+    import torch
+
+    class FromChannelsFirst(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.inner(x.permute(0, 2, 3, 1))
+
+    return FromChannelsFirst()
 
 
 def _whole_file(path: Path) -> Any:

@@ -112,7 +112,9 @@ class _Importer:
             return
         used = [source for source in node.inputs if source[0] in self.values]
         if any(output != 0 for _, output in used):
-            raise UnsupportedOperatorError(f"a second output of an operator, read by {node.name!r}", "first outputs only")
+            raise UnsupportedOperatorError(
+                f"a second output of an operator, read by {node.name!r}", "first outputs only"
+            )
         operands = Operands(
             node.name, node.op, tuple(self.values[i] for i, _ in used), tuple(self.arrays.get(i) for i, _ in used),
             node.attrs, _shape,

@@ -143,7 +143,9 @@ def _leaky_relu(o: Operands) -> Any:
         return _relax().nn.prelu(o.values[0], o.values[1], axis=1)
     if kind == "elu":
         x = o.values[0]
-        negative = _relax().multiply(_const(slope), _relax().subtract(_relax().exp(_relax().minimum(x, _const(0.0))), _const(1.0)))
+        negative = _relax().multiply(
+            _const(slope), _relax().subtract(_relax().exp(_relax().minimum(x, _const(0.0))), _const(1.0))
+        )
         return _relax().add(_relax().nn.relu(x), negative)
     raise o.unsupported(f"act_type={kind}")
 
@@ -222,7 +224,9 @@ def _lrn(o: Operands) -> Any:
     for at in range(size):
         part = _relax().strided_slice(squares, axes=[1], begin=[at], end=[at + shape[1]])
         total = part if total is None else _relax().add(total, part)
-    scale = _relax().add(_const(o.number("knorm", 2.0)), _relax().multiply(_const(o.number("alpha", 1e-4) / size), total))
+    scale = _relax().add(
+        _const(o.number("knorm", 2.0)), _relax().multiply(_const(o.number("alpha", 1e-4) / size), total)
+    )
     return _relax().divide(x, _relax().power(scale, _const(o.number("beta", 0.75))))
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tvmflow.building.tvm_names import constant_value
 from tvmflow.errors import ModelFileError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
 from tvmflow.frontends.onnx_files import damaged, external_files, read_proto
 from tvmflow.frontends.source_model import Array, SourceDescription
-
 
 OLDEST_OPSET = 9
 
@@ -49,7 +53,8 @@ class OnnxModel:
         from tvm.relax.frontend.onnx import from_onnx
 
         try:
-            return from_onnx(self.graph, shape_dict={self.input_name: list(self.shape)}, dtype_dict="float32")
+            with _plain_clips():
+                return from_onnx(self.graph, shape_dict={self.input_name: list(self.shape)}, dtype_dict="float32")
         except Exception as error:
             if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
                 raise unsupported("ONNX", str(error)) from error
@@ -60,6 +65,44 @@ class OnnxModel:
 
     def to_onnx(self, path: Path) -> None:
         shutil.copyfile(self.path, path)
+
+
+@contextlib.contextmanager
+def _plain_clips() -> Iterator[None]:
+    """Let TVM's importer make `clip` of a Clip with constant bounds.
+
+    Its own way, a comparison with a bound that is asked for NaN while the model runs, hides from every later pass that
+    this is an activation.
+    """
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    converter = onnx_frontend.Clip
+    names = [name for name in vars(converter) if name.startswith("_impl_v")]
+    originals = {name: vars(converter)[name] for name in names}
+    for name, original in originals.items():
+        setattr(converter, name, classmethod(_clip_converter(original.__func__)))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(converter, name, original)
+
+
+def _clip_converter(original: Callable[..., Any]) -> Callable[..., Any]:
+    def convert(cls: Any, builder: Any, inputs: Any, attrs: Any, params: Any) -> Any:
+        from tvm import relax
+
+        given = [inputs[at] if at < len(inputs) else None for at in (1, 2)]
+        bounds = []
+        for bound, name, default in zip(given, ("min", "max"), (-np.inf, np.inf), strict=True):
+            tensor = None if bound is None else constant_value(bound)
+            if bound is not None and tensor is None:
+                return original(cls, builder, inputs, attrs, params)
+            value = float(attrs.get(name, default)) if tensor is None else float(tensor.numpy().reshape(-1)[0])
+            bounds.append(default if np.isnan(value) else value)
+        return relax.op.nn.relu(inputs[0]) if bounds == [0.0, np.inf] else relax.op.clip(inputs[0], *bounds)
+
+    return convert
 
 
 def load(folder: Path, description: SourceDescription) -> OnnxModel:
@@ -76,5 +119,7 @@ def load(folder: Path, description: SourceDescription) -> OnnxModel:
         raise damaged(path, error) from error
     opset = max((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if opset < OLDEST_OPSET:
-        raise ModelFileError(f"{path.name} is of opset {opset}", f"opset {OLDEST_OPSET} or later", "export it with a later one")
+        raise ModelFileError(
+            f"{path.name} is of opset {opset}", f"opset {OLDEST_OPSET} or later", "export it with a later one"
+        )
     return OnnxModel(path, graph, description)

@@ -37,7 +37,10 @@ class TfliteModel:
         self.path, self.shape = path, shape
         self.content = _checked(path)
         self.interpreter = _interpreter(path)
-        self.input, self.output = _one(self.interpreter.get_input_details()), _one(self.interpreter.get_output_details())
+        self.input, self.output = (
+            _one(self.interpreter.get_input_details()),
+            _one(self.interpreter.get_output_details()),
+        )
         self.channels_first = _is_channels_first(tuple(int(d) for d in self.input["shape"]), shape)
 
     def run(self, x: Array) -> Array:
@@ -81,10 +84,10 @@ class TfliteModel:
         except Exception as error:
             if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
                 raise unsupported("TFLite", str(error)) from error
-            raise ModelFileError(f"TVM cannot import {self.path.name}: {last_line(error)}", "a float or int8 model") from error
-        module = _float_ends(module, self)
-        module = relax.transform.ConvertLayout({"relax.nn.conv2d": ["NCHW", "OIHW"]})(module)
-        return relax.transform.CanonicalizeBindings()(module)
+            raise ModelFileError(
+                f"TVM cannot import {self.path.name}: {last_line(error)}", "a float or int8 model"
+            ) from error
+        return relax.transform.CanonicalizeBindings()(_float_ends(module, self))
 
     def to_onnx(self, path: Path) -> None:
         raise NoOnnxError(f"no exporter writes {path.name} from TFLite models")
@@ -215,7 +218,9 @@ def _float_ends(module: Any, model: TfliteModel) -> Any:
             if model.output["dtype"] != np.float32:
                 scale, zero = model.output["quantization"]
                 dtype = np.dtype(model.output["dtype"]).name
-                value = builder.emit(relax.op.dequantize(value, relax.const(scale, "float32"), relax.const(zero, dtype)))
+                value = builder.emit(
+                    relax.op.dequantize(value, relax.const(scale, "float32"), relax.const(zero, dtype))
+                )
             output = builder.emit_output(value)
         builder.emit_func_output(output)
     return tvm.IRModule(builder.get().functions, attrs=module.attrs)
@@ -223,14 +228,16 @@ def _float_ends(module: Any, model: TfliteModel) -> Any:
 
 def _inlined(builder: Any, function: Any, argument: Any) -> Any:
     """Emit the body of a one-parameter function again, its parameter replaced."""
+    import tvm
+
     from tvmflow.quantization.emit import call_again, constant
     from tvmflow.quantization.graph import read_graph
-
-    import tvm
 
     graph = read_graph(tvm.IRModule({"main": function}))
     values = {graph.input_name: argument}
     for step in graph.steps:
-        expression = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, values.__getitem__)
+        expression = (
+            constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, values.__getitem__)
+        )
         values[step.name] = builder.emit(expression, step.name)
     return values[graph.output]

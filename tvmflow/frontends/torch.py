@@ -1,4 +1,4 @@
-"""PyTorch in: a network factory and its weights (safetensors, or a state_dict read without unpickling code)."""
+"""PyTorch in: a factory and its weights (safetensors, or a state_dict without code), a .pt2 file, or TorchScript."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from typing import Any
 from tvmflow.errors import ModelFileError, first_line
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import SourceDescription, wrong_weights
+from tvmflow.frontends.torch_files import is_torchscript, load_program, load_script
 
 
 def load(folder: Path, description: SourceDescription) -> ExportedModel:
     """Build the network and load its weights. Raises ModelFileError when file and network do not fit."""
     from tvmflow.sources.torch_networks import build
 
+    path = folder / description.weights_file
+    if path.suffix == ".pt2":
+        return ExportedModel.of_program(load_program(path), description.input_name, description.input_shape)
+    if path.suffix == ".torchscript" or is_torchscript(path):
+        program = load_script(path, description.input_shape)
+        return ExportedModel.of_program(program, description.input_name, description.input_shape)
     if description.network is None:
-        raise ModelFileError("a torch model without network:", "the factory that its weights belong to")
-    network = build(description.network)
+        raise ModelFileError(
+            "a torch model without network:",
+            "the factory that its weights belong to, or a whole .pt2 or TorchScript file",
+        )
+    network = build(description.network, folder=folder)
     try:
         network.load_state_dict(_state_dict(folder / description.weights_file))
     except RuntimeError as error:

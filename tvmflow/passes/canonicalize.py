@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.building.library import run_pass
+from tvmflow.passes.channels_first import ChannelsFirst
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
 
 
 def canonicalize(mod: Any) -> Any:
-    """Return the module with constants folded and batch norms in the convolutions."""
-    return run_pass(FoldBatchNorm(), run_pass(FoldConstants(), mod))
+    """Return the module with constants folded, channels first, and batch norms in the convolutions."""
+    for step in (FoldConstants(), ChannelsFirst(), FoldBatchNorm()):
+        mod = run_pass(step, mod)
+    return mod

@@ -68,9 +68,7 @@ def _rewrite_batch_norm_after_bias(function: Any) -> Any:
         bias_values = _numpy(found, bias)
         if bias_values.size != scale.size:
             return expression
-        return _folded(
-            found[conv], found[data], _numpy(found, weight), scale, bias_values.reshape(-1) * scale + shift
-        )
+        return _folded(found[conv], found[data], _numpy(found, weight), scale, bias_values.reshape(-1) * scale + shift)
 
     return rewrite_call(pattern, fold, function)
 

@@ -9,6 +9,7 @@ compiled by TVM on its own.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -270,7 +271,28 @@ def _squeeze(a: list[Any], step: Step) -> Array:
     return np.asarray(np.squeeze(a[0], None if axis is None else tuple(_ints(axis))))
 
 
+def _column(vector: Array, step: Step, ndim: int) -> Array:
+    if vector.size == 1:
+        return vector.reshape(-1)[0]
+    column = [1] * ndim
+    column[int(step.call.attrs.axis)] = -1
+    return vector.reshape(column)
+
+
+def _quantize(a: list[Any], step: Step) -> Array:
+    scale, zero = (_column(np.asarray(v), step, a[0].ndim) for v in a[1:3])
+    limits = np.iinfo(step.dtype)
+    return np.asarray(np.clip(np.rint(a[0] / scale) + zero, limits.min, limits.max).astype(step.dtype))
+
+
+def _dequantize(a: list[Any], step: Step) -> Array:
+    scale, zero = (_column(np.asarray(v), step, a[0].ndim) for v in a[1:3])
+    return np.asarray(((a[0].astype(np.int32) - zero) * scale).astype(np.float32))
+
+
 _OPERATORS: dict[str, Operator] = {
+    "relax.quantize": _quantize,
+    "relax.dequantize": _dequantize,
     "relax.nn.conv2d": _conv2d,
     "relax.matmul": _matmul,
     "relax.nn.max_pool2d": _max_pool2d,
@@ -312,6 +334,10 @@ _OPERATORS: dict[str, Operator] = {
 }
 
 
+_MAX_LIBRARIES = 256
+_libraries: OrderedDict[tuple[Any, ...], tuple[Step, Any]] = OrderedDict()
+
+
 def _compiled(step: Step, arguments: list[Any]) -> Any:
     """Compute a step that has no definition here with a library made of it alone."""
     import tvm
@@ -322,7 +348,7 @@ def _compiled(step: Step, arguments: list[Any]) -> Any:
 
     def place(argument: Any) -> Any:
         if isinstance(argument, np.ndarray):
-            tensors.append(np.ascontiguousarray(argument))
+            tensors.append(np.array(argument, order="C"))
             variables.append(relax.Var(f"a{len(tensors)}", relax.TensorType(argument.shape, str(argument.dtype))))
             return variables[-1]
         if isinstance(argument, tuple):
@@ -337,6 +363,11 @@ def _compiled(step: Step, arguments: list[Any]) -> Any:
         with builder.dataflow():
             output = builder.emit_output(builder.emit(call))
         builder.emit_func_output(output)
-    executable = tvm.compile(builder.get(), tvm.target.Target("llvm"))
-    answer = relax.VirtualMachine(executable, tvm.cpu())["main"](*(tvm.runtime.tensor(t) for t in tensors))
+    key = (id(step), *(tensor.shape for tensor in tensors))
+    if key not in _libraries:
+        machine = relax.VirtualMachine(tvm.compile(builder.get(), tvm.target.Target("llvm")), tvm.cpu())
+        _libraries[key] = (step, machine)  # with its step, whose id must not be taken by another
+        if len(_libraries) > _MAX_LIBRARIES:
+            _libraries.popitem(last=False)
+    answer = _libraries[key][1]["main"](*(tvm.runtime.tensor(t) for t in tensors))
     return np.asarray(answer.numpy()) if hasattr(answer, "numpy") else tuple(np.asarray(t.numpy()) for t in answer)

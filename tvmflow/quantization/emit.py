@@ -185,7 +185,7 @@ def constant(value: Any, dtype: str) -> Any:
     from tvm import relax
 
     kept = np.asarray(value)
-    return relax.const(np.ascontiguousarray(kept if str(kept.dtype) == dtype else kept.astype(dtype)), dtype)
+    return relax.const(np.array(kept if str(kept.dtype) == dtype else kept.astype(dtype), order="C"), dtype)
 
 
 def convolution(step: Step, data: Any, weight: Any, out_dtype: str, padding: list[int] | None = None) -> Any:

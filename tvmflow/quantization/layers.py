@@ -63,11 +63,12 @@ class Layer:
 
 @dataclass
 class Network:
-    """Layers and plain steps in order; values are named after layers."""
+    """Layers and plain steps in order; values are named after layers. names: value of the graph -> its name here."""
 
     graph: Graph
     items: list[Layer | Step] = field(default_factory=list)
     output: str = ""
+    names: dict[str, str] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[Layer]:
@@ -105,7 +106,7 @@ class _Grouping:
                 continue
             layer = self._layer(step)
             found.items.append(layer if layer is not None else self._plain(step))
-        found.output = self.names[self.graph.output]
+        found.output, found.names = self.names[self.graph.output], self.names
         return found
 
     def _plain(self, step: Step) -> Step:

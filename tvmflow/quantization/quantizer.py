@@ -20,6 +20,7 @@ from tvmflow.quantization.graph import Array, Graph, Step, read_graph
 from tvmflow.quantization.int8 import SCALED, Int8Arithmetic
 from tvmflow.quantization.layers import ADD, CONCAT, CONV, DENSE, MOVE, Layer, Network, group_layers
 from tvmflow.quantization.observers import OBSERVERS, Observed
+from tvmflow.quantization.qdq import strip_qdq
 from tvmflow.quantization.scales import Scale, asymmetric, power_of_two
 from tvmflow.quantization.vta_int8 import VtaArithmetic
 
@@ -97,15 +98,16 @@ class QuantizationReport:
 def quantize_int8(
     mod: Any, samples: Array, labels: Array | None, options: Int8Options, progress: Report = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
-    """Quantize to int8. samples: (N, ...) float32, calibration; labels (N,) or None. Raises UnknownNameError."""
-    network = group_layers(read_graph(mod))
-    pairs = equalize(network) if options.equalize else 0
+    """Quantize to int8; a model that came quantized keeps its own scales and weights. samples: (N, ...) float32, calibration; labels (N,) or None. Raises UnknownNameError."""
+    graph, given = strip_qdq(read_graph(mod))
+    network = group_layers(graph)
+    pairs = equalize(network) if options.equalize and not given else 0
     run = _Calibration(network, samples, progress)
     kept = _kept(network, options.keep_float)
-    scales = _int8_scales(network, run, options)
+    scales = _int8_scales(network, run, options) | {network.names[name]: scale for name, scale in given.items()}
     arithmetic = Int8Arithmetic(options.per_channel)
     corrected = 0
-    if options.bias_correction and run.can_batch:
+    if options.bias_correction and run.can_batch and not given:
         progress("correcting biases", 0, 0)
         corrected = _correct_biases(network, run, arithmetic, scales, kept)
     quantized = _Quantized(network, arithmetic, scales, kept)

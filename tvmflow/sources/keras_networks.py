@@ -42,6 +42,16 @@ def _digits_cnn(keras: Any) -> Any:
     ])  # fmt: skip
 
 
+def _application(name: str, size: int = 224) -> Callable[[Any], Any]:
+    def build_it(keras: Any) -> Any:
+        shape = (3, size, size) if keras.config.image_data_format() == "channels_first" else (size, size, 3)
+        return getattr(keras.applications, name)(
+            input_shape=shape, weights=None, classes=1000, classifier_activation="softmax"
+        )
+
+    return build_it
+
+
 def _mobilenet_v2(alpha: float) -> Callable[[Any], Any]:
     def build_it(keras: Any) -> Any:
         return keras.applications.MobileNetV2(
@@ -55,6 +65,15 @@ NETWORKS: dict[str, Callable[[Any], Any]] = {
     "digits_cnn": _digits_cnn,
     "keras/mobilenet_v2_050": _mobilenet_v2(0.5),
     "keras/mobilenet_v2_100": _mobilenet_v2(1.0),
+    "keras/mobilenet": _application("MobileNet"),
+    "keras/resnet50": _application("ResNet50"),
+    "keras/resnet50_v2": _application("ResNet50V2"),
+    "keras/vgg16": _application("VGG16"),
+    "keras/densenet121": _application("DenseNet121"),
+    "keras/inception_v3": _application("InceptionV3", 299),
+    "keras/xception": _application("Xception", 299),
+    "keras/efficientnet_b0": _application("EfficientNetB0"),
+    "keras/mobilenet_v3_small": _application("MobileNetV3Small"),
 }
 
 
@@ -65,10 +84,16 @@ def build(name: str, seed: int | None = None) -> Any:
     keras = keras_on_torch()
     keras.utils.set_random_seed(0 if seed is None else seed)
     before = keras.config.image_data_format()
-    keras.config.set_image_data_format("channels_first")
     try:
-        model = NETWORKS[name](keras)
-        return model if seed is None else _settle(model, seed)
+        for data_format in ("channels_first", "channels_last"):
+            keras.config.set_image_data_format(data_format)
+            try:
+                model = NETWORKS[name](keras)
+                return model if seed is None else _settle(model, seed)
+            except ValueError:
+                if data_format == "channels_last":
+                    raise  # else: a network that Keras builds channels-last only
+        raise AssertionError("a network is built in one of two formats")
     finally:
         keras.config.set_image_data_format(before)
 
@@ -79,15 +104,22 @@ def _settle(model: Any, seed: int) -> Any:
     Keras starts batch norms as the identity and deep networks then answer the same for every input, which would make
     any comparison of answers pass.
     """
+    import torch
+
     generator = np.random.default_rng(seed)
+    norms = [layer for layer in model.layers if type(layer).__name__ == "BatchNormalization"]
+    momenta = [layer.momentum for layer in norms]
+    for layer in norms:
+        layer.momentum = 0.0  # the statistics become those of the one batch below
     for layer in model.layers:
-        kind = type(layer).__name__
-        if kind == "BatchNormalization":
-            count = layer.gamma.shape[0]
-            layer.moving_mean.assign(generator.normal(0.0, 0.1, count).astype("float32"))
-            layer.moving_variance.assign(generator.uniform(0.8, 1.2, count).astype("float32"))
-        elif kind in ("Conv2D", "DepthwiseConv2D", "Dense"):
-            shape = tuple(layer.kernel.shape)
-            fan_in = np.prod(shape[:2]) if kind == "DepthwiseConv2D" else np.prod(shape[:-1])
-            layer.kernel.assign(generator.normal(0.0, np.sqrt(2.0 / fan_in), shape).astype("float32"))
+        if type(layer).__name__ in ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Dense"):
+            for variable in layer.weights:
+                if "kernel" in variable.name:
+                    shape = tuple(variable.shape)
+                    fan_in = np.prod(shape[:2]) if "depthwise" in variable.path.lower() else np.prod(shape[:-1])
+                    variable.assign(generator.normal(0.0, np.sqrt(2.0 / fan_in), shape).astype("float32"))
+    with torch.no_grad():
+        model(generator.standard_normal((4, *model.input_shape[1:]), dtype=np.float32), training=True)
+    for layer, momentum in zip(norms, momenta, strict=True):
+        layer.momentum = momentum
     return model

@@ -134,7 +134,8 @@ class ToolProcess:
             if "error" in answer or "arrays" not in answer:
                 raise self._failed(str(answer.get("error", "it ended without an answer")))
             return [
-                (str(name), np.load(io.BytesIO(self._read(int(size))), allow_pickle=False)) for name, size in answer["arrays"]
+                (str(name), np.load(io.BytesIO(self._read(int(size))), allow_pickle=False))
+                for name, size in answer["arrays"]
             ]
         except (OSError, ValueError) as error:
             raise self._failed(str(error)) from error
@@ -153,7 +154,9 @@ class ToolProcess:
 
     def _failed(self, why: str) -> TvmflowError:
         said = b"".join(self._errors).decode("utf-8", "replace").strip().splitlines()
-        return TvmflowError(f"{self.name} in its tool environment failed: {why}" + (f" ({said[-1][:300]})" if said else ""))
+        return TvmflowError(
+            f"{self.name} in its tool environment failed: {why}" + (f" ({said[-1][:300]})" if said else "")
+        )
 
 
 def run_tool(name: str, arguments: list[str], timeout_s: float = ANSWER_TIMEOUT_S) -> None:

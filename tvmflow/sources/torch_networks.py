@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tvmflow.errors import UnknownNameError
+from tvmflow.errors import SourceError, UnknownNameError, first_line
 
 
 def _digits_cnn() -> nn.Module:
@@ -53,9 +55,37 @@ def torchvision_models() -> Any:
     return models
 
 
-def build(name: str, seed: int | None = None) -> nn.Module:
-    """Return a network in evaluation mode, with weights made from `seed`. Raises UnknownNameError."""
+FACTORY = re.compile(r"([\w./-]+\.py):([A-Za-z_]\w*)")
+
+
+def _from_file(match: re.Match[str], folder: Path) -> nn.Module:
+    """Call a factory of the user's own: `path/to/file.py:function`. It is the user's code, named in the user's params."""
+    path = folder / match[1]
+    try:
+        specification = importlib.util.spec_from_file_location("user_network", path)
+        assert specification is not None and specification.loader is not None
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        network = getattr(module, match[2])()
+    except Exception as error:  # the user's code raises what it likes
+        raise SourceError(
+            f"the network factory {match[0]} failed: {type(error).__name__}: {first_line(error)}",
+            "a function without arguments",
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise SourceError(f"the network factory {match[0]} returns {type(network).__name__}", "a torch.nn.Module")
+    return network.eval()
+
+
+def build(name: str, seed: int | None = None, folder: Path | None = None) -> nn.Module:
+    """Return a network in evaluation mode, with weights made from `seed`. Raises UnknownNameError, SourceError.
+
+    folder: where `file.py:function` names are looked up.
+    """
     torch.manual_seed(0 if seed is None else seed)
+    own = FACTORY.fullmatch(name)
+    if own and folder is not None:
+        return _from_file(own, folder)
     if name in NETWORKS:
         return NETWORKS[name]().eval()
     match = re.fullmatch(r"torchvision/([a-z0-9_]+)", name)
@@ -63,6 +93,7 @@ def build(name: str, seed: int | None = None) -> nn.Module:
     if match is None or models is None or match[1] not in models.list_models(module=models):
         legal = [
             *NETWORKS,
+            "path/to/file.py:function",
             *(f"torchvision/{n}" for n in torchvision_models().list_models(module=torchvision_models())),
         ]
         raise UnknownNameError(f"no torch network {name!r}", legal=legal)

@@ -74,6 +74,12 @@ def _from_file(request: WeightsRequest, out: Path, _train_on: Samples | None, _p
     return target
 
 
+def factory_file(network: str | None) -> str | None:
+    """Return the path in `path/to/file.py:function`, None for a network of ours."""
+    match = re.fullmatch(r"([\w./-]+\.py):[A-Za-z_]\w*", network or "")
+    return match[1] if match else None
+
+
 def companions(framework: str, path: Path) -> dict[str, Path]:
     """Return name in the stage's folder -> further files that a local model consists of. Raises ModelFileError.
 
@@ -109,7 +115,9 @@ def _from_url(request: WeightsRequest, out: Path, _train_on: Samples | None, pro
         name = part["name"] or ("model-0000.params" if request.framework == "mxnet" else Path(part["url"]).name)
         place = (out / name).resolve()
         if not place.is_relative_to(out.resolve()) or place == target.resolve():
-            raise SourceError(f"a part named {name!r}", "a plain relative file name", "correct weights.parts in params.yaml")
+            raise SourceError(
+                f"a part named {name!r}", "a plain relative file name", "correct weights.parts in params.yaml"
+            )
         place.parent.mkdir(parents=True, exist_ok=True)
         _download(request, part["url"], part["sha256"], place, progress)
     return target
@@ -136,7 +144,8 @@ def _from_zoo(request: WeightsRequest, out: Path, _train_on: Samples | None, pro
     if request.framework == "mxnet":
         return _mxnet_export(request, "pretrained", out)
     raise SourceError(
-        f"network {network!r} has no zoo", "a torchvision network, a keras/mobilenet_v2 one or mxnet/NAME of Gluon's zoo"
+        f"network {network!r} has no zoo",
+        "a torchvision network, a keras/mobilenet_v2 one or mxnet/NAME of Gluon's zoo",
     )
 
 
@@ -146,7 +155,9 @@ def _mxnet_export(request: WeightsRequest, source: str, out: Path) -> Path:
 
     network = request.network or ""
     if not re.fullmatch(r"mxnet/[a-z0-9_.]+", network):
-        raise UnknownNameError(f"no mxnet network {network!r}", fix="name it mxnet/NAME, as Gluon's vision zoo does: mxnet/resnet18_v1")
+        raise UnknownNameError(
+            f"no mxnet network {network!r}", fix="name it mxnet/NAME, as Gluon's vision zoo does: mxnet/resnet18_v1"
+        )
     size = 299 if "inception" in network else 224
     run_tool("mxnet", ["export", network.removeprefix("mxnet/"), source, str(size), str(out)])
     return out / "model-symbol.json"
@@ -190,7 +201,7 @@ def _network(request: WeightsRequest, seed: int) -> Any:
         return build_keras(request.network or "", seed)
     from tvmflow.sources.torch_networks import build as build_torch
 
-    return build_torch(request.network or "", seed)
+    return build_torch(request.network or "", seed, request.root)
 
 
 def save_weights(framework: str, network: Any, out: Path) -> Path:

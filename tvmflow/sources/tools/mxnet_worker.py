@@ -1,7 +1,7 @@
 """Runs inside MXNet's tool environment: nothing of tvmflow can be imported here.
 
-    mxnet_worker.py export NETWORK SEED|pretrained HEIGHT FOLDER    write FOLDER/model-symbol.json, model-0000.params
-    mxnet_worker.py SYMBOL PARAMS DATA_NAME                         answer requests on standard input
+mxnet_worker.py export NETWORK SEED|pretrained HEIGHT FOLDER    write FOLDER/model-symbol.json, model-0000.params
+mxnet_worker.py SYMBOL PARAMS DATA_NAME                         answer requests on standard input
 """
 
 import io

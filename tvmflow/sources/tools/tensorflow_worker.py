@@ -1,8 +1,8 @@
 """Runs inside TensorFlow's tool environment: nothing of tvmflow can be imported here.
 
-    tensorflow_worker.py convert SAVED_MODEL FILE.tflite     convert the serving signature
-    tensorflow_worker.py make digits|mobilenet FOLDER        write a small SavedModel, for tests
-    tensorflow_worker.py SAVED_MODEL                         answer requests on standard input
+tensorflow_worker.py convert SAVED_MODEL FILE.tflite     convert the serving signature
+tensorflow_worker.py make digits|mobilenet FOLDER        write a small SavedModel, for tests
+tensorflow_worker.py SAVED_MODEL                         answer requests on standard input
 """
 
 import io
@@ -27,11 +27,19 @@ def convert(folder, path):
 def make(seed, folder):
     tf.keras.utils.set_random_seed(int(seed))
     layers = tf.keras.layers
-    model = tf.keras.Sequential([
-        tf.keras.Input((32, 32, 3), batch_size=1), layers.Conv2D(16, 3, strides=2, padding="same"),
-        layers.BatchNormalization(), layers.ReLU(6.0), layers.DepthwiseConv2D(3, padding="same"), layers.ReLU(),
-        layers.Conv2D(24, 1), layers.GlobalAveragePooling2D(), layers.Dense(10, activation="softmax"),
-    ])
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((32, 32, 3), batch_size=1),
+            layers.Conv2D(16, 3, strides=2, padding="same"),
+            layers.BatchNormalization(),
+            layers.ReLU(6.0),
+            layers.DepthwiseConv2D(3, padding="same"),
+            layers.ReLU(),
+            layers.Conv2D(24, 1),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
     model.export(folder)
 
 

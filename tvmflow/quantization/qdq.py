@@ -1,0 +1,121 @@
+"""Models that come quantized: take QuantizeLinear/DequantizeLinear pairs out, keep the scales that they carry.
+
+What is left is a float network whose values are clipped where their integers would be; quantizing it with the scales that
+were found gives the integers that its maker chose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tvmflow.quantization.definition import run_step
+from tvmflow.quantization.graph import Argument, Array, Graph, Other, Ref, Step
+from tvmflow.quantization.scales import Scale
+
+_QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
+_CAN_CLIP = {"relax.nn.conv2d", "relax.matmul", "relax.add"}
+
+
+def strip_qdq(graph: Graph) -> tuple[Graph, dict[str, Scale]]:
+    """Return the float graph, and the scale of each of its values that was quantized; both empty-handed without pairs."""
+    if not any(step.op == _QUANTIZE for step in graph.steps):
+        return graph, {}
+    return _Stripper(graph).result()
+
+
+class _Stripper:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.made = Graph(graph.input_name, graph.input_shape, graph.input_dtype)
+        self.alias: dict[str, Argument] = {}
+        self.quantized: dict[str, tuple[Ref, Scale]] = {}
+        self.scales: dict[str, Scale] = {}
+        self.ops: dict[str, str] = {}
+
+    def result(self) -> tuple[Graph, dict[str, Scale]]:
+        for step in self.graph.steps:
+            self._step(step)
+        output = self.alias.get(self.graph.output, Ref(self.graph.output))
+        assert isinstance(output, Ref)
+        self.made.output = output.name
+        return self.made, self.scales
+
+    def _step(self, step: Step) -> None:
+        args = tuple(self._resolved(argument) for argument in step.args)
+        if step.op == _QUANTIZE and isinstance(args[0], Ref):
+            scale = _scale(args, step)
+            if scale is not None:
+                self._quantize(step, args[0], scale)
+                return
+        if step.op == _DEQUANTIZE:
+            if isinstance(args[0], np.ndarray):
+                self.alias[step.name] = _dequantized(args[0], args, step)
+                return
+            if isinstance(args[0], Ref) and args[0].name in self.quantized:
+                self.alias[step.name] = self.quantized[args[0].name][0]
+                return
+        if not any(isinstance(a, Ref | tuple) for a in args) and any(isinstance(a, np.ndarray) for a in args):
+            self.alias[step.name] = np.asarray(run_step(step, list(args)))  # of constants only, now that they are plain
+            return
+        self.made.steps.append(replace(step, args=args))
+        self.ops[step.name] = step.op
+
+    def _quantize(self, step: Step, value: Ref, scale: Scale) -> None:
+        if self.ops.get(value.name) in _CAN_CLIP:
+            value = self._clipped(step, value, scale)
+        self.scales[value.name] = scale
+        self.quantized[step.name] = (value, scale)
+
+    def _clipped(self, step: Step, value: Ref, scale: Scale) -> Ref:
+        """Add the clip that the integers imply: makers leave out a ReLU whose work it does."""
+        from tvm import relax
+
+        low, high = scale.limits
+        source = relax.Var(value.name, relax.TensorType(step.shape, "float32"))
+        call = relax.op.clip(source, low, high)
+        clip = Step(
+            f"{step.name}_clip",
+            "relax.clip",
+            (value, Other(call.args[1]), Other(call.args[2])),
+            call,
+            step.shape,
+            "float32",
+        )
+        self.made.steps.append(clip)
+        self.ops[clip.name] = clip.op
+        return Ref(clip.name)
+
+    def _resolved(self, argument: Argument) -> Argument:
+        if isinstance(argument, Ref):
+            return self.alias.get(argument.name, argument)
+        if isinstance(argument, tuple):
+            return tuple(self._resolved(item) for item in argument)
+        return argument
+
+
+def _scale(args: tuple[Argument, ...], step: Step) -> Scale | None:
+    """Return the one scale of a QuantizeLinear, None where it has one per channel or is computed."""
+    factor, zero = args[1], args[2]
+    if not isinstance(factor, np.ndarray) or not isinstance(zero, np.ndarray) or factor.size != 1:
+        return None
+    if step.dtype not in ("uint8", "int8"):
+        return None
+    limits = np.iinfo(step.dtype)
+    return Scale(float(factor.reshape(-1)[0]), int(zero.reshape(-1)[0]), step.dtype, int(limits.min), int(limits.max))
+
+
+def _dequantized(values: Array, args: tuple[Argument, ...], step: Step) -> Array:
+    factor, zero = np.asarray(args[1]), np.asarray(args[2])
+    column: list[int] = [1] * values.ndim
+    if factor.size > 1:
+        column[int(step.call.attrs.axis)] = -1
+    else:
+        factor, zero = factor.reshape(-1)[:1], zero.reshape(-1)[:1]
+    shifted = values.astype(np.float64) - zero.astype(np.float64).reshape(
+        column if zero.size > 1 else [1] * values.ndim
+    )
+    result: Any = shifted * factor.astype(np.float64).reshape(column if factor.size > 1 else [1] * values.ndim)
+    return np.asarray(result, np.float32).reshape(values.shape)
