@@ -10,9 +10,11 @@ know is named in the row.
 from __future__ import annotations
 
 import argparse
+import gc
 import shutil
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +83,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose 'framework network' holds this text")
     parser.add_argument("--compile", action="store_true", help="run the imported form as a library")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")
     print(f"{'framework':<12}{'network':<34}{'max rel. error':>16}{'import s':>10}  note")
     for framework, network in ROWS:
         if options.only not in f"{framework} {network}":
@@ -91,6 +94,7 @@ def main() -> None:
                 print(_row(framework, network, Path(folder), options.compile), flush=True)
             except TvmflowError as error:
                 print(f"{'-':>16}{'-':>10}  {error.found[:160]}", flush=True)
+            gc.collect()
 
 
 def _row(framework: str, network: str, folder: Path, compiled: bool) -> str:

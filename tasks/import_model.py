@@ -15,9 +15,9 @@ import numpy as np
 
 from tasks.golden import golden_inputs, read_description
 from tasks.run_alone import main
-from tvmflow.errors import ModelFileError, TvmflowError, first_line
+from tvmflow.errors import AgreementError, ModelFileError, TvmflowError, first_line
 from tvmflow.evaluation.agreement import check_golden
-from tvmflow.frontends.source_model import run_in_batches
+from tvmflow.frontends.source_model import SourceModel, batch_at, run_in_batches
 from tvmflow.frontends.table import TOOLS, load_source
 from tvmflow.params import Cell
 from tvmflow.sources.datasets import Samples
@@ -58,7 +58,10 @@ def import_model(context: StageContext) -> dict[str, Any]:
     context.progress("checking against the source", 2, 4)
     runner = LocalRunner(module, host_target())
     answers = run_in_batches(runner, golden, batch)
-    agreement = check_golden("import_model", answers, reference["golden"], context.settings["max_relative_error"])
+    try:
+        agreement = check_golden("import_model", answers, reference["golden"], context.settings["max_relative_error"])
+    except AgreementError as error:
+        raise _with_layer(error, source, batch_at(golden, 0, batch), context.settings["max_relative_error"]) from error
     save_module(module, context.out)
     reference["imported"] = run_in_batches(runner, evaluation.x, batch)
     np.savez(context.out / "reference.npz", **reference)  # type: ignore[arg-type]
@@ -71,6 +74,16 @@ def import_model(context: StageContext) -> dict[str, Any]:
         facts["no_onnx"] = first_line(error)
     (context.out / "import.json").write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
     return facts
+
+
+def _with_layer(error: AgreementError, source: SourceModel, x: np.ndarray[Any, Any], bound: float) -> AgreementError:
+    """Return the error with the first layer that differs."""
+    from tvmflow.evaluation.first_difference import first_differing_layer
+
+    layer = first_differing_layer(source, x, bound)
+    where = "every layer agrees in the form before folding: a pass after the import changes it"
+    found = f"{error.found}; " + (where if layer is None else f"the first layer that differs is {layer}")
+    return AgreementError(found, error.expected, error.fix)
 
 
 def _check_outputs(answers: np.ndarray[Any, Any], labels: list[str] | None, y: np.ndarray[Any, Any] | None) -> None:

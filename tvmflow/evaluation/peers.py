@@ -23,9 +23,8 @@ def measure_peers(
         "source": lambda: _source(source, x, threads),
         "onnxruntime": lambda: _onnxruntime(onnx_file, x, threads),
     }
-    return {
-        name: measure(timed(makers[name]()), rules) for name in names if onnx_file.exists() or name != "onnxruntime"
-    }
+    can = {"source": source.in_process, "onnxruntime": onnx_file.exists()}
+    return {name: measure(timed(makers[name]()), rules) for name in names if can[name]}
 
 
 def _source(source: SourceModel, x: Array, threads: int) -> Callable[[], object]:

@@ -36,7 +36,7 @@ class ExportedModel:
 
         found: list[tuple[str, Array]] = []
 
-        class Recorder(torch.fx.Interpreter):
+        class Recorder(torch.fx.Interpreter):  # type: ignore[misc]
             def run_node(self, node: Any) -> Any:
                 value = super().run_node(node)
                 if node.op == "call_function" and isinstance(value, torch.Tensor) and value.is_floating_point():

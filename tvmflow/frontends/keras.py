@@ -27,7 +27,7 @@ def _from_channels_first(model: Any) -> Any:
     """Wrap a channels-last model to take (N, C, H, W), as data sets here are."""
     import torch
 
-    class FromChannelsFirst(torch.nn.Module):
+    class FromChannelsFirst(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.inner = model

@@ -13,14 +13,16 @@ import numpy as np
 from tvmflow.building.tvm_names import constant_value
 from tvmflow.errors import ModelFileError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
-from tvmflow.frontends.onnx_files import damaged, external_files, read_proto
 from tvmflow.frontends.source_model import Array, SourceDescription
+from tvmflow.sources.onnx_files import damaged, external_files, read_proto
 
 OLDEST_OPSET = 9
 
 
 class OnnxModel:
     """An ONNX graph with one float32 input of fixed shape and one output."""
+
+    in_process = True
 
     def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
         import onnxruntime
@@ -48,6 +50,18 @@ class OnnxModel:
                 "correct input.shape in params.yaml",
             ) from error
         return answer
+
+    def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
+        import onnx
+        import onnxruntime
+
+        graph = onnx.shape_inference.infer_shapes(self.graph)
+        kinds = {value.name: value for value in graph.graph.value_info}
+        names = [name for node in graph.graph.node for name in node.output if name in kinds]
+        wanted = [name for name in names if kinds[name].type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+        graph.graph.output.extend(kinds[name] for name in wanted if name != graph.graph.output[0].name)
+        session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+        yield from zip(wanted, session.run(wanted, {self.input_name: x}), strict=True)
 
     def to_relax(self) -> Any:
         from tvm.relax.frontend.onnx import from_onnx

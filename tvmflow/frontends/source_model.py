@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,7 +33,12 @@ class Runner(Protocol):
 
 
 class SourceModel(Runner, Protocol):
-    """A model in its own framework."""
+    """A model in its own framework. in_process: whether `run` costs what the framework costs, so that it may be timed."""
+
+    in_process: bool
+
+    def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
+        """Yield name and float value of every layer for one batch, in order: to find the first that differs."""
 
     def to_relax(self) -> Any:
         """Return an IRModule with `main(input) -> output`. Raises UnsupportedOperatorError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,17 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
         )
     network = build(description.network, folder=folder)
     try:
-        network.load_state_dict(_state_dict(folder / description.weights_file))
-    except RuntimeError as error:
+        network.load_state_dict(_versioned(_state_dict(path), network))
+    except (RuntimeError, ValueError) as error:
         raise wrong_weights(error, description.network) from error
     return ExportedModel(network.eval(), description.input_name, description.input_shape)
+
+
+def _versioned(state: dict[str, Any], network: Any) -> dict[str, Any]:
+    """Give a state the version numbers that safetensors does not keep: it is of the network as it is now."""
+    versioned = OrderedDict(state)
+    versioned._metadata = getattr(network.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
+    return versioned
 
 
 def _state_dict(path: Path) -> dict[str, Any]:

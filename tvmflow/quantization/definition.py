@@ -273,7 +273,7 @@ def _squeeze(a: list[Any], step: Step) -> Array:
 
 def _column(vector: Array, step: Step, ndim: int) -> Array:
     if vector.size == 1:
-        return vector.reshape(-1)[0]
+        return np.asarray(vector.reshape(-1)[0])
     column = [1] * ndim
     column[int(step.call.attrs.axis)] = -1
     return vector.reshape(column)

@@ -26,6 +26,8 @@ from tvmflow.quantization.vta_int8 import VtaArithmetic
 
 _CHUNK_BYTES = 256 << 20
 _CORRECTED = (CONV, DENSE)
+_NEWTON_STEPS = 3
+_MIN_ACTIVE = 0.1  # of a channel's numbers; below, a mean says too little about them
 
 Report = Callable[[str, int, int], None]
 
@@ -275,14 +277,12 @@ def _correct_biases(
         layer = layers.get(step.name)
         if layer is None:
             return None
-        name = f"{layer.name}_before" if f"{layer.name}_before" in run.seen else layer.name
         scale = trial.integers[layer.name].scale
-        factor = scale.factor.reshape(-1)
-        axes = tuple(axis for axis in range(value.ndim) if axis != 1)
-        mean = (value.mean(axis=axes, dtype=np.float64) - scale.zero_point) * factor
-        correction = run.seen[name].channel_mean - mean
-        corrections[layer.name] = correction
         column = (1, -1) + (1,) * (value.ndim - 2)
+        factor = scale.factor.reshape(-1)
+        numbers = (value - scale.zero_point) * factor.reshape(column if factor.size > 1 else 1)
+        correction = _mean_correction(numbers, layer, run.seen[layer.name].channel_mean, column)
+        corrections[layer.name] = correction
         return np.asarray(value + np.rint(correction / factor).astype(value.dtype).reshape(column))
 
     largest = max((int(np.prod(step.shape)) * 8 for step in trial.graph.steps), default=1)
@@ -293,6 +293,26 @@ def _correct_biases(
         bias = np.zeros(layer.shape[1]) if layer.bias is None else layer.bias
         layer.bias = (bias + correction).astype(np.float32)
     return len(corrections)
+
+
+def _mean_correction(numbers: Array, layer: Layer, wanted: Array, column: tuple[int, ...]) -> Array:
+    """Return what to add per channel so that the mean after the activation is `wanted`.
+
+    Compared after the activation, because an error in numbers that it cuts off is none. Where the activation lets only a
+    part through, the mean moves by that part of what is added: a few Newton steps.
+    """
+    axes = tuple(axis for axis in range(numbers.ndim) if axis != 1)
+    low, high = (
+        np.broadcast_to(np.asarray(limit, np.float64), wanted.shape).reshape(column)
+        for limit in (layer.low, layer.high)
+    )
+    correction = np.zeros(wanted.shape)
+    for _ in range(_NEWTON_STEPS):
+        moved = numbers + correction.reshape(column)
+        active = ((moved > low) & (moved < high)).mean(axis=axes)
+        error = wanted - np.clip(moved, low, high).mean(axis=axes)
+        correction += np.where(active > _MIN_ACTIVE, error / np.maximum(active, _MIN_ACTIVE), 0.0)
+    return correction
 
 
 def sqnr_db(reference: Array, answer: Array) -> float:

@@ -94,7 +94,7 @@ def companions(framework: str, path: Path) -> dict[str, Path]:
             )
         return {"model-0000.params": found[-1]}
     if framework == "onnx":
-        from tvmflow.frontends.onnx_files import external_files
+        from tvmflow.sources.onnx_files import external_files
 
         return external_files(path)
     return {}

@@ -1,0 +1,48 @@
+"""Which layer goes wrong first: compare every value of the source framework with those of the imported graph.
+
+Importers rename, split and merge layers, so values are matched by what they are: a layer of the framework agrees when some
+value of the imported graph, in one layout or the other, equals it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from tvmflow.frontends.source_model import Array, SourceModel
+
+_LAYOUTS = ((0, 2, 3, 1), (0, 3, 1, 2))
+
+
+def first_differing_layer(source: SourceModel, x: Array, bound: float) -> str | None:
+    """Return the name of the first layer of the framework whose value no value of the import equals; None if all agree.
+
+    x: one batch. bound: of the error relative to the layer's largest number. Runs the numpy definition: slow, exact.
+    """
+    from tvmflow.passes.fold_constants import FoldConstants
+    from tvmflow.quantization.definition import run_graph
+    from tvmflow.quantization.graph import Step, read_graph
+
+    by_size: dict[int, list[Array]] = defaultdict(list)
+
+    def keep(_step: Step, value: Array) -> None:
+        by_size[value.size].append(value)
+
+    by_size[x.size].append(x)
+    fold: Any = FoldConstants()
+    run_graph(read_graph(fold(source.to_relax())), x, keep)
+    for name, value in source.layers(x):
+        if not any(_equal(value, candidate, bound) for candidate in by_size[value.size]):
+            return name
+    return None
+
+
+def _equal(value: Array, candidate: Array, bound: float) -> bool:
+    limit = bound * max(float(np.abs(value).max(initial=0.0)), 1e-30)
+    forms = [candidate]
+    if candidate.ndim == 4:
+        forms += [candidate.transpose(layout) for layout in _LAYOUTS]
+    flat = value.reshape(-1)
+    return any(float(np.abs(flat - form.reshape(-1)).max(initial=0.0)) <= limit for form in forms)
