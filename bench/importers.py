@@ -37,7 +37,7 @@ MXNET = (
 )  # fmt: skip
 TORCH = (
     "resnet18", "resnet34", "resnet50", "vgg16", "mobilenet_v2", "mobilenet_v3_small", "squeezenet1_1", "densenet121",
-    "inception_v3", "googlenet", "shufflenet_v2_x1_0", "efficientnet_b0", "mnasnet1_0", "convnext_tiny", "vit_b_16",
+    "inception_v3", "googlenet", "shufflenet_v2_x1_0", "efficientnet_b0", "mnasnet1_0", "convnext_tiny", "regnet_y_400mf",
 )  # fmt: skip
 KERAS = (
     "mobilenet_v2_050",

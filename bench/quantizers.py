@@ -70,7 +70,13 @@ def seeded(name: str) -> tuple[Any, Samples, Samples]:
 def onnxruntime_answers(model: ExportedModel, calibration: Array, x: Array, entropy: bool) -> Array:
     """Quantize with ONNX Runtime and run the result."""
     import onnxruntime
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        CalibrationMethod,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -115,7 +121,10 @@ def _rows(name: str, network: Any, calibration: Samples, evaluation: Samples) ->
     def row(quantizer: str, answers: Array, seconds: float) -> None:
         agree = float((answers.argmax(1) == reference.argmax(1)).mean())
         accuracy = "-" if evaluation.y is None else f"{float((answers.argmax(1) == evaluation.y).mean()):.4f}"
-        print(f"{name:<20}{quantizer:<24}{sqnr_db(reference, answers):>9.1f}{agree:>8.3f}{accuracy:>10}{seconds:>9.1f}", flush=True)
+        print(
+            f"{name:<20}{quantizer:<24}{sqnr_db(reference, answers):>9.1f}{agree:>8.3f}{accuracy:>10}{seconds:>9.1f}",
+            flush=True,
+        )
 
     row("float32", reference, 0.0)
     for quantizer, chosen in (("ours", Int8Options()), ("ours, min-max", Int8Options(observer="minmax"))):

@@ -39,7 +39,7 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("tune/trials_per_workload", -1, "greater than or equal to 0"),
         ("targets/local-cpu/device/key", "x; echo hi", "not safe"),
         ("models/a b", {"framework": "torch"}, "not safe"),
-        ("cells/digits/model", "nope", "legal: digits_keras, digits_torch"),
+        ("cells/digits/model", "nope", "legal: digits_depthwise, digits_keras, digits_torch"),
         ("cells/digits/precision", "float31", "'float32'"),
         ("models/digits_torch/weights", {"url": "https://x/y.pt"}, "sha256"),
         ("models/digits_torch/weights", {"seeded": 1, "file": "x"}, "exactly one of"),

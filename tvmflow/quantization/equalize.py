@@ -8,6 +8,8 @@ Source: M. Nagel et al., "Data-Free Quantization Through Weight Equalization and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tvmflow.quantization.graph import Array
@@ -17,14 +19,43 @@ _ROUNDS = 20
 _MAX_FACTOR = 1e4
 
 
-def equalize(network: Network) -> int:
-    """Equalize all pairs in place, over and over until nothing moves. Returns the number of pairs."""
+def equalize(network: Network, channel_ranges: Mapping[str, Array] | None = None) -> int:
+    """Equalize all pairs in place. Returns the number of pairs.
+
+    channel_ranges: largest magnitude per channel of each value, where weights have a scale per channel. Then the weights of
+    the first convolution fit any scale, and it is the activation between that is brought to one range: wholly where the
+    second is depthwise, as a compromise with its weights elsewhere (as SmoothQuant does: G. Xiao et al., ICML 2023).
+    None: weights have one scale per layer; pairs are equalized over and over until nothing moves.
+    """
     pairs = [(network.layer(a), network.layer(b)) for a, b in _pairs(network)]
+    if channel_ranges is not None:
+        for first, second in pairs:
+            _apply(first, second, _smoothing(channel_ranges[first.name], second))
+        return len(pairs)
     for _ in range(_ROUNDS):
         moved = max((_equalize_pair(a, b) for a, b in pairs), default=0.0)
         if moved < 1e-3:
             break
     return len(pairs)
+
+
+def _smoothing(activation: Array, second: Layer) -> Array:
+    """Return the factors of the channels between: geometric mean 1, so that the whole keeps its size."""
+    weights = _input_ranges(second)
+    usable = (activation > 0) & (weights > 0)
+    factors = np.ones(len(activation))
+    if second.is_depthwise:
+        factors[usable] = activation[usable]
+    else:
+        factors[usable] = np.sqrt(activation[usable] / weights[usable])
+    if usable.any():
+        factors[usable] /= np.exp(np.log(factors[usable]).mean())
+    return np.asarray(np.clip(factors, 1 / _MAX_FACTOR, _MAX_FACTOR))
+
+
+def _apply(first: Layer, second: Layer, factors: Array) -> None:
+    _scale_outputs(first, factors)
+    _scale_inputs(second, factors)
 
 
 def _pairs(network: Network) -> list[tuple[str, str]]:
@@ -56,8 +87,7 @@ def _equalize_pair(first: Layer, second: Layer) -> float:
     factors = np.ones_like(ranges_a)
     factors[usable] = np.sqrt(ranges_a[usable] / ranges_b[usable])
     factors = np.clip(factors, 1 / _MAX_FACTOR, _MAX_FACTOR)
-    _scale_outputs(first, factors)
-    _scale_inputs(second, factors)
+    _apply(first, second, factors)
     return float(np.abs(np.log(factors)).max(initial=0.0))
 
 

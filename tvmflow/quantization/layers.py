@@ -74,6 +74,11 @@ class Network:
     def layers(self) -> list[Layer]:
         return [item for item in self.items if isinstance(item, Layer)]
 
+    def copy(self) -> Network:
+        """Return a network whose layers can be changed without changing this one's."""
+        items = [replace(item) if isinstance(item, Layer) else item for item in self.items]
+        return replace(self, items=items)
+
     def layer(self, name: str) -> Layer:
         return next(layer for layer in self.layers if layer.name == name)
 

@@ -19,17 +19,21 @@ BINS = 2048
 
 @dataclass
 class Observed:
-    """What one value's numbers look like: extremes, histogram (BINS,) between them, sum per channel of axis 1."""
+    """What one value's numbers look like: extremes, histogram (BINS,) between them; sum and largest magnitude per channel
+    of axis 1.
+    """
 
     low: float = np.inf
     high: float = -np.inf
     counts: Array = field(default_factory=lambda: np.zeros(BINS))
     total: Any = 0.0
+    channel_high: Any = 0.0
     samples: int = 0
 
     def see_range(self, value: Array) -> None:
         self.low, self.high = min(self.low, float(value.min())), max(self.high, float(value.max()))
         axes = tuple(axis for axis in range(value.ndim) if axis != 1)
+        self.channel_high = np.maximum(self.channel_high, np.abs(value).max(axis=axes))
         self.total = self.total + value.mean(axis=axes, dtype=np.float64) * len(value)
         self.samples += len(value)
 

@@ -7,7 +7,7 @@ Out: a module that computes in integers, and a report per layer
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ from tvmflow.quantization.vta_int8 import VtaArithmetic
 _CHUNK_BYTES = 256 << 20
 _CORRECTED = (CONV, DENSE)
 _NEWTON_STEPS = 3
+_TRIAL_SAMPLES = 32
+_WORTH_DB = 0.1  # what a correction has to win to be kept
 _MIN_ACTIVE = 0.1  # of a channel's numbers; below, a mean says too little about them
 
 Report = Callable[[str, int, int], None]
@@ -36,6 +38,7 @@ Report = Callable[[str, int, int], None]
 class Int8Options:
     """observer: minmax, percentile, kl or mse. activations: uint8 or int8. keep_float: layer names, `first`, `last`.
 
+    equalize, bias_correction: may be used; each is kept only where the answers come closer to float32 for it.
     max_drop: accuracy (or, without labels, top-1 agreement with float32) that may be lost on the calibration set; while
     more is lost, the worst layers go back to float, at most max_float_layers of them. None: no goal.
     """
@@ -102,17 +105,19 @@ def quantize_int8(
 ) -> tuple[Any, QuantizationReport]:
     """Quantize to int8; a model that came quantized keeps its own scales and weights. samples: (N, ...) float32, calibration; labels (N,) or None. Raises UnknownNameError."""
     graph, given = strip_qdq(read_graph(mod))
-    network = group_layers(graph)
-    pairs = equalize(network) if options.equalize and not given else 0
-    run = _Calibration(network, samples, progress)
-    kept = _kept(network, options.keep_float)
-    scales = _int8_scales(network, run, options) | {network.names[name]: scale for name, scale in given.items()}
-    arithmetic = Int8Arithmetic(options.per_channel)
-    corrected = 0
-    if options.bias_correction and run.can_batch and not given:
-        progress("correcting biases", 0, 0)
-        corrected = _correct_biases(network, run, arithmetic, scales, kept)
-    quantized = _Quantized(network, arithmetic, scales, kept)
+    best: tuple[float, _Prepared] | None = None
+    for equalizing in _choices(options.equalize and not given):
+        base = _prepare(graph, given, samples, options, equalizing, progress)
+        for correcting in _choices(options.bias_correction and not given and base.run.can_batch):
+            progress("choosing corrections", 0, 0)
+            trial = _corrected(base) if correcting else base
+            sqnr = trial.output_sqnr_db(samples[:_TRIAL_SAMPLES])
+            if best is None or sqnr > best[0] + _WORTH_DB:
+                best = (sqnr, trial)
+    assert best is not None
+    chosen = best[1]
+    run, network, scales, arithmetic = chosen.run, chosen.network, chosen.scales, chosen.arithmetic
+    quantized = _Quantized(network, arithmetic, scales, chosen.kept)
     report = _describe(run, quantized, labels)
     moved: list[str] = []
     while options.max_drop is not None and report.quantized_score < _base(report) - options.max_drop:
@@ -125,7 +130,8 @@ def quantize_int8(
         moved.append(worst)
         quantized = _Quantized(network, arithmetic, scales, quantized.kept | {worst})
         report = _describe(run, quantized, labels)
-    report.moved_to_float, report.equalized_pairs, report.corrected_layers = moved, pairs, corrected
+    report.moved_to_float = moved
+    report.equalized_pairs, report.corrected_layers = chosen.equalized_pairs, chosen.corrected_layers
     if options.max_drop is not None:
         report.goal_met = report.quantized_score >= _base(report) - options.max_drop
     return quantized.module, report
@@ -146,6 +152,49 @@ def quantize_vta(
         })  # fmt: skip
     quantized = _Quantized(network, VtaArithmetic(), scales, _kept(network, options.keep_float))
     return quantized.module, _describe(run, quantized, labels)
+
+
+def _choices(allowed: bool) -> tuple[bool, ...]:
+    return (False, True) if allowed else (False,)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A calibrated network with its scales, before the goal is looked at."""
+
+    network: Network
+    run: _Calibration
+    arithmetic: Int8Arithmetic
+    scales: dict[str, Scale]
+    kept: frozenset[str]
+    equalized_pairs: int = 0
+    corrected_layers: int = 0
+
+    def output_sqnr_db(self, samples: Array) -> float:
+        graph = _Quantized(self.network, self.arithmetic, self.scales, self.kept).graph
+        pieces = _pieces(samples, graph.input_shape[0], 1 if not self.run.can_batch else 4)
+        answer = np.concatenate([run_graph(graph, piece) for piece in pieces])[: len(samples)]
+        return sqnr_db(self.run.output[: len(samples)], answer)
+
+
+def _prepare(
+    graph: Graph, given: dict[str, Scale], samples: Array, options: Int8Options, equalizing: bool, progress: Report
+) -> _Prepared:  # fmt: skip
+    network = group_layers(graph)
+    run = _Calibration(network, samples, progress)
+    pairs = 0
+    if equalizing:
+        pairs = equalize(network, run.channel_ranges() if options.per_channel else None)
+        run = _Calibration(network, samples, progress)
+    kept = _kept(network, options.keep_float)
+    scales = _int8_scales(network, run, options) | {network.names[name]: scale for name, scale in given.items()}
+    return _Prepared(network, run, Int8Arithmetic(options.per_channel), scales, kept, pairs)
+
+
+def _corrected(base: _Prepared) -> _Prepared:
+    network = base.network.copy()
+    count = _correct_biases(network, base.run, base.arithmetic, base.scales, base.kept)
+    return replace(base, network=network, corrected_layers=count)
 
 
 def _base(report: QuantizationReport) -> float:
@@ -183,6 +232,10 @@ class _Calibration:
         self.seen: dict[str, Observed] = {}
         self.output = self._observe("see_range", progress)
         self._observe("see_values", progress)
+
+    def channel_ranges(self) -> dict[str, Array]:
+        """Return the largest magnitude per channel of every value."""
+        return {name: np.asarray(seen.channel_high) for name, seen in self.seen.items()}
 
     def chunks(self) -> list[Array]:
         """Cut the samples into pieces that the graph takes, each small enough to keep all its values."""
@@ -348,7 +401,7 @@ class _Noise:
 def _describe(run: _Calibration, quantized: _Quantized, labels: Array | None) -> QuantizationReport:
     """Run float and integer forms side by side and measure every layer, alone and in its place."""
     alone, placed, answers = _Noise(), _Noise(), []
-    names = {f"{name}_q": name for name in quantized.integers}
+    names = {name + (SCALED if found.scale.per_channel else "_q"): name for name, found in quantized.integers.items()}
     for chunk in run.chunks():
         reference = {run.graph.input_name: chunk}
         run_graph(run.graph, chunk, lambda step, value, kept=reference: kept.update({step.name: value}))  # type: ignore[misc]

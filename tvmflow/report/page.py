@@ -14,7 +14,7 @@ from tvmflow import __version__
 from tvmflow.artifacts import write_atomic
 from tvmflow.errors import StoreError
 from tvmflow.params import STAGE_NAMES, Cell
-from tvmflow.report.tables import ratio, scorecard, shown_latency, stage_times
+from tvmflow.report.tables import FORMS, STEPS, ratio, scorecard, shown_latency, stage_times
 from tvmflow.workspace import Workspace
 
 _COLORS = ["#2563a8", "#d97a1e", "#3a8f4d", "#a23b72", "#7a6a53", "#4a4e9a", "#c04a3a", "#2a8f8f"]
@@ -81,7 +81,7 @@ def write_page(data: dict[str, Any], path: Path) -> None:
     environment.globals["ratio"] = ratio
     peers = sorted({name for cell in data["cells"] for name in cell["card"]["peers"]})
     html = environment.get_template("page.html.jinja").render(
-        **data, peers=peers, latency_plot=_latency_plot(data["cells"]), history_plot=_history_plot(data["cells"]),
+        **data, peers=peers, forms=FORMS, steps=STEPS, latency_plot=_latency_plot(data["cells"]), history_plot=_history_plot(data["cells"]),
         curve_plot=_curve_plot(data["cells"]), stage_plot=_stage_plot(data["cells"]),
     )  # fmt: skip
     write_atomic(path, html)

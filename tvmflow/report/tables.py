@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -13,6 +14,7 @@ from tvmflow.params import STAGE_NAMES, Cell
 from tvmflow.workspace import Workspace
 
 FORMS = ("source", "imported", "quantized", "built")
+STEPS = tuple(f"{before}-{after}" for before, after in itertools.pairwise(FORMS))
 
 
 def scorecard(workspace: Workspace, cell: Cell) -> dict[str, Any] | None:

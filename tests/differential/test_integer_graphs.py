@@ -1,0 +1,109 @@
+"""The compiled integer graph equals its numpy definition bit for bit, packed or not; floats equal PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tvmflow.building.library import LocalRunner
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.quantization.definition import run_graph
+from tvmflow.quantization.graph import read_graph
+from tvmflow.quantization.mixed import MixedPrecision, low_steps, to_mixed
+from tvmflow.quantization.quantizer import Int8Options, VtaOptions, quantize_int8, quantize_vta
+from tvmflow.targets.resolve import host_target
+
+Array = np.ndarray[Any, Any]
+
+
+class Net(torch.nn.Module):
+    """Every kind of layer that has an integer form, in one network."""
+
+    def __init__(self, channels: int, stride: int, depthwise: bool, signed: bool, average: str, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        conv = torch.nn.Conv2d
+        self.first = conv(3, channels, 3, stride, 1)
+        self.second = conv(channels, channels, 3, 1, 1, groups=channels if depthwise else 1)
+        self.third, self.norm = conv(channels, 16, 1), torch.nn.BatchNorm2d(2 * 16)
+        self.last, self.signed = torch.nn.Linear(32, 7), signed
+        self.average = {
+            "valid": torch.nn.AvgPool2d(2), "padded": torch.nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+            "counted": torch.nn.AvgPool2d(3, 2, 1), "none": torch.nn.Identity(),
+        }[average]  # fmt: skip
+        self.pool = torch.nn.MaxPool2d(3, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) if self.signed else torch.relu(self.first(x))
+        y = torch.clamp(self.second(x), -0.5, 1.5)
+        z = self.third(self.pool(x + y))
+        z = torch.relu(self.norm(torch.cat([z, torch.relu(z)], 1)))
+        return self.last(self.average(z).mean((2, 3)))
+
+
+CHOICES = st.fixed_dictionaries({
+    "channels": st.sampled_from([8, 16, 20]), "stride": st.sampled_from([1, 2]), "depthwise": st.booleans(),
+    "signed": st.booleans(), "average": st.sampled_from(["valid", "padded", "counted", "none"]), "seed": st.integers(0, 99),
+})  # fmt: skip
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(choice=CHOICES, form=st.sampled_from(["uint8", "int8", "global", "calibrated"]))
+def test_the_compiled_graph_equals_the_definition(choice: dict[str, Any], form: str) -> None:
+    model = ExportedModel(Net(**choice).eval(), "input", (1, 3, 13, 11))
+    module = canonicalize(model.to_relax())
+    samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
+    assert np.abs(run_graph(read_graph(module), samples[:1]) - model.run(samples[:1])).max() < 1e-5
+    if form in ("uint8", "int8"):
+        quantized, report = quantize_int8(module, samples, None, Int8Options(activations=form))
+    else:
+        quantized, report = quantize_vta(module, samples, None, VtaOptions(form, keep_float=()))
+    integer = [layer.kind for layer in report.layers if layer.form != "float32"]
+    assert {"conv", "add", "move"} <= set(integer)
+    graph = read_graph(quantized)
+    if form in ("global", "calibrated"):  # the batch norm alone needs a multiplier: float on both sides
+        bound = 1e-5
+    else:
+        assert {"concat", "affine", "mean"} <= set(integer)
+        bound = 0.0
+    for packed in (quantized, PackChannels(16)(quantized)):
+        runner = LocalRunner(packed, host_target())
+        for sample in samples[:3]:
+            defined = run_graph(graph, sample[None])
+            assert np.abs(runner.run(sample[None]) - defined).max() <= bound * np.abs(defined).max()
+
+
+def test_a_batch_runs_as_its_samples_do() -> None:
+    model = ExportedModel(Net(16, 1, True, True, "valid", 1).eval(), "input", (1, 3, 13, 11))
+    module = canonicalize(model.to_relax())
+    samples = np.random.default_rng(0).standard_normal((5, 3, 13, 11), dtype=np.float32)
+    quantized, _ = quantize_int8(module, samples, None, Int8Options())
+    graph = read_graph(quantized)
+    assert np.array_equal(run_graph(graph, samples), np.concatenate([run_graph(graph, s[None]) for s in samples]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "accumulate", "bound"),
+    [("float16", "float16", 5e-3), ("float16", "float32", 2e-3), ("bfloat16", "float32", 2e-2)],
+)
+def test_mixed_precision_computes_low_what_the_list_says(dtype: str, accumulate: str, bound: float) -> None:
+    model = ExportedModel(Net(16, 1, False, False, "none", 1).eval(), "input", (1, 3, 13, 11))
+    module = canonicalize(model.to_relax())
+    x = np.random.default_rng(0).standard_normal((1, 3, 13, 11), dtype=np.float32)
+    high = ("softmax", "mean", "sum", "max_pool2d")
+    low = to_mixed(module, MixedPrecision(dtype, accumulate, ("conv2d",), high))
+    graph = read_graph(low)
+    matmul = next(step for step in graph.steps if step.op == "relax.matmul")
+    assert matmul.dtype == "float32" and low_steps(low, dtype)[0] >= 3
+    convolutions = [step for step in graph.steps if step.op == "relax.nn.conv2d"]
+    assert len(convolutions) == 3 and {step.dtype for step in convolutions} == {accumulate}
+    reference = model.run(x)
+    for form in (low, PackChannels(16)(low)):
+        assert np.abs(LocalRunner(form, host_target()).run(x) - reference).max() <= bound * np.abs(reference).max()

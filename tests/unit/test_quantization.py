@@ -1,0 +1,242 @@
+"""Scales, observers, equalization, bias correction and the accuracy goal, each against what it promises."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tvmflow.errors import UnknownNameError
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.quantization.definition import run_graph
+from tvmflow.quantization.emit import float_module
+from tvmflow.quantization.equalize import equalize
+from tvmflow.quantization.graph import read_graph
+from tvmflow.quantization.layers import group_layers
+from tvmflow.quantization.observers import OBSERVERS, Observed
+from tvmflow.quantization.quantizer import Int8Options, VtaOptions, quantize_int8, quantize_vta, sqnr_db
+from tvmflow.quantization.scales import asymmetric, fixed_point, power_of_two, quantize_weight, round_half_away
+
+Array = np.ndarray[Any, Any]
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=8))
+def test_a_fixed_point_factor_is_exact_to_31_bits_of_the_largest(factors: list[float]) -> None:
+    multipliers, shift = fixed_point(np.array(factors))
+    assert multipliers.max() < 2**31 and 0 <= shift <= 46
+    assert np.abs(multipliers * 2.0**-shift - factors).max() <= max(max(factors) * 2.0**-30, 2.0**-47)
+
+
+@given(st.floats(-50, 50, width=32), st.floats(0, 100, width=32), st.sampled_from(["uint8", "int8"]))
+def test_quantizing_stays_within_half_a_step_and_keeps_zero(low: float, width: float, dtype: str) -> None:
+    scale = asymmetric(low, low + width, dtype)
+    limits = scale.limits
+    x = np.linspace(max(limits[0], min(low, 0)), min(limits[1], max(low + width, 0)), 101, dtype=np.float32)
+    error = np.abs(scale.dequantize(scale.quantize(x)) - x).max()
+    assert error <= scale.scale * 0.5001 + 1e-4 * np.abs(x).max()
+    assert scale.dequantize(scale.quantize(np.zeros(1, np.float32)))[0] == 0
+
+
+@given(st.floats(1e-6, 1e6))
+def test_a_power_of_two_scale_is_the_smallest_that_holds_the_largest(largest: float) -> None:
+    scale = power_of_two(largest)
+    whole = scale.scale * 128
+    assert math.log2(whole).is_integer() and whole >= largest > whole / 2
+    assert (scale.low, scale.high, scale.zero_point) == (-127, 127, 0)
+
+
+def test_halves_go_away_from_zero() -> None:
+    assert round_half_away(np.array([0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, 2.4])).tolist() == [1, -1, 2, 3, -3, 0, 2]
+
+
+def test_weights_per_channel_and_of_zeros() -> None:
+    weight = np.array([[1.004, -2.0], [0.0, 0.0], [0.012, 0.02]], np.float32)[:, :, None, None]
+    q, scales = quantize_weight(weight, 0)
+    assert q[:, :, 0, 0].tolist() == [[64, -127], [0, 0], [76, 127]] and len(scales) == 3
+    assert quantize_weight(weight, None)[1].shape == (1,)
+
+
+def _observed(values: Array) -> Observed:
+    seen = Observed()
+    seen.see_range(values)
+    seen.see_values(values)
+    return seen
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+def test_an_observer_stays_inside_what_was_seen(name: str) -> None:
+    values = np.random.default_rng(0).laplace(size=(10, 4, 50)).astype(np.float32)
+    low, high = OBSERVERS[name](_observed(values), 99.9, 255)
+    assert values.min() <= low < 0 < high <= values.max()
+
+
+@pytest.mark.parametrize("name", ["percentile", "kl"])
+def test_one_outlier_does_not_decide_the_range(name: str) -> None:
+    values = np.random.default_rng(0).normal(size=(100, 4, 50)).astype(np.float32)
+    values[0, 0, 0] = 1000.0
+    _, high = OBSERVERS[name](_observed(values), 99.9, 255)
+    assert high < 600 and OBSERVERS["minmax"](_observed(values), 99.9, 255)[1] == 1000.0
+
+
+def test_mse_is_never_worse_than_min_max_on_what_it_saw() -> None:
+    values = np.maximum(np.random.default_rng(1).laplace(size=(100, 4, 64)), 0).astype(np.float32)
+    errors = {}
+    for name in ("minmax", "mse"):
+        scale = asymmetric(*OBSERVERS[name](_observed(values), 99.9, 255), "uint8")
+        errors[name] = float(((scale.dequantize(scale.quantize(values)) - values) ** 2).mean())
+    assert errors["mse"] <= errors["minmax"] * 1.01
+
+
+class Depthwise(torch.nn.Module):
+    """conv, depthwise, conv with ReLU6, with channels of very different scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.c, self.d = torch.nn.Conv2d(16, 8, 1), torch.nn.Linear(8, 5)
+        with torch.no_grad():
+            spread = torch.exp(torch.linspace(-3, 3, 16)).reshape(-1, 1, 1, 1)
+            self.a.weight.mul_(spread)
+            self.c.weight.div_(spread.reshape(1, -1, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.relu(self.b(torch.nn.functional.relu(self.a(x))))
+        return self.d(torch.nn.functional.relu6(self.c(x)).mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def depthwise() -> tuple[Any, Array, Array]:
+    """Return the module, calibration and other samples (N, 3, 8, 8)."""
+    module = canonicalize(ExportedModel(Depthwise().eval(), "input", (1, 3, 8, 8)).to_relax())
+    samples = np.random.default_rng(0).standard_normal((48, 3, 8, 8), dtype=np.float32)
+    return module, samples[:32], samples[32:]
+
+
+def test_equalization_changes_no_answer_and_evens_ranges(depthwise: tuple[Any, Array, Array]) -> None:
+    module, _, x = depthwise
+    network = group_layers(read_graph(module))
+    before = np.abs(network.layers[0].weight).reshape(16, -1).max(1)  # type: ignore[arg-type]
+    assert equalize(network) == 2
+    after = np.abs(network.layers[0].weight).reshape(16, -1).max(1)  # type: ignore[arg-type]
+    assert np.ptp(np.log(after)) < 0.5 * np.ptp(np.log(before))
+    assert sqnr_db(run_graph(read_graph(module), x), run_graph(read_graph(float_module(network)), x)) > 100
+
+
+NAIVE = {"observer": "minmax", "per_channel": False, "equalize": False, "bias_correction": False}
+
+
+def _sqnr(depthwise: tuple[Any, Array, Array], **options: Any) -> float:
+    module, calibration, x = depthwise
+    quantized, _ = quantize_int8(module, calibration, None, Int8Options(**(NAIVE | options)))
+    return sqnr_db(run_graph(read_graph(module), x), run_graph(read_graph(quantized), x))
+
+
+def test_every_means_against_uneven_channels_helps(depthwise: tuple[Any, Array, Array]) -> None:
+    naive = _sqnr(depthwise)
+    assert _sqnr(depthwise, equalize=True) > naive + 4
+    assert _sqnr(depthwise, per_channel=True) > naive + 4
+    assert _sqnr(depthwise, per_channel=True, equalize=True) > naive + 4
+    assert _sqnr(depthwise, bias_correction=True) >= naive
+
+
+def test_the_goal_moves_the_worst_layers_until_it_is_met(depthwise: tuple[Any, Array, Array]) -> None:
+    module, calibration, _ = depthwise
+    _, without = quantize_int8(module, calibration, None, Int8Options(**NAIVE))
+    assert without.quantized_score < 1.0 and without.goal_met is None
+    _, report = quantize_int8(module, calibration, None, Int8Options(**NAIVE, max_drop=0.0))
+    assert report.goal_met and report.quantized_score == 1.0 and report.moved_to_float
+    forms = {layer.name: layer.form for layer in report.layers}
+    assert all(forms[name] == "float32" for name in report.moved_to_float)
+    _, report = quantize_int8(module, calibration, None, Int8Options(**NAIVE, max_drop=0.0, max_float_layers=0))
+    assert report.goal_met is False and report.moved_to_float == []
+
+
+def test_the_report_points_at_the_layer_that_hurts(depthwise: tuple[Any, Array, Array]) -> None:
+    module, calibration, _ = depthwise
+    _, report = quantize_int8(module, calibration, None, Int8Options(**NAIVE))
+    by_name = {layer.name: layer for layer in report.layers}
+    assert report.worst == min(("conv0", "conv1", "conv2", "dense0"), key=lambda name: by_name[name].sqnr_db)
+    assert all(layer.clipped is not None and 0 <= layer.clipped < 0.01 for layer in report.layers)
+
+
+def test_named_layers_stay_in_float(depthwise: tuple[Any, Array, Array]) -> None:
+    module, calibration, _ = depthwise
+    _, report = quantize_int8(module, calibration, None, Int8Options(keep_float=("first", "last", "conv1")))
+    assert [layer.form for layer in report.layers if layer.kind in ("conv", "dense")] == [
+        "float32", "float32", "uint8", "float32",
+    ]  # fmt: skip
+    with pytest.raises(UnknownNameError, match="conv2"):
+        quantize_int8(module, calibration, None, Int8Options(keep_float=("conv9",)))
+
+
+def test_vta_scales_follow_the_specification(depthwise: tuple[Any, Array, Array]) -> None:
+    module, calibration, _ = depthwise
+    _, report = quantize_vta(module, calibration, None, VtaOptions())
+    integer = [layer for layer in report.layers if layer.form != "float32"]
+    assert {layer.name for layer in integer} >= {"conv1", "conv2"} and all(layer.scale == 1 / 16 for layer in integer)
+    assert {layer.form for layer in report.layers if layer.name in ("conv0", "dense0")} == {"float32"}
+    _, report = quantize_vta(module, calibration, None, VtaOptions("calibrated", keep_float=()))
+    scales = [layer.scale for layer in report.layers if layer.scale is not None]
+    assert len(set(scales)) > 1 and all(math.log2(scale).is_integer() for scale in scales)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    bias_size=st.sampled_from([0.001, 0.3, 3.0]),
+    weight_size=st.sampled_from([0.05, 0.5, 2.0]),
+)
+def test_vta_equals_the_specification_written_down_anew(seed: int, bias_size: float, weight_size: float) -> None:
+    """Two convolutions and a residual sum, in integers as VTA's document states them, against the graph."""
+    torch.manual_seed(seed)
+    a, b = torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.Conv2d(4, 4, 1)
+    for layer in (a, b):
+        with torch.no_grad():
+            layer.weight.mul_(weight_size)
+            layer.bias.mul_(bias_size)
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = a, b
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.relu(self.a(x))
+            return torch.relu(self.b(y) + y).flatten(1)
+
+    module = canonicalize(ExportedModel(Net().eval(), "input", (1, 4, 5, 5)).to_relax())
+    x = np.random.default_rng(seed).standard_normal((1, 4, 5, 5), dtype=np.float32) * 3
+    quantized, _ = quantize_vta(module, x, None, VtaOptions(keep_float=()))
+    answer = run_graph(read_graph(quantized), x)
+
+    def c_round(v: Array) -> Array:
+        return np.sign(v) * np.floor(np.abs(v) + 0.5)
+
+    def exponent(values: Array) -> int:
+        return math.ceil(math.log2(float(np.abs(values).max())))
+
+    def conv(q: Array, layer: torch.nn.Conv2d, relu: bool) -> Array:
+        weight, bias = layer.weight.detach().numpy().astype(np.float64), layer.bias.detach().numpy().astype(np.float64)
+        k, kb = exponent(weight), exponent(bias)
+        qw = np.clip(c_round(weight * 2.0 ** (7 - k)), -127, 127)
+        qb = np.clip(c_round(bias * 2.0 ** (7 - kb)), -127, 127).astype(np.int64)
+        total = torch.nn.functional.conv2d(torch.from_numpy(q).double(), torch.from_numpy(qw), padding=layer.padding)
+        acc, scale = total.numpy().astype(np.int64), k - 11
+        shift = (kb - 7) - scale
+        acc, scale = (acc + (qb << shift).reshape(1, -1, 1, 1), scale) if shift >= 0 else (
+            (acc << -shift) + qb.reshape(1, -1, 1, 1), kb - 7)  # fmt: skip
+        n = -4 - scale
+        acc = (acc + (1 << (n - 1))) >> n if n > 0 else acc << -n
+        return np.clip(np.maximum(acc, 0) if relu else acc, -127, 127)
+
+    q = np.clip(c_round(x.astype(np.float64) * 16), -127, 127).astype(np.int64)
+    first = conv(q, a, relu=True)
+    expected = np.clip(np.maximum(conv(first, b, relu=False) + first, 0), -127, 127)
+    assert np.array_equal(answer, (expected / 16).astype(np.float32).reshape(1, -1))
