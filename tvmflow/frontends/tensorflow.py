@@ -53,13 +53,14 @@ class TfliteModel:
         model.__dict__ |= self.__dict__ | {"interpreter": _interpreter(self.path, keep=True)}
         model._set(x)
         model.interpreter.invoke()
-        for detail in model.interpreter.get_tensor_details():
-            try:
-                value = model.interpreter.get_tensor(detail["index"])
-            except ValueError:
-                continue  # a tensor that the runtime fused away
-            if value.dtype.kind in "fiu" and value.size > 1:
-                yield str(detail["name"]), _dequantized(value, detail)
+        details = {detail["index"]: detail for detail in model.interpreter.get_tensor_details()}
+        graph = _flatbuffer(self.content).Subgraphs(0)
+        for at in range(graph.OperatorsLength()):
+            operator = graph.Operators(at)
+            for index in (int(operator.Outputs(i)) for i in range(operator.OutputsLength())):
+                value = model.interpreter.get_tensor(index)
+                if value.dtype.kind in "fiu" and value.size > 1:
+                    yield str(details[index]["name"]), _dequantized(value, details[index])
 
     def _set(self, x: Array) -> None:
         value = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.channels_first else x)

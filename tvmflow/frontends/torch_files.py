@@ -25,7 +25,10 @@ _TARGETS = re.compile(
     r"torch\.ops\.(aten|prims)\.\w+(\.\w+)?|torch\.sym_\w+|math\.(ceil|floor|trunc|sqrt)"
     r"|_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_)"
 )
-_EXPRESSION_WORDS = re.compile(r"[suzn]\d+|Max|Min|Mod|FloorDiv|CeilDiv|floor|ceiling|Integer|oo|int_oo|True|False")
+_SYMBOL = re.compile(r"Symbol\('[suzn]\d+'(, (positive|integer|nonnegative|real|nonzero)=True)*\)")
+_EXPRESSION_WORDS = re.compile(
+    r"[suzn]\d+|Max|Min|Mod|PythonMod|FloorDiv|CeilDiv|CleanDiv|Add|Mul|Pow|Rational|Integer|floor|ceiling|oo|int_oo|True|False"
+)
 _SCRIPT_FORBIDDEN = re.compile(r"__setstate__|torch\.(save|from_file|load\w*)\b|\bops\.(?!aten\b|prim\b)\w+")
 
 
@@ -103,6 +106,7 @@ def _check_json(path: Path, program: Any) -> None:
 
 def _is_plain(expression: str) -> bool:
     """Whether an expression of sizes is made of numbers, symbols and known functions alone; it will be evaluated."""
+    expression = _SYMBOL.sub("s0", expression)
     words = re.findall(r"[A-Za-z_]\w*", expression)
     return bool(re.fullmatch(r"[\w\s+\-*/(),<>=&|~]*", expression)) and all(
         _EXPRESSION_WORDS.fullmatch(w) for w in words

@@ -24,7 +24,17 @@ def _permute_dims(args: list[Array], attrs: Any) -> Array:
     return np.transpose(args[0], None if attrs.axes is None else [int(a) for a in attrs.axes])
 
 
+def _dequantize(args: list[Array], attrs: Any) -> Array:
+    values, scale, zero = args
+    column = [1] * values.ndim
+    if max(scale.size, zero.size) > 1:
+        column[int(attrs.axis)] = -1
+    shifted = values.astype(np.int32) - zero.astype(np.int32).reshape(column if zero.size > 1 else [])
+    return np.asarray(shifted.astype(np.float32) * scale.reshape(column if scale.size > 1 else []))
+
+
 _FOLDERS: dict[str, Callable[[list[Array], Any], Array]] = {
+    "relax.dequantize": _dequantize,
     "relax.add": lambda a, _: a[0] + a[1],
     "relax.subtract": lambda a, _: a[0] - a[1],
     "relax.multiply": lambda a, _: a[0] * a[1],

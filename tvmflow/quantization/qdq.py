@@ -16,6 +16,9 @@ from tvmflow.quantization.graph import Argument, Array, Graph, Other, Ref, Step
 from tvmflow.quantization.scales import Scale
 
 _QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
+_ON_INTEGERS = {
+    "relax.clip", "relax.reshape", "relax.permute_dims", "relax.nn.max_pool2d", "relax.squeeze", "relax.flatten",
+}  # fmt: skip
 _CAN_CLIP = {"relax.nn.conv2d", "relax.matmul", "relax.add"}
 
 
@@ -57,6 +60,9 @@ class _Stripper:
             if isinstance(args[0], Ref) and args[0].name in self.quantized:
                 self.alias[step.name] = self.quantized[args[0].name][0]
                 return
+        if args and isinstance(args[0], Ref) and args[0].name in self.quantized and step.op in _ON_INTEGERS:
+            self._on_integers(step, args)
+            return
         if not any(isinstance(a, Ref | tuple) for a in args) and any(isinstance(a, np.ndarray) for a in args):
             self.alias[step.name] = np.asarray(run_step(step, list(args)))  # of constants only, now that they are plain
             return
@@ -67,6 +73,24 @@ class _Stripper:
         if self.ops.get(value.name) in _CAN_CLIP:
             value = self._clipped(step, value, scale)
         self.scales[value.name] = scale
+        self.quantized[step.name] = (value, scale)
+
+    def _on_integers(self, step: Step, args: tuple[Argument, ...]) -> None:
+        """Let an operator that only moves or limits integers do the same to the numbers that they stand for."""
+        assert isinstance(args[0], Ref)
+        value, scale = self.quantized[args[0].name]
+        if step.op == "relax.clip":
+            low, high = (int(_number(argument)) for argument in args[1:3])
+            limited = replace(scale, low=max(scale.low, low), high=min(scale.high, high))
+            if limited != scale:
+                value = self._clipped(step, value, limited)
+                self.scales[value.name] = scale
+        else:
+            moved = replace(step, args=(value, *args[1:]), dtype="float32")
+            self.made.steps.append(moved)
+            self.ops[moved.name] = moved.op
+            value = Ref(moved.name)
+            self.scales[value.name] = scale
         self.quantized[step.name] = (value, scale)
 
     def _clipped(self, step: Step, value: Ref, scale: Scale) -> Ref:
@@ -94,6 +118,11 @@ class _Stripper:
         if isinstance(argument, tuple):
             return tuple(self._resolved(item) for item in argument)
         return argument
+
+
+def _number(argument: Argument) -> float:
+    expression: Any = argument.expression if isinstance(argument, Other) else argument
+    return float(getattr(expression, "value", expression))
 
 
 def _scale(args: tuple[Argument, ...], step: Step) -> Scale | None:

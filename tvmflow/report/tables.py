@@ -22,7 +22,7 @@ def scorecard(workspace: Workspace, cell: Cell) -> dict[str, Any] | None:
     try:
         text = (workspace.folder("evaluate", cell) / "scorecard.json").read_text(encoding="utf-8")
         found: dict[str, Any] = json.loads(text)
-        return found
+        return {"agreement_by_step": {}, "quantization": {}, **found}  # older ones have neither
     except (OSError, ValueError):
         return None
 
@@ -60,7 +60,7 @@ def scorecard_table(cards: list[dict[str, Any]]) -> Table:
     for card in cards:
         accuracy = card["accuracy"]
         cells = [card["cell"], f"{card['device']['kind']}"]
-        cells += [f"{accuracy[k]:.2%}" if accuracy else "-" for k in FORMS]
+        cells += [f"{accuracy[k]:.2%}" if accuracy and k in accuracy else "-" for k in FORMS]
         cells += [f"{card['agreement']['top1_agreement']:.2%}", shown_latency(card["latency"]["compute"])]
         for peer in peers:
             theirs, factor = card["peers"].get(peer), ratio(card, peer)

@@ -89,7 +89,7 @@ def build(name: str, seed: int | None = None) -> Any:
             keras.config.set_image_data_format(data_format)
             try:
                 model = NETWORKS[name](keras)
-                return model if seed is None else _settle(model, seed)
+                return model if seed is None else settle(model, seed)
             except ValueError:
                 if data_format == "channels_last":
                     raise  # else: a network that Keras builds channels-last only
@@ -98,7 +98,7 @@ def build(name: str, seed: int | None = None) -> Any:
         keras.config.set_image_data_format(before)
 
 
-def _settle(model: Any, seed: int) -> Any:
+def settle(model: Any, seed: int) -> Any:
     """Replace the initial weights by ones whose signal keeps its range through a deep network and tells classes apart.
 
     Keras starts batch norms as the identity and deep networks then answer the same for every input, which would make

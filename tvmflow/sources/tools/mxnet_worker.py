@@ -99,7 +99,7 @@ def serve(symbol, params, data_name):
             x = np.load(io.BytesIO(body), allow_pickle=False)
             found = model.answer(head["request"], x)
         except Exception as error:
-            send({"error": str(error).strip().splitlines()[0][:400]})
+            send({"error": (str(error).strip().splitlines() or [type(error).__name__])[-1][:400]})
             continue
         bodies = []
         for _, array in found:

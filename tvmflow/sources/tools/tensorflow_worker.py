@@ -1,7 +1,8 @@
 """Runs inside TensorFlow's tool environment: nothing of tvmflow can be imported here.
 
 tensorflow_worker.py convert SAVED_MODEL FILE.tflite     convert the serving signature
-tensorflow_worker.py make digits|mobilenet FOLDER        write a small SavedModel, for tests
+tensorflow_worker.py convert_int8 SAVED_MODEL FILE.tflite  the same with 8-bit ends, for tests
+tensorflow_worker.py make SEED FOLDER                    write a small SavedModel, for tests
 tensorflow_worker.py SAVED_MODEL                         answer requests on standard input
 """
 
@@ -20,6 +21,21 @@ import tensorflow as tf  # noqa: E402
 
 def convert(folder, path):
     data = tf.lite.TFLiteConverter.from_saved_model(folder).convert()
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def convert_int8(folder, path):
+    def samples():
+        for seed in range(32):
+            yield [np.random.default_rng(seed).standard_normal((1, 32, 32, 3)).astype(np.float32)]
+
+    converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = samples
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    converter.inference_input_type = converter.inference_output_type = tf.int8
+    data = converter.convert()
     with open(path, "wb") as file:
         file.write(data)
 
@@ -68,7 +84,7 @@ def serve(folder):
             model = model or tf.saved_model.load(folder)
             answer = run(model, np.load(io.BytesIO(body), allow_pickle=False))
         except Exception as error:
-            send({"error": str(error).strip().splitlines()[0][:400]})
+            send({"error": (str(error).strip().splitlines() or [type(error).__name__])[-1][:400]})
             continue
         buffer = io.BytesIO()
         np.save(buffer, answer, allow_pickle=False)
@@ -77,6 +93,8 @@ def serve(folder):
 
 if sys.argv[1] == "convert":
     convert(sys.argv[2], sys.argv[3])
+elif sys.argv[1] == "convert_int8":
+    convert_int8(sys.argv[2], sys.argv[3])
 elif sys.argv[1] == "make":
     make(sys.argv[2], sys.argv[3])
 else:

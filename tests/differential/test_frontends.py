@@ -1,0 +1,380 @@
+"""Each frontend against its own framework: the imported form answers what the framework answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fuzz.seeds import params_bytes, symbol_json
+from tvmflow.errors import AgreementError, ModelFileError
+from tvmflow.evaluation.first_difference import first_differing_layer
+from tvmflow.frontends.source_model import SourceDescription, SourceModel
+from tvmflow.frontends.table import load_source
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.quantization.definition import run_graph
+from tvmflow.quantization.graph import read_graph
+from tvmflow.quantization.quantizer import Int8Options, quantize_int8
+from tvmflow.sources.download import DownloadLimits
+from tvmflow.sources.tool_environments import run_tool
+from tvmflow.sources.weights import WeightsRequest, bring_weights, companions
+from tvmflow.stages import silent
+
+Array = np.ndarray[Any, Any]
+BOUND = 2e-5  # float32 sums in another order, relative to the largest answer
+
+
+def _x(shape: tuple[int, ...]) -> Array:
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+def _error(source: SourceModel, x: Array) -> float:
+    answer, reference = run_graph(read_graph(canonicalize(source.to_relax())), x), source.run(x)
+    assert answer.shape == reference.shape
+    return float(np.abs(answer - reference).max() / np.abs(reference).max())
+
+
+def _load(folder: Path, framework: str, file: str, shape: tuple[int, ...], network: str | None = None) -> SourceModel:
+    return load_source(folder, SourceDescription(framework, network, file, "input", shape))
+
+
+# -- MXNet, against MXNet itself ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", ["mobilenetv2_0.25", "resnet18_v2", "squeezenet1.1", "inceptionv3"])
+def test_gluon_networks(tmp_path: Path, network: str) -> None:
+    request = WeightsRequest("mxnet", f"mxnet/{network}", {"seeded": 3}, tmp_path, DownloadLimits(1, 1, 1.0), tmp_path)
+    path = bring_weights(request, tmp_path, None, silent)
+    size = 299 if network == "inceptionv3" else 224
+    source = _load(tmp_path, "mxnet", path.name, (1, 3, size, size))
+    assert _error(source, _x((1, 3, size, size))) < BOUND
+
+
+OPERATORS: list[tuple[str, dict[str, str], dict[str, tuple[int, ...]]]] = [
+    ("LeakyReLU", {"act_type": "leaky", "slope": "0.1"}, {}),
+    ("LeakyReLU", {"act_type": "elu", "slope": "0.5"}, {}),
+    ("LeakyReLU", {"act_type": "prelu"}, {"gamma": (4,)}),
+    ("Activation", {"act_type": "sigmoid"}, {}),
+    ("Activation", {"act_type": "tanh"}, {}),
+    ("Activation", {"act_type": "softrelu"}, {}),
+    ("Activation", {"act_type": "softsign"}, {}),
+    ("LRN", {"nsize": "3", "alpha": "0.01", "beta": "0.6", "knorm": "1.5"}, {}),
+    ("Pooling", {"kernel": "(3, 3)", "stride": "(2, 2)", "pool_type": "max", "pooling_convention": "full"}, {}),
+    ("Pooling", {"kernel": "(3, 3)", "stride": "(2, 2)", "pad": "(1, 1)", "pool_type": "avg"}, {}),
+    ("Pooling", {"kernel": "(3, 3)", "pad": "(1, 1)", "pool_type": "avg", "count_include_pad": "False"}, {}),
+    ("Pooling", {"global_pool": "True", "pool_type": "max", "kernel": "(1, 1)"}, {}),
+    ("Deconvolution", {"kernel": "(3, 3)", "stride": "(2, 2)", "pad": "(1, 1)", "adj": "(1, 1)", "num_filter": "6"}, {"weight": (4, 6, 3, 3)}),
+    ("Convolution", {"kernel": "(3, 3)", "num_filter": "4", "num_group": "2", "dilate": "(2, 2)"}, {"weight": (4, 2, 3, 3), "bias": (4,)}),
+    ("BatchNorm", {"fix_gamma": "True", "eps": "0.01"}, {"gamma": (4,), "beta": (4,), "mean": (4,), "var": (4,)}),
+    ("BatchNorm", {"fix_gamma": "False"}, {"gamma": (4,), "beta": (4,), "mean": (4,), "var": (4,)}),
+    ("FullyConnected", {"num_hidden": "5", "flatten": "True"}, {"weight": (5, 256), "bias": (5,)}),
+    ("Reshape", {"shape": "(0, -1)"}, {}),
+    ("slice_axis", {"axis": "1", "begin": "1", "end": "3"}, {}),
+    ("transpose", {"axes": "(0, 2, 3, 1)"}, {}),
+    ("mean", {"axis": "(2, 3)", "keepdims": "True"}, {}),
+    ("clip", {"a_min": "-0.3", "a_max": "0.4"}, {}),
+    ("_mul_scalar", {"scalar": "2.5"}, {}),
+    ("_rminus_scalar", {"scalar": "1"}, {}),
+    ("SoftmaxActivation", {"mode": "channel"}, {}),
+    ("log_softmax", {"axis": "1"}, {}),
+]  # fmt: skip
+
+
+def test_operators_one_by_one(tmp_path: Path) -> None:
+    """All operators as outputs would need one process each: here each is its own file, answered by one check."""
+    x = _x((1, 4, 8, 8))
+    wrong = []
+    for at, (op, attrs, parameters) in enumerate(OPERATORS):
+        generator = np.random.default_rng(at)
+        arrays, nodes = {}, [("null", "data", {}, [])]
+        for name, shape in parameters.items():
+            prefix = "aux:" if name in ("mean", "var") else "arg:"
+            arrays[f"{prefix}{name}"] = generator.uniform(0.5, 1.5, shape).astype(np.float32)
+            nodes.append(("null", name, {}, []))
+        nodes.append((op, "out", attrs, list(range(len(nodes)))))
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        (folder / "model-symbol.json").write_text(symbol_json(nodes, len(nodes) - 1))
+        (folder / "model-0000.params").write_bytes(params_bytes(arrays or {"arg:unused": np.ones(1, np.float32)}, 2))
+        source = _load(folder, "mxnet", "model-symbol.json", x.shape)
+        if _error(source, x) > BOUND:
+            wrong.append((op, attrs, _error(source, x)))
+    assert wrong == []
+
+
+def test_a_softmax_head_and_a_second_epoch(tmp_path: Path) -> None:
+    """The head that training leaves has a label input; of several epochs the last counts."""
+    nodes = [("null", "data", {}, []), ("null", "w", {}, []), ("null", "softmax_label", {}, []),
+             ("FullyConnected", "fc", {"num_hidden": "3", "no_bias": "True"}, [0, 1]),
+             ("SoftmaxOutput", "softmax", {}, [3, 2])]  # fmt: skip
+    (tmp_path / "net-symbol.json").write_text(symbol_json(nodes, 4))
+    for epoch, value in (("0001", 0.0), ("0012", 1.0)):
+        weight = np.eye(3, 4, dtype=np.float32) * value
+        (tmp_path / f"net-{epoch}.params").write_bytes(params_bytes({"arg:w": weight}, 2))
+    (tmp_path / "out").mkdir()
+    request = WeightsRequest("mxnet", None, {"file": "net-symbol.json"}, tmp_path, DownloadLimits(1, 1, 1.0), tmp_path)
+    path = bring_weights(request, tmp_path / "out", None, silent)
+    source = _load(tmp_path / "out", "mxnet", path.name, (2, 4))
+    assert _error(source, _x((2, 4))) < BOUND and np.ptp(source.run(_x((2, 4)))) > 0.1
+    (tmp_path / "alone-symbol.json").write_text("{}")
+    with pytest.raises(ModelFileError, match=r"alone-0000\.params beside"):
+        companions("mxnet", tmp_path / "alone-symbol.json")
+
+
+def test_the_first_differing_layer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvmflow.frontends import mxnet_operators
+
+    nodes = [
+        ("null", "data", {}, []),
+        ("relu", "one", {}, [0]),
+        ("_mul_scalar", "two", {"scalar": "3"}, [1]),
+        ("tanh", "three", {}, [2]),
+    ]
+    (tmp_path / "model-symbol.json").write_text(symbol_json(nodes, 3))
+    (tmp_path / "model-0000.params").write_bytes(params_bytes({"arg:unused": np.ones(1, np.float32)}, 2))
+    source, x = _load(tmp_path, "mxnet", "model-symbol.json", (1, 4)), _x((1, 4))
+    assert first_differing_layer(source, x, 1e-5) is None
+    monkeypatch.setitem(mxnet_operators.OPERATORS, "_mul_scalar", lambda o: o.values[0])  # an importer with a mistake
+    assert first_differing_layer(source, x, 1e-5) == "two_output"
+    assert AgreementError is not None
+
+
+# -- TensorFlow --------------------------------------------------------------------------------------------------------
+
+
+def test_saved_model_and_tflite_float_and_int8(tmp_path: Path) -> None:
+    run_tool("tensorflow", ["make", "1", str(tmp_path / "saved")])
+    shutil.make_archive(str(tmp_path / "model"), "zip", tmp_path / "saved")
+    run_tool("tensorflow", ["convert", str(tmp_path / "saved"), str(tmp_path / "model.tflite")])
+    run_tool("tensorflow", ["convert_int8", str(tmp_path / "saved"), str(tmp_path / "int8.tflite")])
+    first, last = (1, 3, 32, 32), (1, 32, 32, 3)
+    x = _x(first)
+    saved, plain = (
+        _load(tmp_path, "tensorflow", "model.zip", first),
+        _load(tmp_path, "tensorflow", "model.tflite", first),
+    )
+    for source in (saved, plain):
+        assert _error(source, x) < BOUND
+    assert np.abs(saved.run(x) - plain.run(x)).max() < 1e-5
+    assert _error(_load(tmp_path, "tensorflow", "model.tflite", last), x.transpose(0, 2, 3, 1).copy()) < BOUND
+    ops = Counter(step.op for step in read_graph(canonicalize(plain.to_relax())).steps)
+    assert ops["relax.permute_dims"] == 0 and ops["relax.nn.conv2d"] == 3
+    integer = _load(tmp_path, "tensorflow", "int8.tflite", first)
+    module = canonicalize(integer.to_relax())
+    reference = integer.run(x)
+    step = 1 / 256  # of the softmax's output scale
+    assert np.abs(run_graph(read_graph(module), x) - reference).max() <= 2 * step
+    quantized, report = quantize_int8(module, x, None, Int8Options())
+    assert np.abs(run_graph(read_graph(quantized), x) - reference).max() <= 3 * step
+    assert {layer.form for layer in report.layers if layer.kind == "conv"} == {"int8"}
+    names = [name for name, _ in plain.layers(x)]
+    assert len(names) >= 4 and first_differing_layer(plain, x, 1e-4) is None
+    with pytest.raises(ModelFileError, match=r"input\.shape"):
+        _load(tmp_path, "tensorflow", "model.tflite", (1, 3, 31, 32))
+
+
+# -- Keras -------------------------------------------------------------------------------------------------------------
+
+
+def _keras_model(**options: Any) -> Any:
+    from tvmflow.sources.keras_networks import keras_on_torch
+
+    keras = keras_on_torch()
+    keras.utils.set_random_seed(1)
+    return keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, weights=None, classes=10, **options)
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_a_channels_last_keras_file_computes_channels_first(tmp_path: Path, suffix: str) -> None:
+    from tvmflow.sources.keras_networks import settle
+
+    model = settle(_keras_model(), 1)
+    model.save(tmp_path / f"model{suffix}")
+    x = _x((1, 3, 32, 32))
+    source = _load(tmp_path, "keras", f"model{suffix}", (1, 3, 32, 32))
+    assert _error(source, x) < 5e-4  # batch norms of few numbers enlarge what float32 rounds
+    ops = Counter(step.op for step in read_graph(canonicalize(source.to_relax())).steps)
+    assert ops["relax.nn.conv2d"] == 52 and ops["relax.permute_dims"] == 0
+    last = _load(tmp_path, "keras", f"model{suffix}", (1, 32, 32, 3))
+    assert _error(last, x.transpose(0, 2, 3, 1).copy()) < 5e-4  # batch norms of few numbers enlarge what float32 rounds
+
+
+def test_the_legacy_weight_file_of_the_android_document(tmp_path: Path) -> None:
+    """Its layout: one HDF5 group per layer, named in attributes as old Keras did; layers are matched by their order."""
+    import h5py
+
+    from tvmflow.sources.keras_networks import build
+
+    model = build("keras/mobilenet_v2_050", 5)
+    with h5py.File(tmp_path / "model.h5", "w") as file:
+        groups = []
+        for at, layer in enumerate(model.layers):
+            name = f"old_{at}"
+            group = file.create_group(name)
+            names = []
+            for variable in layer.weights:
+                path = f"{name}/{variable.name}:0"
+                group.create_dataset(path, data=np.asarray(variable.value.detach().numpy()))
+                names.append(path.encode())
+            group.attrs["weight_names"] = names
+            groups.append(name.encode())
+        file.attrs["layer_names"], file.attrs["backend"], file.attrs["keras_version"] = groups, b"tensorflow", b"2.1.5"
+    source = _load(tmp_path, "keras", "model.h5", (1, 3, 224, 224), "keras/mobilenet_v2_050")
+    x = _x((1, 3, 224, 224))
+    import torch
+
+    with torch.no_grad():
+        expected = model(torch.from_numpy(x)).numpy()
+    assert np.array_equal(source.run(x), expected)
+
+
+# -- PyTorch -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_exported_program_with_any_batch(tmp_path: Path) -> None:
+    import torch
+
+    from tvmflow.frontends.exported import ExportedModel
+    from tvmflow.sources.torch_networks import build
+
+    network, x = build("digits_cnn", 1), _x((3, 1, 8, 8))
+    batch = torch.export.Dim("batch", min=1, max=8)
+    program = torch.export.export(network, (torch.zeros(2, 1, 8, 8),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, tmp_path / "model.pt2")
+    source = _load(tmp_path, "torch", "model.pt2", (3, 1, 8, 8))
+    assert _error(source, x) < BOUND and first_differing_layer(source, x, 1e-5) is None
+
+    import tvm
+    from tvm import relax
+
+    module = ExportedModel(network, "input", (1, 1, 8, 8)).to_relax(max_batch=8)
+    machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target("llvm")), tvm.cpu())
+    for count in (1, 3, 8):
+        samples = _x((count, 1, 8, 8))
+        answer = machine["main"](tvm.runtime.tensor(samples)).numpy()
+        assert np.abs(answer - network(torch.from_numpy(samples)).detach().numpy()).max() < 1e-5
+
+
+def test_torchscript_and_a_factory_of_the_users_own(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from tvmflow.sources.torch_networks import build
+
+    network, x = build("digits_cnn", 1), _x((1, 1, 8, 8))
+    torch.jit.trace(network, torch.zeros(1, 1, 8, 8)).save(str(tmp_path / "model.torchscript"))
+    source = _load(tmp_path, "torch", "model.torchscript", x.shape)
+    assert _error(source, x) < BOUND
+    assert np.abs(source.run(x) - network(torch.from_numpy(x)).detach().numpy()).max() < 1e-5
+    (tmp_path / "network.py").write_text(
+        "import torch\ndef mine():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))\n"
+    )
+    mine = build("network.py:mine", 4, tmp_path)
+    save_file(mine.state_dict(), tmp_path / "model.safetensors")
+    source = _load(tmp_path, "torch", "model.safetensors", x.shape, "network.py:mine")
+    assert _error(source, x) < BOUND
+
+
+# -- ONNX --------------------------------------------------------------------------------------------------------------
+
+
+def _onnx_network(opset: int) -> Any:
+    """Convolution, batch norm, clip, pools, a residual sum, flatten, Gemm: in each opset's own way."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    generator = np.random.default_rng(0)
+
+    def tensor(name: str, *shape: int) -> Any:
+        return numpy_helper.from_array(generator.uniform(0.2, 1.0, shape).astype(np.float32), name)
+
+    weights = [
+        tensor("w", 4, 3, 3, 3),
+        tensor("s", 4),
+        tensor("b", 4),
+        tensor("m", 4),
+        tensor("v", 4),
+        tensor("g", 64, 5),
+        tensor("gb", 5),
+    ]
+    clip = {"min": 0.5, "max": 3.0} if opset < 11 else {}
+    if opset >= 11:
+        weights += [numpy_helper.from_array(np.float32(value), name) for name, value in (("lo", 0.5), ("hi", 3.0))]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
+        helper.make_node("Clip", ["n"] if opset < 11 else ["n", "lo", "hi"], ["r"], **clip),
+        helper.make_node("Add", ["r", "n"], ["a"]),
+        helper.make_node("MaxPool", ["a"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "g", "gb"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5])
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=min(8, onnx.IR_VERSION))
+
+
+@pytest.mark.parametrize("opset", [9, 10, 11, 13, 15, 18, 21, 23])
+def test_onnx_opsets(tmp_path: Path, opset: int) -> None:
+    import onnx
+
+    onnx.save(_onnx_network(opset), tmp_path / "model.onnx")
+    source = _load(tmp_path, "onnx", "model.onnx", (2, 3, 8, 8))
+    assert _error(source, _x((2, 3, 8, 8))) < BOUND
+
+
+def test_onnx_opset_8_is_refused_and_external_data_is_brought(tmp_path: Path) -> None:
+    import onnx
+
+    onnx.save(_onnx_network(8), tmp_path / "model.onnx")
+    with pytest.raises(ModelFileError, match="opset 8"):
+        _load(tmp_path, "onnx", "model.onnx", (2, 3, 8, 8))
+    model = _onnx_network(17)
+    onnx.save(model, tmp_path / "big.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "out").mkdir()
+    request = WeightsRequest("onnx", None, {"file": "big.onnx"}, tmp_path, DownloadLimits(1, 1, 1.0), tmp_path)
+    path = bring_weights(request, tmp_path / "out", None, silent)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["model.onnx", "weights.bin"]
+    source = _load(tmp_path / "out", "onnx", path.name, (1, 3, 8, 8))
+    x = _x((1, 3, 8, 8))
+    assert _error(source, x) < BOUND and first_differing_layer(source, x, 1e-5) is None
+
+
+@pytest.mark.parametrize("activation", ["QUInt8", "QInt8"])
+def test_a_quantized_onnx_model_keeps_its_integers(tmp_path: Path, activation: str) -> None:
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    samples = _x((8, 3, 8, 8))
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.samples = iter({"x": sample[None]} for sample in samples)
+
+        def get_next(self) -> dict[str, Array] | None:
+            return next(self.samples, None)
+
+    onnx.save(_onnx_network(17), tmp_path / "float.onnx")
+    quantize_static(
+        tmp_path / "float.onnx", tmp_path / "model.onnx", Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
+        activation_type=QuantType[activation], weight_type=QuantType.QInt8,
+    )  # fmt: skip
+    source = _load(tmp_path, "onnx", "model.onnx", (1, 3, 8, 8))
+    module = canonicalize(source.to_relax())
+    reference = np.concatenate([source.run(sample[None]) for sample in samples])
+    graph = read_graph(module)
+    emulated = np.concatenate([run_graph(graph, sample[None]) for sample in samples])
+    assert np.abs(emulated - reference).max() <= 0.01 * np.abs(reference).max()
+    quantized, report = quantize_int8(module, samples, None, Int8Options())
+    forms = {layer.name: layer.form for layer in report.layers}
+    assert forms["conv0"] == {"QUInt8": "uint8", "QInt8": "int8"}[activation] and report.corrected_layers == 0
+    graph = read_graph(quantized)
+    answers = np.concatenate([run_graph(graph, sample[None]) for sample in samples])
+    assert np.abs(answers - reference).max() <= 0.02 * np.abs(reference).max()
+    assert json.dumps(report.to_json())

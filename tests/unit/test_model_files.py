@@ -1,0 +1,271 @@
+"""Hostile, torn and oversized model files of every kind: one clear error, nothing runs, memory stays bounded."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.seeds import params_bytes, symbol_json
+from tvmflow.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
+from tvmflow.frontends.mxnet import import_symbol
+from tvmflow.frontends.mxnet_files import read_params, read_symbol
+from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.frontends.table import load_source
+from tvmflow.sources.onnx_files import external_files
+
+FILES = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def _describe(framework: str, file: str, shape: tuple[int, ...] = (1, 1, 8, 8)) -> SourceDescription:
+    return SourceDescription(framework, None, file, "input", shape)
+
+
+# -- MXNet ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_version_of_the_array_format_is_read(tmp_path: Path) -> None:
+    arrays = {"arg:w": np.arange(6, dtype=np.float32).reshape(2, 3), "aux:m": np.array([1, 2], np.int64)}
+    for version in (0, 1, 2, 3):
+        (tmp_path / "p").write_bytes(params_bytes(arrays, version))
+        found = read_params(tmp_path / "p")
+        assert set(found) == {"w", "m"} and np.array_equal(found["w"], arrays["arg:w"]) and found["m"].dtype == np.int64
+
+
+@FILES
+@given(cut=st.integers(0, 300), flips=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=4))
+def test_torn_and_altered_mxnet_parameters(tmp_path: Path, cut: int, flips: list[tuple[int, int]]) -> None:
+    data = bytearray(params_bytes({"arg:w": np.ones((2, 3), np.float32), "aux:m": np.ones(2, np.float32)}, 2))
+    for at, value in flips:
+        data[at % len(data)] = value
+    (tmp_path / "p").write_bytes(bytes(data[: len(data) - cut % len(data)]))
+    try:
+        read_params(tmp_path / "p")
+    except ModelFileError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [struct.pack("<QQQ", 0x112, 0, 2**60), struct.pack("<QQQIiIqq", 0x112, 0, 1, 0xF993FAC9, 0, 2, 2**31, 2**31)],
+)
+def test_announced_sizes_are_not_believed(tmp_path: Path, announced: bytes) -> None:
+    (tmp_path / "p").write_bytes(announced + b"\0" * 64)
+    with pytest.raises(ModelFileError, match="left"):
+        read_params(tmp_path / "p")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 500) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["nodes", "heads", "op", "name", "inputs", "attrs"]), inner, max_size=5),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@FILES
+@given(JSON)
+def test_any_json_is_a_symbol_or_one_clear_error(tmp_path: Path, value: Any) -> None:
+    (tmp_path / "s").write_text(json.dumps(value))
+    try:
+        read_symbol(tmp_path / "s")
+    except ModelFileError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, '{"nodes": [], "heads": []}', '{"nodes": [{"op": "null"}], "heads": [[0,0,0]]}']
+)
+def test_damaged_symbols(tmp_path: Path, text: str) -> None:
+    (tmp_path / "s").write_text(text)
+    with pytest.raises(ModelFileError, match="not an MXNet symbol"):
+        read_symbol(tmp_path / "s")
+
+
+def test_a_cycle_in_a_symbol_is_refused(tmp_path: Path) -> None:
+    text = symbol_json([("null", "data", {}, []), ("relu", "a", {}, [2]), ("relu", "b", {}, [1])], 2)
+    (tmp_path / "s").write_text(text)
+    with pytest.raises(ModelFileError, match="legal are 0 to 0"):
+        read_symbol(tmp_path / "s")
+
+
+def test_missing_mxnet_operators_are_all_named(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text(
+        symbol_json([("null", "data", {}, []), ("Warp", "a", {}, [0]), ("Weft", "b", {}, [1])], 2)
+    )
+    with pytest.raises(UnsupportedOperatorError, match="Warp, Weft"):
+        import_symbol(read_symbol(tmp_path / "s"), {}, "data", (1, 3))
+
+
+ATTRIBUTES = st.dictionaries(
+    st.sampled_from(["kernel", "stride", "pad", "num_filter", "num_group", "axis", "shape", "p", "act_type", "slope", "dim"]),
+    st.sampled_from(["(1, 1)", "(-1, 2)", "()", "(", "0", "-7", "9999999999999", "nan", "relu", "__import__('os')", "None"]),
+    max_size=4,
+)  # fmt: skip
+
+
+@FILES
+@given(
+    op=st.sampled_from(
+        [
+            "Convolution",
+            "Pooling",
+            "FullyConnected",
+            "Reshape",
+            "Activation",
+            "Concat",
+            "mean",
+            "slice_axis",
+            "LRN",
+            "BatchNorm",
+        ]
+    ),
+    attrs=ATTRIBUTES,
+)
+def test_absurd_attributes_never_raise_anything_else(tmp_path: Path, op: str, attrs: dict[str, str]) -> None:
+    nodes = [("null", "data", {}, []), ("null", "w", {}, []), (op, "a", attrs, [0, 1])]
+    (tmp_path / "s").write_text(symbol_json(nodes, 2))
+    try:
+        import_symbol(read_symbol(tmp_path / "s"), {"w": np.ones((4, 3, 1, 1), np.float32)}, "data", (1, 3, 8, 8))
+    except TvmflowError:
+        pass
+
+
+# -- PyTorch ----------------------------------------------------------------------------------------------------------
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        import os
+
+        return os.system, ("touch hacked",)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+
+    from tvmflow.sources.torch_networks import build
+
+    path = tmp_path_factory.mktemp("pt2") / "model.pt2"
+    torch.export.save(torch.export.export(build("digits_cnn", 1), (torch.zeros(1, 1, 8, 8),)), path)
+    return path
+
+
+def _altered(source: Path, target: Path, change: dict[str, Any]) -> None:
+    """Copy a zip archive; `change` maps the end of a name to a function of its bytes, or to bytes of a new entry."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        folder = old.namelist()[0].split("/")[0]
+        for name in old.namelist():
+            data = old.read(name)
+            for end, edit in change.items():
+                if name.endswith(end) and callable(edit):
+                    data = edit(data)
+            new.writestr(name, data)
+        for end, content in change.items():
+            if isinstance(content, bytes):
+                new.writestr(f"{folder}/{end}", content)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"models/model.json": lambda data: data.replace(b"torch.ops.aten.conv2d.default", b"torch.hub.load")}, "torch.hub.load"),
+        ({"models/model.json": lambda data: data.replace(b"torch.ops.aten.conv2d.default", b"_operator.methodcaller")}, "methodcaller"),
+        ({"models/model.json": lambda data: data.replace(b"{", b'{"expr_str": "__import__(1)", ', 1)}, "__import__"),
+        ({"models/model.json": lambda data: data[:100]}, "whole PyTorch model"),
+        ({"data/constants/opaque_obj_0": pickle.dumps(Evil())}, "pickle"),
+        ({"data/aotinductor/model/a.so": b"\x7fELF"}, "code"),
+    ],
+)  # fmt: skip
+def test_a_program_with_anything_but_tensor_operators_is_refused(
+    tmp_path: Path, exported: Path, change: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _altered(exported, tmp_path / "model.pt2", change)
+    with pytest.raises(ModelFileError, match=says):
+        load_source(tmp_path, _describe("torch", "model.pt2"))
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_pickle_among_the_example_inputs_does_not_run(
+    tmp_path: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    buffer = io.BytesIO()
+    torch.save(Evil(), buffer)
+    _altered(exported, tmp_path / "model.pt2", {"data/sample_inputs/model.pt": lambda _: buffer.getvalue()})
+    try:
+        load_source(tmp_path, _describe("torch", "model.pt2"))
+    except ModelFileError:
+        pass
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_torchscript_that_writes_files_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    class Writes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.save(x, "hacked")
+            return x
+
+    class Plain(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    torch.jit.script(Writes()).save(str(tmp_path / "model.torchscript"))
+    with pytest.raises(ModelFileError, match="save"):
+        load_source(tmp_path, _describe("torch", "model.torchscript"))
+    torch.jit.script(Plain()).save(str(tmp_path / "model.pt"))
+    x = np.zeros((1, 1, 8, 8), np.float32)
+    assert load_source(tmp_path, _describe("torch", "model.pt")).run(x).max() == 1
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.torchscript", "model.tflite", "model.zip"])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"\0\0\0\0TFL3", b"\x18\0\0\0TFL3" + b"\xff" * 200])
+def test_torn_files_of_every_kind(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    framework = "tensorflow" if name in ("model.tflite", "model.zip") else "torch"
+    with pytest.raises(ModelFileError):
+        load_source(tmp_path, _describe(framework, name))
+
+
+def test_a_zip_without_a_saved_model(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.writestr("../outside", b"x")
+    with pytest.raises(ModelFileError, match=r"0 files saved_model.pb"):
+        load_source(tmp_path, _describe("tensorflow", "model.zip"))
+    assert not (tmp_path.parent / "outside").exists()
+
+
+# -- ONNX -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("location", ["../outside.bin", "/etc/passwd", "gone.bin", "link.bin"])
+def test_external_data_that_leads_elsewhere(tmp_path: Path, location: str) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    (tmp_path / "link.bin").symlink_to("/etc/passwd")
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [value], [out], [tensor])
+    (tmp_path / "model.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    with pytest.raises(ModelFileError, match="beside"):
+        external_files(tmp_path / "model.onnx")
+    with pytest.raises(ModelFileError):
+        load_source(tmp_path, _describe("onnx", "model.onnx", (1, 2)))
+    assert onnx is not None
