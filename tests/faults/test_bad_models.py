@@ -63,10 +63,10 @@ def test_one_clear_error(
     assert not (root / "artifacts" / stages[-1] / "mine.local-cpu.float32").exists()
 
 
-def test_a_precision_that_cannot_be_made_yet_is_a_usage_error(make_workspace: Callable[..., Path]) -> None:
+def test_a_precision_that_does_not_exist_is_a_usage_error(make_workspace: Callable[..., Path]) -> None:
     root = make_workspace()
-    done = tvmflow(root, "why", "digits_torch@local-cpu:int8", code=2)
-    assert "one of float32, float16" in done.stderr
+    done = tvmflow(root, "why", "digits_torch@local-cpu:int7", code=2)
+    assert "int7" in done.stderr and "vta_int8" in done.stderr
 
 
 @pytest.mark.parametrize(
