@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import http.server
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tvmflow.errors import DigestError, ModelFileError, SourceError, UnknownNameError
+from tvmflow.errors import DigestError, ModelFileError, SourceError, TvmflowError, UnknownNameError
 from tvmflow.sources import datasets
 from tvmflow.sources.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.labels import read_labels
+from tvmflow.sources.tool_environments import python_of
 from tvmflow.sources.weights import WeightsRequest, bring_weights
 
 
@@ -123,3 +128,40 @@ def test_unknown_networks_and_zoo_weights_list_the_legal_ones(tmp_path: Path) ->
 def test_labels_file_with_numbers_as_keys_in_json(tmp_path: Path) -> None:
     (tmp_path / "l.json").write_text(json.dumps({str(i): f"n{i}" for i in range(1000)}))
     assert read_labels(tmp_path / "l.json")[999] == "n999"
+
+
+def test_a_model_of_two_files_comes_by_url(tmp_path: Path) -> None:
+    site, out = tmp_path / "site", tmp_path / "out"
+    site.mkdir(), out.mkdir()
+    (site / "net-symbol.json").write_text('{"nodes": []}')
+    (site / "net-0000.params").write_bytes(b"parameters")
+    sha256 = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in site.iterdir()}
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        at = f"http://127.0.0.1:{server.server_port}"
+
+        def request(name: str | None) -> WeightsRequest:
+            part = {"url": f"{at}/net-0000.params", "sha256": sha256["net-0000.params"], "name": name}
+            weights = {"url": f"{at}/net-symbol.json", "sha256": sha256["net-symbol.json"], "parts": [part]}
+            return WeightsRequest(
+                "mxnet", None, weights, tmp_path, DownloadLimits(10**6, 1, 5.0), tmp_path / "downloads"
+            )
+
+        file = bring_weights(request(None), out, None, lambda *_: None)
+        assert file.read_bytes() == (site / "net-symbol.json").read_bytes()
+        assert (out / "model-0000.params").read_bytes() == b"parameters"
+        with pytest.raises(SourceError, match="plain relative file name"):
+            bring_weights(request("../../stolen"), out, None, lambda *_: None)
+        server.shutdown()
+
+
+def test_a_tool_environment_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVMFLOW_TOOLS", str(tmp_path))
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    with pytest.raises(TvmflowError, match=r"(?s)could not be made.*package index"):
+        python_of("mxnet")
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"], "nothing half-made stays"
