@@ -143,7 +143,7 @@ def _history_plot(cells: list[dict[str, Any]]) -> str:
         values = [row["latency_ms"] for row in points]
         axes.plot(times, values, "o-", label=cell["card"]["cell"], color=_COLORS[index % len(_COLORS)])
         for at, row in enumerate(points):
-            if at == 0 or points[at - 1]["tvm"] != row["tvm"]:
+            if at and points[at - 1]["tvm"] != row["tvm"]:
                 axes.annotate(
                     f"TVM {row['tvm']}", (times[at], values[at]), textcoords="offset points", xytext=(4, 6), fontsize=7
                 )
@@ -154,7 +154,7 @@ def _history_plot(cells: list[dict[str, Any]]) -> str:
     else:
         axes.set_ylim(0, 1.15 * max(shown, default=1.0))
     axes.tick_params(axis="x", rotation=20)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return _as_image(figure)
 
 
@@ -170,7 +170,7 @@ def _curve_plot(cells: list[dict[str, Any]]) -> str:
     axes.set_ylabel("time of all kernels / default schedules")
     axes.set_ylim(0, 1.05)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return _as_image(figure)
 
 
