@@ -1,15 +1,34 @@
-"""PackChannels: give convolutions the layout NCHW{block}c, weights OIHW{block}i{block}o, ready to be vectorized.
+"""PackChannels: let a whole network compute on packed channels, NCHW{block}c, from its first convolution to its head.
 
-Only convolutions whose channels divide by the block are packed; between them everything stays packed, and weights are
-transformed here, once. What is left in NCHW (first layers of 3 channels, depthwise) keeps its meaning and its layout.
+Every 4-D value gets a packed twin (N, C/block, H, W, block); channels that do not divide are filled up with zeros, which
+the weights of the next convolution ignore. Weights are transformed here, once. Operators that do not care are computed on
+the twin; what cannot be packed (a flatten of an image, an odd concatenation) reads the plain form, which is made there only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
+
+from tvmflow.quantization.emit import call_again, constant
+from tvmflow.quantization.graph import Argument, Array, Graph, Ref, Step, read_graph
+
+# Operators on single elements that leave a zero of the filling finite.
+_UNARY = {
+    "relax.nn.relu", "relax.nn.leakyrelu", "relax.nn.silu", "relax.nn.gelu", "relax.clip", "relax.sigmoid", "relax.tanh",
+    "relax.negative", "relax.abs", "relax.astype", "relax.round", "relax.floor", "relax.erf",
+}  # fmt: skip
+_BINARY = {
+    "relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum", "relax.right_shift",
+    "relax.left_shift",
+}  # fmt: skip
+_POOLS = {
+    "relax.nn.max_pool2d": relax.op.nn.max_pool2d, "relax.nn.avg_pool2d": relax.op.nn.avg_pool2d,
+}  # fmt: skip
 
 
 @tvm.transform.module_pass(opt_level=0, name="PackChannels")
@@ -20,20 +39,221 @@ class PackChannels:
         self.block = block
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        b = self.block
-        layouts = [f"NCHW{b}c", f"OIHW{b}i{b}o", f"NCHW{b}c"]
-        mod = relax.transform.ConvertLayout({"relax.nn.conv2d": layouts})(mod)
-        mod = relax.transform.FoldConstant()(mod)
-        return relax.transform.DeadCodeElimination(["main"])(mod)
+        return _Packer(read_graph(mod), self.block).module()
+
+
+class _Packer:
+    def __init__(self, graph: Graph, block: int) -> None:
+        self.graph, self.block = graph, block
+        self.builder = relax.BlockBuilder()
+        self.plain: dict[str, Any] = {}
+        self.packed: dict[str, Any] = {}
+        self.shapes = {graph.input_name: graph.input_shape, **{step.name: step.shape for step in graph.steps}}
+
+    def module(self) -> Any:
+        graph = self.graph
+        parameter = relax.Var(graph.input_name, relax.TensorType(graph.input_shape, graph.input_dtype))
+        with self.builder.function("main", [parameter]):
+            with self.builder.dataflow():
+                self.plain[graph.input_name] = parameter
+                for step in graph.steps:
+                    self._step(step)
+                output = self.builder.emit_output(self._as_plain(graph.output), "answer")
+            self.builder.emit_func_output(output)
+        return relax.transform.DeadCodeElimination(["main"])(self.builder.get())
+
+    # -- the two forms of a value --
+
+    def _filled(self, channels: int) -> int:
+        return -(-channels // self.block) * self.block
+
+    def _as_packed(self, name: str) -> Any:
+        if name not in self.packed:
+            value, (n, c, h, w) = self.plain[name], self.shapes[name]
+            fill = self._filled(c) - c
+            if fill:
+                value = self.builder.emit(relax.op.nn.pad(value, [0, 0, 0, fill, 0, 0, 0, 0]))
+            split = relax.op.reshape(value, (n, (c + fill) // self.block, self.block, h, w))
+            self.packed[name] = self.builder.emit(relax.op.permute_dims(split, [0, 1, 3, 4, 2]), f"{name}_packed")
+        return self.packed[name]
+
+    def _as_plain(self, name: str) -> Any:
+        if name not in self.plain:
+            n, c, h, w = self.shapes[name]
+            value = relax.op.permute_dims(self.packed[name], [0, 1, 4, 2, 3])
+            value = relax.op.reshape(value, (n, self._filled(c), h, w))
+            self.plain[name] = self.builder.emit(self._without_filling(value, c), f"{name}_plain")
+        return self.plain[name]
+
+    def _without_filling(self, value: Any, channels: int) -> Any:
+        if self._filled(channels) == channels:
+            return value
+        return relax.op.strided_slice(self.builder.emit(value), axes=[1], begin=[0], end=[channels])
+
+    def _packable(self, name: str) -> bool:
+        return name in self.packed or len(self.shapes[name]) == 4
+
+    # -- operators --
+
+    def _step(self, step: Step) -> None:
+        twin = self._twin(step)
+        if twin is not None:
+            made = self.builder.emit(twin(), step.name)
+            (self.packed if len(step.shape) == 4 else self.plain)[step.name] = made
+            return
+        value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._as_plain)
+        self.plain[step.name] = self.builder.emit(value, step.name)
+
+    def _twin(self, step: Step) -> Callable[[], Any] | None:
+        """Return how to compute the step on packed channels, None where it is computed on the plain form."""
+        if step.op == "relax.nn.conv2d":
+            return self._convolution(step)
+        if not any(name in self.packed for name in step.refs):
+            return None
+        if step.op in _UNARY and len(step.shape) == 4:
+            return lambda: call_again(step, self._as_packed)
+        if step.op in _BINARY and len(step.shape) == 4:
+            return self._binary(step)
+        if step.op in _POOLS and str(step.call.attrs.layout) == "NCHW":
+            return lambda: self._pool(step)
+        if step.op == "relax.nn.adaptive_avg_pool2d" and str(step.call.attrs.layout) == "NCHW":
+            size = [int(d) for d in step.shape[2:]]
+            layout = f"NCHW{self.block}c"
+            return lambda: relax.op.nn.adaptive_avg_pool2d(self.packed[step.refs[0]], size, layout=layout)
+        if step.op in ("relax.mean", "relax.sum", "relax.max"):
+            return self._reduction(step)
+        if step.op == "relax.concat" and len(step.shape) == 4 and int(step.call.attrs.axis) % 4 == 1:
+            return self._concat(step)
+        if step.op == "relax.nn.pad" and len(step.shape) == 4:
+            return self._pad(step)
+        if step.op == "relax.reshape" and len(step.shape) == 2:
+            return self._flatten(step)
+        return None
+
+    def _convolution(self, step: Step) -> Callable[[], Any] | None:
+        attrs, weight = step.call.attrs, step.args[1]
+        if not isinstance(weight, np.ndarray) or str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
+            return None
+        b, groups, data = self.block, int(attrs.groups), step.refs[0]
+        outputs, inputs = weight.shape[0], weight.shape[1] * groups
+        if groups == 1 and 2 * outputs >= b:
+            if data not in self.packed and inputs < b:  # a first layer: too few channels to pack
+                return lambda: self._emit_convolution(step, self._as_plain(data), "NCHW", _pack_outputs(weight, b), 1)
+            return lambda: self._emit_convolution(step, self._as_packed(data), f"NCHW{b}c", _pack_both(weight, b), 1)
+        if groups == inputs == outputs and weight.shape[1] == 1 and 2 * outputs >= b:
+            filled = self._filled(outputs)
+            return lambda: self._emit_convolution(
+                step, self._as_packed(data), f"NCHW{b}c", _pack_outputs(weight, b), filled
+            )
+        if (inputs // groups) % b == 0 and (outputs // groups) % b == 0:
+            return lambda: self._emit_convolution(
+                step, self._as_packed(data), f"NCHW{b}c", _pack_both(weight, b), groups
+            )
+        return None
+
+    def _emit_convolution(self, step: Step, data: Any, layout: str, weight: Array, groups: int) -> Any:
+        attrs, b = step.call.attrs, self.block
+        return relax.op.nn.conv2d(
+            data, constant(weight, str(weight.dtype)), strides=list(attrs.strides), padding=list(attrs.padding),
+            dilation=list(attrs.dilation), groups=groups, data_layout=layout, out_layout=f"NCHW{b}c",
+            kernel_layout=f"OIHW{b}i{b}o" if weight.ndim == 6 else f"OIHW{b}o", out_dtype=step.dtype,
+        )  # fmt: skip
+
+    def _binary(self, step: Step) -> Callable[[], Any] | None:
+        moved: list[Argument] = []
+        for argument in step.args:
+            if isinstance(argument, Ref):
+                shape = self.shapes[argument.name]
+                if len(shape) != 4 or shape[1] != step.shape[1]:
+                    return None
+                moved.append(argument)
+            elif isinstance(argument, np.ndarray):
+                moved.append(self._packed_constant(argument, 1 if step.op == "relax.divide" else 0))
+            else:
+                return None
+        again = Step(step.name, step.op, tuple(moved), step.call, step.shape, step.dtype)
+        return lambda: call_again(again, self._as_packed)
+
+    def _packed_constant(self, value: Array, filling: int) -> Array:
+        """Return a constant that broadcasts against NCHW as one that broadcasts against NCHW{block}c."""
+        if value.size == 1:
+            return value.reshape(())
+        n, c, h, w = (1,) * (4 - value.ndim) + value.shape
+        full = value.reshape(n, c, h, w)
+        if c == 1:
+            return full[..., None]
+        full = np.pad(full, ((0, 0), (0, self._filled(c) - c), (0, 0), (0, 0)), constant_values=filling)
+        return full.reshape(n, -1, self.block, h, w).transpose(0, 1, 3, 4, 2)
+
+    def _pool(self, step: Step) -> Any:
+        attrs = step.call.attrs
+        return _POOLS[step.op](
+            self.packed[step.refs[0]], pool_size=list(attrs.pool_size), strides=list(attrs.strides),
+            dilation=list(attrs.dilation), padding=list(attrs.padding), ceil_mode=bool(attrs.ceil_mode),
+            count_include_pad=bool(attrs.count_include_pad), layout=f"NCHW{self.block}c",
+        )  # fmt: skip
+
+    def _reduction(self, step: Step) -> Callable[[], Any] | None:
+        attrs, (n, channels, _h, _w) = step.call.attrs, self.shapes[step.refs[0]]
+        if attrs.axis is None or sorted(int(a) % 4 for a in attrs.axis) != [2, 3]:
+            return None
+        operator, keep = getattr(relax.op, step.op.split(".")[-1]), bool(attrs.keepdims)
+        reduced = operator(self.packed[step.refs[0]], axis=[2, 3], keepdims=keep)
+        if keep:
+            return lambda: reduced
+        flat = (n, self._filled(channels))
+        return lambda: self._without_filling(relax.op.reshape(self.builder.emit(reduced), flat), channels)
+
+    def _concat(self, step: Step) -> Callable[[], Any] | None:
+        if any(self.shapes[name][1] % self.block for name in step.refs):
+            return None
+        return lambda: relax.op.concat([self._as_packed(name) for name in step.refs], axis=1)
+
+    def _pad(self, step: Step) -> Callable[[], Any] | None:
+        attrs = step.call.attrs
+        widths = [int(w) for w in attrs.pad_width]
+        if any(widths[:4]):
+            return None
+        return lambda: relax.op.nn.pad(
+            self.packed[step.refs[0]], [*widths, 0, 0], pad_mode=str(attrs.pad_mode), pad_value=float(attrs.pad_value)
+        )
+
+    def _flatten(self, step: Step) -> Callable[[], Any] | None:
+        shape = self.shapes[step.refs[0]]
+        if len(shape) != 4 or shape[2:] != (1, 1) or step.shape != shape[:2]:
+            return None
+        flat = relax.op.reshape(self.packed[step.refs[0]], (shape[0], self._filled(shape[1])))
+        return lambda: self._without_filling(flat, shape[1])
+
+
+def _fill(weight: Array, axis: int, block: int) -> Array:
+    widths = [(0, 0)] * weight.ndim
+    widths[axis] = (0, -weight.shape[axis] % block)
+    return np.pad(weight, widths)
+
+
+def _pack_outputs(weight: Array, block: int) -> Array:
+    """(O, I, KH, KW) -> (O/block, I, KH, KW, block)."""
+    full = _fill(weight, 0, block)
+    o, i, kh, kw = full.shape
+    return np.ascontiguousarray(full.reshape(o // block, block, i, kh, kw).transpose(0, 2, 3, 4, 1))
+
+
+def _pack_both(weight: Array, block: int) -> Array:
+    """(O, I, KH, KW) -> (O/block, I/block, KH, KW, block of I, block of O)."""
+    full = _fill(_fill(weight, 0, block), 1, block)
+    o, i, kh, kw = full.shape
+    split = full.reshape(o // block, block, i // block, block, kh, kw)
+    return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
 
 
 def packed_convolutions(mod: Any) -> tuple[int, int]:
-    """Return how many of a module's convolutions are packed, and how many there are."""
+    """Return how many of a module's convolutions write packed channels, and how many there are."""
     layouts: list[str] = []
 
     def visit(expression: Any) -> None:
         if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.nn.conv2d":
-            layouts.append(str(expression.attrs.data_layout))
+            layouts.append(str(expression.attrs.out_layout))
 
     relax.analysis.post_order_visit(mod["main"], visit)
-    return sum(layout != "NCHW" for layout in layouts), len(layouts)
+    return sum(layout not in ("NCHW", "") for layout in layouts), len(layouts)

@@ -79,72 +79,90 @@ def _spread(schedule: Any, name: str, parallel: int) -> None:
 # -- convolution on packed channels -----------------------------------------------------------------------------------
 
 
-def _covers_packed_conv(schedule: Any, kernel: Kernel) -> bool:
+def _conv_kinds(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
+    """Return loop extents and number of reduced axes of a packed convolution: (n, oc, oh, ow, lane) and 2, 3 or 4."""
     if kernel.anchor is None or len(kernel.before) > 1:
-        return False
+        return None
     block = schedule.get(block_ref(schedule, kernel.anchor))
     kinds = [int(variable.iter_type) for variable in block.iter_vars]
-    if kinds != [0, 0, 0, 0, 0, 2, 2, 2]:
-        return False
+    reduced = len(kinds) - 5
+    if kinds[:5] != [0] * 5 or kinds[5:] != [2] * reduced or reduced not in (2, 3, 4) or len(block.reads) != 2:
+        return None
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
-    return sizes[4] in (4, 8, 16) and sizes[5] % sizes[4] == 0 and len(block.reads) == 2
+    return (sizes, reduced) if sizes[4] in (4, 8, 16) else None
 
 
 def _packed_conv_candidates(schedule: Any, kernel: Kernel) -> list[Knobs]:
-    assert kernel.anchor is not None
-    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
-    channels, width = sizes[1], sizes[3]
+    found = _conv_kinds(schedule, kernel)
+    assert found is not None and kernel.anchor is not None
+    sizes, reduced = found
+    channels, height, width = sizes[1:4]
+    depthwise = reduced == 2
     points = [
-        (oc, ow)
-        for oc, ow in itertools.product(_divisors(channels, 8), _divisors(width, 28))
-        if oc * ow <= MAX_ACCUMULATORS
+        (oc, oh, ow)
+        for oc in ([1] if depthwise else _divisors(channels, 8))
+        for oh in _divisors(height, 4)
+        for ow in _divisors(width, 28)
+        if oc * oh * ow <= MAX_ACCUMULATORS
     ]
-    # Many accumulators keep the multipliers busy; of equals, the one that shares each weight load among more pixels.
-    points.sort(key=lambda p: (-min(p[0] * p[1], 14), -p[1], p[0]))
+
+    def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
+        """Loads per multiplication, where enough accumulators hide the latency of each."""
+        oc, oh, ow = point
+        busy = min(oc * oh * ow, 12) / 12
+        loads = 1 / (oh * ow) + (1.0 if depthwise else 1 / oc) * 0.5
+        return (loads / busy, oh, -ow)
+
+    points.sort(key=cost)
     order = _parallel_first(_work(schedule, kernel.anchor))
+    rows = (0,) if depthwise else (0, 1)
     return [
-        {"oc_tile": oc, "ow_tile": ow, "parallel": parallel, "unroll_kw": unroll}
+        {"oc_tile": oc, "oh_tile": oh, "ow_tile": ow, "rows_outer": outer, "unroll": unroll, "parallel": parallel}
         for unroll in (0, 1)
-        for oc, ow in points[:8]
+        for outer in rows
+        for oc, oh, ow in points[:12]
         for parallel in order
     ]
 
 
 def _apply_packed_conv(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    """Keep a tile of outputs in registers over the whole reduction; write it once, epilogue included."""
     assert kernel.anchor is not None
     for name in kernel.before:
         _spread(schedule, name, knobs["parallel"])
     last = _merge_epilogue(schedule, kernel)
     conv = block_ref(schedule, kernel.anchor)
-    if last is None:
-        out = schedule.cache_write(conv, 0, "local")
-    else:
-        out = block_ref(schedule, last)
+    reduced = len(schedule.get_loops(conv)) - 5
+    out = schedule.cache_write(conv, 0, "local") if last is None else block_ref(schedule, last)
     loops = schedule.get_loops(out)
     while len(loops) > 5:  # unit loops that a reshape left
         loops = [schedule.fuse(loops[0], loops[1]), *loops[2:]]
     batch, oc, oh, ow, lane = loops
     oc_outer, oc_tile = schedule.split(oc, [None, knobs["oc_tile"]])
+    oh_outer, oh_tile = schedule.split(oh, [None, knobs["oh_tile"]])
     ow_outer, ow_tile = schedule.split(ow, [None, knobs["ow_tile"]])
-    schedule.reorder(batch, oc_outer, oh, ow_outer, oc_tile, ow_tile, lane)
-    rows = schedule.fuse(batch, oc_outer, oh)
+    outer = (oh_outer, oc_outer) if knobs["rows_outer"] else (oc_outer, oh_outer)
+    schedule.reorder(batch, *outer, ow_outer, oc_tile, oh_tile, ow_tile, lane)
+    rows = schedule.fuse(batch, *outer)
     if knobs["parallel"]:
         schedule.parallel(rows)
     schedule.vectorize(lane)
     schedule.compute_at(conv, ow_outer, preserve_unit_loops=True)
     if last is not None:
         schedule.set_scope(conv, 0, "local")
-    inner = schedule.get_loops(conv)[-8:]
-    block = extents(schedule, [inner[4]])[0]
-    _n, c_tile, _h, w_tile, c_lane, ic, kh, kw = inner
-    ic_outer, ic_inner = schedule.split(ic, [None, block])
-    schedule.reorder(ic_outer, kh, kw, ic_inner, _n, c_tile, _h, w_tile, c_lane)
-    schedule.unroll(c_tile)
-    schedule.unroll(w_tile)
+        for tile in schedule.get_loops(out)[-4:-1]:
+            schedule.unroll(tile)
+    inner = schedule.get_loops(conv)[-5 - reduced :]
+    n, c_tile, h_tile, w_tile, c_lane = inner[:5]
+    steps = inner[5:]
+    schedule.reorder(*steps, n, c_tile, h_tile, w_tile, c_lane)
+    for tile in (c_tile, h_tile, w_tile):
+        schedule.unroll(tile)
     schedule.vectorize(c_lane)
-    if knobs["unroll_kw"]:
-        schedule.unroll(kw)
-    schedule.decompose_reduction(conv, ic_outer)
+    if knobs["unroll"]:
+        for step in steps[-1:] if reduced == 4 else steps[-2:]:
+            schedule.unroll(step)
+    schedule.decompose_reduction(conv, steps[0])
 
 
 # -- any other single reduction ---------------------------------------------------------------------------------------
@@ -213,7 +231,7 @@ def _apply_elementwise(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
 
 
 TEMPLATES = (
-    Template("packed_conv", _covers_packed_conv, _packed_conv_candidates, _apply_packed_conv),
+    Template("packed_conv", lambda schedule, kernel: _conv_kinds(schedule, kernel) is not None, _packed_conv_candidates, _apply_packed_conv),
     Template("reduction", _covers_reduction, _reduction_candidates, _apply_reduction),
     Template("elementwise", lambda _schedule, _kernel: True, _elementwise_candidates, _apply_elementwise),
 )
