@@ -31,11 +31,21 @@ def main() -> None:
         return
     rows = {}
     for step in STEPS:
-        command = [sys.executable, "-m", "bench.import_quantize", "--network", options.network, "--samples", str(options.samples)]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.import_quantize",
+            "--network",
+            options.network,
+            "--samples",
+            str(options.samples),
+        ]
         done = subprocess.run([*command, "--step", step], capture_output=True, text=True, check=True)
         rows[step] = json.loads(done.stdout.strip().splitlines()[-1])
     peer = rows["ONNX Runtime"]
-    print(f"{options.network}, {options.samples} calibration images\n{'step':<36}{'seconds':>9}{'/ peer':>8}{'peak MB':>9}{'/ peer':>8}")
+    print(
+        f"{options.network}, {options.samples} calibration images\n{'step':<36}{'seconds':>9}{'/ peer':>8}{'peak MB':>9}{'/ peer':>8}"
+    )
     for step, row in rows.items():
         print(f"{step:<36}{row['s']:>9.1f}{row['s'] / peer['s']:>8.2f}{row['mb']:>9.0f}{row['mb'] / peer['mb']:>8.2f}")
 

@@ -45,7 +45,7 @@ def packed_conv2d(
         before, after = [0, 0, top, left], [0, 0, bottom, right]
         tail = [0] * (len(data.shape) - 4)
         data = topi.nn.pad(data, before + tail, after + tail, name="pad")
-    n, channels, height, width = (int(d) for d in data.shape[:4])
+    n, _, height, width = (int(d) for d in data.shape[:4])
     oc, ic, kh, kw = (int(d) for d in weight.shape[:4])
     lanes = int(weight.shape[-1])
     (sh, sw), (dh, dw) = strides, dilation

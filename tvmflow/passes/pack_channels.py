@@ -1,6 +1,6 @@
 """PackChannels: let a whole network compute on packed channels, NCHW{block}c, from its first convolution to its head.
 
-Every 4-D value gets a packed twin (N, C/block, H, W, block); channels that do not divide are filled up with zeros, which
+Every 4-D value, and every (N, C) as an image of one pixel, gets a packed twin (N, C/block, H, W, block); channels that do not divide are filled up with zeros, which
 the weights of the next convolution ignore. Weights are transformed here, once. Operators that do not care are computed on
 the twin; what cannot be packed (a flatten of an image, an odd concatenation) reads the plain form, which is made there only.
 """
@@ -69,19 +69,26 @@ class _Packer:
 
     def _as_packed(self, name: str) -> Any:
         if name not in self.packed:
-            value, (n, c, h, w) = self.plain[name], self.shapes[name]
+            value, (n, c, h, w) = self.plain[name], _as_image(self.shapes[name])
             fill = self._filled(c) - c
             if fill:
-                value = self.builder.emit(relax.op.nn.pad(value, [0, 0, 0, fill, 0, 0, 0, 0]))
+                widths = [0, 0, 0, fill] + [0, 0] * (len(self.shapes[name]) - 2)
+                value = self.builder.emit(relax.op.nn.pad(value, widths))
+            if (h, w) == (1, 1):
+                flat = relax.op.reshape(value, (n, (c + fill) // self.block, 1, 1, self.block))
+                self.packed[name] = self.builder.emit(flat, f"{name}_packed")
+                return self.packed[name]
             split = relax.op.reshape(value, (n, (c + fill) // self.block, self.block, h, w))
             self.packed[name] = self.builder.emit(relax.op.permute_dims(split, [0, 1, 3, 4, 2]), f"{name}_packed")
         return self.packed[name]
 
     def _as_plain(self, name: str) -> Any:
         if name not in self.plain:
-            n, c, h, w = self.shapes[name]
-            value = relax.op.permute_dims(self.packed[name], [0, 1, 4, 2, 3])
-            value = relax.op.reshape(value, (n, self._filled(c), h, w))
+            n, c, h, w = _as_image(self.shapes[name])
+            value = self.packed[name]
+            if (h, w) != (1, 1):
+                value = relax.op.permute_dims(value, [0, 1, 4, 2, 3])
+            value = relax.op.reshape(value, (n, self._filled(c), *self.shapes[name][2:]))
             self.plain[name] = self.builder.emit(self._without_filling(value, c), f"{name}_plain")
         return self.plain[name]
 
@@ -90,16 +97,13 @@ class _Packer:
             return value
         return relax.op.strided_slice(self.builder.emit(value), axes=[1], begin=[0], end=[channels])
 
-    def _packable(self, name: str) -> bool:
-        return name in self.packed or len(self.shapes[name]) == 4
-
     # -- operators --
 
     def _step(self, step: Step) -> None:
         twin = self._twin(step)
         if twin is not None:
             made = self.builder.emit(twin(), step.name)
-            (self.packed if len(step.shape) == 4 else self.plain)[step.name] = made
+            self.packed[step.name] = made
             return
         value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._as_plain)
         self.plain[step.name] = self.builder.emit(value, step.name)
@@ -108,11 +112,13 @@ class _Packer:
         """Return how to compute the step on packed channels, None where it is computed on the plain form."""
         if step.op == "relax.nn.conv2d":
             return self._convolution(step)
+        if step.op == "relax.matmul":
+            return self._dense(step)
         if not any(name in self.packed for name in step.refs):
             return None
-        if step.op in _UNARY and len(step.shape) == 4:
+        if step.op in _UNARY and len(step.shape) in (2, 4):
             return lambda: call_again(step, self._as_packed)
-        if step.op in _BINARY and len(step.shape) == 4:
+        if step.op in _BINARY and len(step.shape) in (2, 4):
             return self._binary(step)
         if step.op in _POOLS and str(step.call.attrs.layout) == "NCHW":
             return lambda: self._pool(step)
@@ -164,10 +170,12 @@ class _Packer:
         for argument in step.args:
             if isinstance(argument, Ref):
                 shape = self.shapes[argument.name]
-                if len(shape) != 4 or shape[1] != step.shape[1]:
+                if len(shape) != len(step.shape) or shape[1] != step.shape[1]:
                     return None
                 moved.append(argument)
             elif isinstance(argument, np.ndarray):
+                if len(step.shape) == 2:  # (N, C) is an image of one pixel
+                    argument = argument.reshape(*(1,) * (2 - argument.ndim), *argument.shape, 1, 1)
                 moved.append(self._packed_constant(argument, 1 if step.op == "relax.divide" else 0))
             else:
                 return None
@@ -194,15 +202,15 @@ class _Packer:
         )  # fmt: skip
 
     def _reduction(self, step: Step) -> Callable[[], Any] | None:
-        attrs, (n, channels, _h, _w) = step.call.attrs, self.shapes[step.refs[0]]
-        if attrs.axis is None or sorted(int(a) % 4 for a in attrs.axis) != [2, 3]:
+        attrs = step.call.attrs
+        if (
+            len(self.shapes[step.refs[0]]) != 4
+            or attrs.axis is None
+            or sorted(int(a) % 4 for a in attrs.axis) != [2, 3]
+        ):
             return None
-        operator, keep = getattr(relax.op, step.op.split(".")[-1]), bool(attrs.keepdims)
-        reduced = operator(self.packed[step.refs[0]], axis=[2, 3], keepdims=keep)
-        if keep:
-            return lambda: reduced
-        flat = (n, self._filled(channels))
-        return lambda: self._without_filling(relax.op.reshape(self.builder.emit(reduced), flat), channels)
+        operator = getattr(relax.op, step.op.split(".")[-1])
+        return lambda: operator(self._as_packed(step.refs[0]), axis=[2, 3], keepdims=True)
 
     def _concat(self, step: Step) -> Callable[[], Any] | None:
         if any(self.shapes[name][1] % self.block for name in step.refs):
@@ -222,8 +230,24 @@ class _Packer:
         shape = self.shapes[step.refs[0]]
         if len(shape) != 4 or shape[2:] != (1, 1) or step.shape != shape[:2]:
             return None
-        flat = relax.op.reshape(self.packed[step.refs[0]], (shape[0], self._filled(shape[1])))
-        return lambda: self._without_filling(flat, shape[1])
+        return lambda: self.packed[step.refs[0]]
+
+    def _dense(self, step: Step) -> Callable[[], Any] | None:
+        """A dense layer is a convolution of one pixel with one pixel."""
+        weight, data = step.args[1], step.refs[0]
+        if not isinstance(weight, np.ndarray) or weight.ndim != 2 or len(self.shapes[data]) != 2:
+            return None
+        b = self.block
+        kernel = _pack_both(weight.T[:, :, None, None], b)
+        return lambda: relax.op.nn.conv2d(
+            self._as_packed(data), constant(kernel, str(weight.dtype)), data_layout=f"NCHW{b}c",
+            out_layout=f"NCHW{b}c", kernel_layout=f"OIHW{b}i{b}o", out_dtype=step.dtype,
+        )  # fmt: skip
+
+
+def _as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return (N, C) as the shape of an image of one pixel."""
+    return (*shape, 1, 1) if len(shape) == 2 else shape
 
 
 def _fill(weight: Array, axis: int, block: int) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tvm
@@ -11,6 +12,8 @@ from tvm import s_tir, tirx
 from tvmflow.tuning.blocks import new_schedule
 from tvmflow.tuning.templates import scheduled, template_for
 from tvmflow.tuning.workloads import workload_key
+
+MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,20 @@ class ScheduleKernels:
         key = workload_key(function)
         found = template_for(function)
         template = found[0].name if found else "none"
-        for how in ("record", "default"):
+        attempts: list[tuple[str, Any]] = []
+        if key in self.best:
+            attempts.append(("record", lambda: replay(function, self.best[key]["trace"])))
+        if found:
+            attempts += [
+                ("default", partial(scheduled, function, found[0], knobs)) for knobs in found[1][:MOST_DEFAULTS]
+            ]
+        for how, attempt in attempts:
             try:
-                if how == "record":
-                    schedule = replay(function, self.best[key]["trace"]) if key in self.best else None
-                else:
-                    schedule = scheduled(function, found[0], found[1][0]) if found else None
+                schedule = attempt()
             except (s_tir.ScheduleError, RuntimeError, ValueError, TypeError):
                 continue
-            if schedule is not None:
-                self.choices.append(Choice(name, key, how, template))
-                return _with_attributes(schedule.mod["main"], function)
+            self.choices.append(Choice(name, key, how, template))
+            return _with_attributes(schedule.mod["main"], function)
         self.choices.append(Choice(name, key, "none", template))
         return function
 

@@ -52,6 +52,11 @@ def extents(schedule: Any, loops: list[Any]) -> list[int]:
     return found
 
 
+def region_buffer(region: Any) -> Any:
+    """Return the buffer of a block's read or write, under the name that this TVM has for it."""
+    return region.buffer if hasattr(region, "buffer") else region.source
+
+
 def new_schedule(function: Any) -> Any:
     """Return a schedule of a module whose `main` is the function; assertions of the primitives stay on."""
     import tvm

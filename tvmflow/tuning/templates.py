@@ -7,16 +7,17 @@ kernel runs scalar by accident. All are made of schedule primitives that keep th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.tuning.blocks import Kernel, block_ref, extents, look_at, new_schedule
+from tvmflow.tuning.blocks import Kernel, block_ref, extents, look_at, new_schedule, region_buffer
 
 Knobs = dict[str, int]
 VECTOR_LANES = 16
 MAX_ACCUMULATORS = 28  # of 32 vector registers; the rest hold weights and the broadcast input
+COMFORTABLE_ACCUMULATORS = 16  # with more, LLVM keeps some of them in memory now and then
+NEAR_CACHE_BYTES = 512 * 1024  # what stays in a core's own cache beside the activations
 SMALL_WORK = 20_000  # element operations below which waking a second thread costs more than it saves
 
 
@@ -76,93 +77,135 @@ def _spread(schedule: Any, name: str, parallel: int) -> None:
         schedule.vectorize(inner)
 
 
-# -- convolution on packed channels -----------------------------------------------------------------------------------
+# -- convolution and pooling on packed channels -----------------------------------------------------------------------
 
 
-def _conv_kinds(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
-    """Return loop extents and number of reduced axes of a packed convolution: (n, oc, oh, ow, lane) and 2, 3 or 4."""
+def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
+    """Return loop extents and number of reduced axes of a convolution or pool on packed channels.
+
+    Loops are (n, c, h, w, lane) over 4 axes (convolution), 3 (first layer) or 2 (depthwise, pools).
+    """
     if kernel.anchor is None or len(kernel.before) > 1:
         return None
     block = schedule.get(block_ref(schedule, kernel.anchor))
     kinds = [int(variable.iter_type) for variable in block.iter_vars]
     reduced = len(kinds) - 5
-    if kinds[:5] != [0] * 5 or kinds[5:] != [2] * reduced or reduced not in (2, 3, 4) or len(block.reads) != 2:
+    if kinds[:5] != [0] * 5 or kinds[5:] != [2] * reduced or reduced not in (2, 3, 4):
+        return None
+    if len(block.reads) > 2 or (len(block.reads) == 1 and reduced > 2):
         return None
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
     return (sizes, reduced) if sizes[4] in (4, 8, 16) else None
 
 
-def _packed_conv_candidates(schedule: Any, kernel: Kernel) -> list[Knobs]:
-    found = _conv_kinds(schedule, kernel)
+def _window_candidates(schedule: Any, kernel: Kernel) -> list[Knobs]:
+    found = _window(schedule, kernel)
     assert found is not None and kernel.anchor is not None
-    sizes, reduced = found
-    channels, height, width = sizes[1:4]
-    depthwise = reduced == 2
+    (_, channels, height, width, *_rest), reduced = found
+    by_channel = reduced == 2
     points = [
-        (oc, oh, ow)
-        for oc in ([1] if depthwise else _divisors(channels, 8))
-        for oh in _divisors(height, 4)
-        for ow in _divisors(width, 28)
-        if oc * oh * ow <= MAX_ACCUMULATORS
+        (c, h, w)
+        for c in ([1] if by_channel else _divisors(channels, 8))
+        for h in _divisors(height, 4)
+        for w in _divisors(width, 28)
+        if c * h * w <= MAX_ACCUMULATORS
     ]
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Loads per multiplication, where enough accumulators hide the latency of each."""
-        oc, oh, ow = point
-        busy = min(oc * oh * ow, 12) / 12
-        loads = 1 / (oh * ow) + (1.0 if depthwise else 1 / oc) * 0.5
-        return (loads / busy, oh, -ow)
+        """Loads per multiplication; too few accumulators do not hide its latency, too many leave none for operands."""
+        c, h, w = point
+        held = c * h * w
+        loads = (1 / (h * w) + (1.0 if by_channel else 0.5 / c)) * (2.0 if held > COMFORTABLE_ACCUMULATORS else 1.0)
+        return (loads / (min(held, 12) / 12), h, -w)
 
     points.sort(key=cost)
     order = _parallel_first(_work(schedule, kernel.anchor))
-    rows = (0,) if depthwise else (0, 1)
-    return [
-        {"oc_tile": oc, "oh_tile": oh, "ow_tile": ow, "rows_outer": outer, "unroll": unroll, "parallel": parallel}
+    chunks = _chunks(height)
+    if not kernel.before:
+        places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
+    elif by_channel:
+        places = [(0, 1, chunk) for chunk in chunks] + [(0, 0, chunks[0])]
+    else:
+        places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
+        if _weight_bytes(schedule, kernel) > NEAR_CACHE_BYTES:  # weights are read once, and every row for each of them
+            places.insert(0, (0, 0, chunks[0]))
+            places = list(dict.fromkeys(places))
+    knobs = [
+        {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": max(chunk, h),
+         "unroll": unroll, "parallel": parallel}
         for unroll in (0, 1)
-        for outer in rows
-        for oc, oh, ow in points[:12]
+        for rows, inside, chunk in places
+        for c, h, w in points[:12]
         for parallel in order
-    ]
+        if max(chunk, h) % h == 0 and height % max(chunk, h) == 0
+    ]  # fmt: skip
+    return [k for at, k in enumerate(knobs) if k not in knobs[:at]]
 
 
-def _apply_packed_conv(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+def _weight_bytes(schedule: Any, kernel: Kernel) -> int:
+    """Return the size of a convolution's weights, counted as float32."""
+    assert kernel.anchor is not None
+    region = schedule.get(block_ref(schedule, kernel.anchor)).reads[1]
+    total = 4
+    for extent in region_buffer(region).shape:
+        total *= int(extent)
+    return total
+
+
+def _chunks(height: int) -> list[int]:
+    """Return how many rows one thread may take at a time, the likelier first."""
+    wanted = (height // 4, height // 2, 1, height // 8)
+    return list(dict.fromkeys(max(_divisors(height, max(rows, 1))) for rows in wanted))
+
+
+def _apply_window(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     """Keep a tile of outputs in registers over the whole reduction; write it once, epilogue included."""
     assert kernel.anchor is not None
-    for name in kernel.before:
-        _spread(schedule, name, knobs["parallel"])
     last = _merge_epilogue(schedule, kernel)
-    conv = block_ref(schedule, kernel.anchor)
-    reduced = len(schedule.get_loops(conv)) - 5
-    out = schedule.cache_write(conv, 0, "local") if last is None else block_ref(schedule, last)
+    anchor = block_ref(schedule, kernel.anchor)
+    reduced = len(schedule.get_loops(anchor)) - 5
+    out = schedule.cache_write(anchor, 0, "local") if last is None else block_ref(schedule, last)
     loops = schedule.get_loops(out)
     while len(loops) > 5:  # unit loops that a reshape left
         loops = [schedule.fuse(loops[0], loops[1]), *loops[2:]]
-    batch, oc, oh, ow, lane = loops
-    oc_outer, oc_tile = schedule.split(oc, [None, knobs["oc_tile"]])
-    oh_outer, oh_tile = schedule.split(oh, [None, knobs["oh_tile"]])
-    ow_outer, ow_tile = schedule.split(ow, [None, knobs["ow_tile"]])
-    outer = (oh_outer, oc_outer) if knobs["rows_outer"] else (oc_outer, oh_outer)
-    schedule.reorder(batch, *outer, ow_outer, oc_tile, oh_tile, ow_tile, lane)
-    rows = schedule.fuse(batch, *outer)
+    batch, c, h, w, lane = loops
+    c_outer, c_tile = schedule.split(c, [None, knobs["c_tile"]])
+    h_chunk, h_outer, h_tile = schedule.split(h, [None, knobs["chunk"] // knobs["h_tile"], knobs["h_tile"]])
+    w_outer, w_tile = schedule.split(w, [None, knobs["w_tile"]])
+    if knobs["rows_first"]:
+        schedule.reorder(batch, h_chunk, c_outer, h_outer, w_outer, c_tile, h_tile, w_tile, lane)
+        rows = schedule.fuse(batch, h_chunk)
+    else:
+        schedule.reorder(batch, c_outer, h_chunk, h_outer, w_outer, c_tile, h_tile, w_tile, lane)
+        rows = schedule.fuse(batch, c_outer, h_chunk)
     if knobs["parallel"]:
         schedule.parallel(rows)
     schedule.vectorize(lane)
-    schedule.compute_at(conv, ow_outer, preserve_unit_loops=True)
+    schedule.compute_at(anchor, w_outer, preserve_unit_loops=True)
     if last is not None:
-        schedule.set_scope(conv, 0, "local")
-        for tile in schedule.get_loops(out)[-4:-1]:
-            schedule.unroll(tile)
-    inner = schedule.get_loops(conv)[-5 - reduced :]
-    n, c_tile, h_tile, w_tile, c_lane = inner[:5]
+        schedule.set_scope(anchor, 0, "local")
+    for name in kernel.before:
+        if knobs["pad_inside"]:
+            padding = block_ref(schedule, name)
+            schedule.compute_at(padding, rows, preserve_unit_loops=True)
+            axes = schedule.get_loops(padding)[1:]
+            if extents(schedule, axes[-1:])[0] <= 4 * VECTOR_LANES:
+                schedule.vectorize(axes[-1])
+        else:
+            _spread(schedule, name, knobs["parallel"])
+    for tile in schedule.get_loops(out)[-4:-1]:
+        schedule.unroll(tile)
+    inner = schedule.get_loops(anchor)[-5 - reduced :]
+    n, c_inner, h_inner, w_inner, c_lane = inner[:5]
     steps = inner[5:]
-    schedule.reorder(*steps, n, c_tile, h_tile, w_tile, c_lane)
-    for tile in (c_tile, h_tile, w_tile):
+    schedule.reorder(*steps, n, c_inner, h_inner, w_inner, c_lane)
+    for tile in (c_inner, h_inner, w_inner):
         schedule.unroll(tile)
     schedule.vectorize(c_lane)
     if knobs["unroll"]:
         for step in steps[-1:] if reduced == 4 else steps[-2:]:
             schedule.unroll(step)
-    schedule.decompose_reduction(conv, steps[0])
+    schedule.decompose_reduction(anchor, steps[0])
 
 
 # -- any other single reduction ---------------------------------------------------------------------------------------
@@ -231,7 +274,9 @@ def _apply_elementwise(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
 
 
 TEMPLATES = (
-    Template("packed_conv", lambda schedule, kernel: _conv_kinds(schedule, kernel) is not None, _packed_conv_candidates, _apply_packed_conv),
+    Template(
+        "packed_conv", lambda schedule, kernel: _window(schedule, kernel) is not None, _window_candidates, _apply_window
+    ),
     Template("reduction", _covers_reduction, _reduction_candidates, _apply_reduction),
     Template("elementwise", lambda _schedule, _kernel: True, _elementwise_candidates, _apply_elementwise),
 )

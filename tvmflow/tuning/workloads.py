@@ -15,7 +15,7 @@ from typing import Any
 from tvm import relax, tirx
 
 from tvmflow.building.tvm_names import buffer_of
-from tvmflow.tuning.blocks import new_schedule
+from tvmflow.tuning.blocks import new_schedule, region_buffer
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ def workload_key(function: Any) -> str:
 
 def _region(region: Any, names: dict[str, str]) -> str:
     ranges = [f"{bound.min}+{bound.extent}" for bound in region.region]
-    buffer = region.buffer if hasattr(region, "buffer") else region.source
-    text = f"{_sizes(buffer)}{ranges}"
+    text = f"{_sizes(region_buffer(region))}{ranges}"
     return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: names.get(found[0], found[0]), text)
 
 
