@@ -15,7 +15,7 @@ from tvmflow.stages import Stage
 _SLUG = "${item.model}.${item.target}.${item.precision}"
 # Stages whose outputs are named one by one: what the next stage needs, what is a metric, what is a plot.
 _FILES = {
-    "tune": ["best.json", "curve.csv", RECORD_NAME],
+    "tune": ["best.json", "curve.csv", "workloads.json", RECORD_NAME],
     "evaluate": ["scorecard.json", "metrics.json", "confusion.csv", "latency.csv", RECORD_NAME],
 }
 _METRICS = {"metrics.json"}

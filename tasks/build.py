@@ -52,7 +52,8 @@ def build(context: StageContext) -> dict[str, Any]:
         phases.append(name)
         context.progress(f"building: {name}", len(phases), 9)
 
-    executable, choices = build_scheduled(load_module(context.inputs["graph_pack"]), target, records, dump)
+    packed, winograd = load_module(context.inputs["graph_pack"]), best["winograd"] if records else {}
+    executable, choices = build_scheduled(packed, target, records, dump, winograd)
     library = context.out / "library.so"
     export(executable, library, target)
     facts: dict[str, Any] = {"library_bytes": library.stat().st_size, **_coverage(choices)}
@@ -64,8 +65,10 @@ def build(context: StageContext) -> dict[str, Any]:
 
 
 def _coverage(choices: list[Choice]) -> dict[str, Any]:
+    from tvmflow.passes.schedule_kernels import coverage
+
     counts = {how: sum(choice.how == how for choice in choices) for how in ("record", "default", "none")}
-    return {"kernels": len(choices), "kernels_tuned": counts["record"], "kernels_default": counts["default"],
+    return {"kernels": len(choices), "coverage": coverage(choices), "kernels_tuned": counts["record"], "kernels_default": counts["default"],
             "kernels_unscheduled": counts["none"]}  # fmt: skip
 
 
@@ -77,9 +80,10 @@ def _write_manifest(context: StageContext, library: Path, choices: list[Choice],
         "library": {"file": library.name, "sha256": file.sha256, "size": file.size, "entry": "main"},
         "input": {"name": description.input_name, "shape": list(description.input_shape), "dtype": "float32"},
         "target": target,
+        "coverage": _coverage(choices)["coverage"],
         "toolchain": versions(_toolchain(context.settings)),
-        "kernels": sorted(({"name": c.kernel, "workload": c.workload, "schedule": c.how, "template": c.template}
-                           for c in choices), key=lambda kernel: kernel["name"]),
+        "kernels": sorted(({"name": c.kernel, "workload": c.workload, "schedule": c.how, "template": c.template, "operations": c.work}
+                           for c in choices), key=lambda kernel: str(kernel["name"])),
     }  # fmt: skip
     (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
 

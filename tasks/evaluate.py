@@ -55,7 +55,8 @@ def evaluate(context: StageContext) -> dict[str, Any]:
     target, samples = from_json(context.settings["target"]), Samples.load(context.inputs["fetch"] / "evaluation.npz")
     library = context.inputs["build"] / "library.so"
     rules = _rules(context.settings)
-    batch = json.loads((context.inputs["build"] / "manifest.json").read_text())["input"]["shape"][0]
+    manifest = json.loads((context.inputs["build"] / "manifest.json").read_text(encoding="utf-8"))
+    batch = manifest["input"]["shape"][0]
     first = batch_at(samples.x, 0, batch)
     with session_of(context.limits, target) as session:
         cold = _cold_starts(session, library, first, context.settings["cold_starts"])
@@ -72,6 +73,7 @@ def evaluate(context: StageContext) -> dict[str, Any]:
         "device": {"key": context.settings["device_key"], "kind": target.device_kind, "threads": target.threads},
         "batch": batch,
         "library_bytes": library.stat().st_size,
+        "coverage": manifest["coverage"],
         "cold_start_ms": cold,
         "latency": {name: found.to_json() for name, found in latency.items()},
         "peers": {name: found.to_json() for name, found in peers.items()},

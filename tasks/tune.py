@@ -1,15 +1,20 @@
 """tune: measure schedules of the model's kernels on the device, and keep the best of each.
 
 In:  the packed model
-Out: best.json (one record per workload; all that build reads), curve.csv. The log of every measurement grows in
-     artifacts/tuning_log/, so a run that was stopped goes on where it stopped.
+Out: best.json (one record per workload, and which convolutions to compute by Winograd's algorithm; all that build reads),
+     curve.csv, workloads.json (the table of the report). The log of every measurement grows in artifacts/tuning_log/, so
+     a run that was stopped goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,72 +30,176 @@ from tvmflow.tuning.records import TuningRecord
 from tvmflow.workspace import Workspace
 
 if TYPE_CHECKING:
+    from tvmflow.tuning.search import SearchRules, Task, TuneReport
     from tvmflow.tuning.workloads import Workload
 
 TOOLS = ("tvm", "ffi", "llvm")
+_NOT_FOR_BUILD = ("created", "canary_s")
+_SETTINGS = (
+    "tuner", "loss", "trials_per_workload", "total_trials", "max_seconds", "early_stopping", "max_workloads",
+    "winograd_max_error", "measure_repeats", "measure_min_ms", "replay_slowdown", "seed",
+)  # fmt: skip
+_LIMITS = (
+    "devices", "build_workers", "build_timeout_s", "kernel_timeout_s", "canary_every", "max_drift", "cool_s", "give_up_s",
+)  # fmt: skip
 
 
 def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
     entry, block = workspace.params.targets[cell.target], workspace.params.tune
     return {
-        "target": resolve(entry).to_json(),
-        "device_key": entry.device.key,
-        "tuner": block.tuner,
-        "trials_per_workload": block.trials_per_workload,
-        "early_stopping": block.early_stopping,
-        "max_workloads": block.max_workloads,
-        "measure_repeats": block.measure_repeats,
-        "measure_min_ms": block.measure_min_ms,
-        "replay_slowdown": block.replay_slowdown,
-        "seed": block.seed,
-    }
+        "target": resolve(entry).to_json(), "device_key": entry.device.key,
+        **{name: getattr(block, name) for name in _SETTINGS},
+    }  # fmt: skip
 
 
 def _limits(workspace: Workspace, cell: Cell) -> dict[str, Any]:
     block = workspace.params.tune
-    kernels = block.trials_per_workload * block.kernel_timeout_s * block.max_workloads
-    return {**device_limits(workspace, cell), "session_timeout_s": kernels}
-
-
-def run(context: StageContext) -> dict[str, Any]:
-    """Tune every workload; returns how much was measured and how much was known."""
-    from tvmflow.building.lower import lower
-    from tvmflow.tuning.measure import MeasureRules
-    from tvmflow.tuning.search import Journal, SearchRules, TuneReport, tune
-    from tvmflow.tuning.workloads import extract_workloads
-
-    settings, target = context.settings, from_json(context.settings["target"])
-    lowered = lower(load_module(context.inputs["graph_pack"]), target.tvm_target())
-    workloads = extract_workloads(lowered)[: settings["max_workloads"]]
-    journal = Journal(context.tuning_log, target.device_kind, versions(TOOLS))
-    before = len(journal.known())
-    report = TuneReport({})
-    if settings["trials_per_workload"]:
-        rules = SearchRules(
-            settings["tuner"], settings["trials_per_workload"], settings["early_stopping"], settings["seed"],
-            settings["replay_slowdown"], MeasureRules(settings["measure_repeats"], settings["measure_min_ms"]),
-        )  # fmt: skip
-        with tempfile.TemporaryDirectory() as folder, session_of(context.limits, target) as session:
-            report = tune(workloads, session, target, rules, journal, Path(folder), context.progress)
-    else:
-        context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
-        context.tuning_log.touch()
-    write_best(context.out / "best.json", target.device_kind, workloads, report.best)
-    curve = _write_curve(context.out / "curve.csv", workloads, journal.known())
-    counts = {name: getattr(report, name) for name in ("replayed", "lost", "slower", "searched")}
     return {
-        "measured": len(journal.known()) - before, "known_before": before, "workloads": len(workloads), **counts, **curve
+        **device_limits(workspace, cell), "session_timeout_s": block.session_s,
+        **{name: getattr(block, name) for name in _LIMITS},
     }  # fmt: skip
 
 
-def write_best(path: Path, device_kind: str, workloads: list[Workload], best: dict[str, TuningRecord]) -> None:
+def _rules(settings: dict[str, Any], limits: dict[str, Any]) -> SearchRules:
+    from tvmflow.tuning.fleet import FleetRules
+    from tvmflow.tuning.measure import MeasureRules
+    from tvmflow.tuning.search import SearchRules
+
+    local = limits["device"]["transport"] == "local"
+    fleet = FleetRules(
+        slots=1 if local else limits["devices"], kernel_timeout_s=limits["kernel_timeout_s"],
+        session_s=limits["session_timeout_s"], canary_every=limits["canary_every"], max_drift=limits["max_drift"],
+        cool_s=limits["cool_s"], give_up_s=limits["give_up_s"],
+        measure=MeasureRules(settings["measure_repeats"], settings["measure_min_ms"]),
+    )  # fmt: skip
+    return SearchRules(
+        tuner=settings["tuner"], loss=settings["loss"], trials=settings["trials_per_workload"],
+        total_trials=settings["total_trials"], seconds=settings["max_seconds"], early_stopping=settings["early_stopping"],
+        seed=settings["seed"], replay_slowdown=settings["replay_slowdown"], build_workers=limits["build_workers"],
+        build_timeout_s=limits["build_timeout_s"], overlap=not local, fleet=fleet,
+    )  # fmt: skip
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Tune every workload; returns how much was measured, how much was known, and what it cost."""
+    from tvmflow.building.lower import lower
+    from tvmflow.tuning.algorithms import alternatives, choose, settle
+    from tvmflow.tuning.search import Journal, TuneReport, tune
+    from tvmflow.tuning.whole_network import NetworkComparison
+    from tvmflow.tuning.workloads import extract_workloads
+
+    settings, target = context.settings, from_json(context.settings["target"])
+    packed = load_module(context.inputs["graph_pack"])
+    base = extract_workloads(lower(packed, target.tvm_target()))
+    journal = Journal(context.tuning_log, target.device_kind, versions(TOOLS))
+    report, others, winograd = TuneReport({}), [], {}
+    workloads = base[: settings["max_workloads"]]
+    if settings["trials_per_workload"]:
+        others = alternatives(packed, target.tvm_target(), base, settings["winograd_max_error"])
+        workloads = _distinct([*workloads, *(w for other in others for w in other.added)])
+        with tempfile.TemporaryDirectory() as folder, _live_table() as watch:
+            report = tune(
+                workloads, lambda: session_of(context.limits, target), target, _rules(settings, context.limits), journal,
+                Path(folder), context.progress, watch,
+            )  # fmt: skip
+            winograd = choose(others, report.best)
+            context.progress("comparing whole networks", 0, 0)
+            with NetworkComparison(
+                packed, target, report.best, journal, Path(folder), lambda: session_of(context.limits, target)
+            ) as comparison:
+                winograd = settle(others, winograd, report.best, comparison.speedup)
+    else:
+        context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
+        context.tuning_log.touch()
+    used = extract_workloads(lower(packed, target.tvm_target(), winograd=winograd))
+    write_best(context.out / "best.json", target.device_kind, used, report.best, winograd)
+    curve = _write_curve(context.out / "curve.csv", used, journal.known())
+    (context.out / "workloads.json").write_text(json.dumps(_table(used, report), indent=1), encoding="utf-8")
+    counts = {name: getattr(report, name) for name in ("replayed", "lost", "slower", "searched", "duplicates")}
+    return {
+        "measured": report.measured, "known_before": report.reused, "workloads": len(workloads), **counts, **curve,
+        "winograd": len(winograd), **_ledger(report),
+    }  # fmt: skip
+
+
+def _distinct(workloads: list[Workload]) -> list[Workload]:
+    return list({workload.key: workload for workload in workloads}.values())
+
+
+def _ledger(report: TuneReport) -> dict[str, Any]:
+    """Return what the search cost: device time, speed, failures, and what reuse saved."""
+    per_trial = report.seconds / report.measured if report.measured else 0.0
+    return {
+        "seconds": report.seconds, "device_hours": report.device_s / 3600.0,
+        "trials_per_minute": 60.0 * report.measured / report.seconds if report.seconds else 0.0,
+        "reused": report.reused, "saved_s": per_trial * report.reused, "failures": dict(sorted(report.failures.items())),
+        "devices_lost": report.fleet.lost, "retried": report.fleet.retried, "given_up": report.fleet.given_up,
+        "drifts": report.fleet.drifts, "discarded": report.fleet.discarded, "notes": report.fleet.notes[-20:],
+    }  # fmt: skip
+
+
+def _table(used: list[Workload], report: TuneReport) -> list[dict[str, Any]]:
+    """Return one row per kernel of the network as it will be built, the costliest first."""
+    tasks = {task.workload.key: task for task in report.tasks}
+    peak = max((t.flops / t.best_s / 1e9 for t in report.tasks if t.flops and math.isfinite(t.best_s)), default=0.0)
+    rows = []
+    for workload in used:
+        task = tasks.get(workload.key)
+        if task is None or not math.isfinite(task.best_s):
+            continue
+        speed = task.flops / task.best_s / 1e9
+        rows.append({
+            "name": workload.name, "calls": workload.calls, "template": task.template, "trials": task.trials,
+            "default_ms": task.first_s * 1e3 if math.isfinite(task.first_s) else None, "best_ms": task.best_s * 1e3,
+            "total_ms": task.best_s * 1e3 * workload.calls, "gflops": speed, "of_best": speed / peak if peak else 0.0,
+            "spent_s": task.spent_s,
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: -row["total_ms"])
+
+
+@contextmanager
+def _live_table() -> Iterator[Callable[[list[Task], TuneReport], None] | None]:
+    """Show a table of all workloads while they are tuned, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    def render(tasks: list[Task], report: TuneReport) -> Table:
+        table = Table(
+            title=f"{report.measured} measured, {report.reused} known, {sum(report.failures.values())} failed"
+        )
+        for name in ("workload", "calls", "default ms", "best ms", "GFLOP/s", "trials", "device s"):
+            table.add_column(name, justify="left" if name == "workload" else "right")
+        shown = sorted(tasks, key=lambda t: -t.workload.calls * (t.best_s if math.isfinite(t.best_s) else 0.0))
+        for task in shown[:24]:
+            known = math.isfinite(task.best_s)
+            table.add_row(
+                task.workload.name, str(task.workload.calls), f"{task.first_s * 1e3:.3f}" if known else "-",
+                f"{task.best_s * 1e3:.3f}" if known else "-",
+                f"{task.flops / task.best_s / 1e9:.0f}" if known and task.flops else "-", str(task.trials),
+                f"{task.spent_s:.1f}",
+            )  # fmt: skip
+        return table
+
+    with Live(console=Console(stderr=True), refresh_per_second=2) as live:
+        yield lambda tasks, report: live.update(render(tasks, report))
+
+
+def write_best(
+    path: Path, device_kind: str, workloads: list[Workload], best: dict[str, TuningRecord], winograd: dict[str, int]
+) -> None:
     """Write the small file that build depends on: the best record of each workload, in a fixed order."""
     records = [
-        {key: value for key, value in asdict(best[w.key]).items() if key != "created"} | {"calls": w.calls}
+        {key: value for key, value in asdict(best[w.key]).items() if key not in _NOT_FOR_BUILD} | {"calls": w.calls}
         for w in sorted(workloads, key=lambda w: w.key)
         if w.key in best
     ]
-    path.write_text(json.dumps({"device_kind": device_kind, "records": records}, sort_keys=True, indent=1))
+    path.write_text(
+        json.dumps({"device_kind": device_kind, "winograd": winograd, "records": records}, sort_keys=True, indent=1)
+    )
 
 
 def _write_curve(path: Path, workloads: list[Workload], records: list[TuningRecord]) -> dict[str, float]:

@@ -57,6 +57,9 @@ Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
+NotNegative = Annotated[int, Field(ge=0)]
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -256,15 +259,27 @@ class GraphPackParams(_Frozen):
 
 
 class TuneParams(_Frozen):
-    tuner: Literal["grid", "random"]
-    trials_per_workload: Annotated[int, Field(ge=0)]
+    tuner: Literal["xgb", "ga", "random", "grid"]
+    loss: Literal["reg", "rank", "rank-binary"]
+    trials_per_workload: NotNegative
+    total_trials: NotNegative
+    max_seconds: Annotated[float, Field(ge=0)]
     early_stopping: Positive
     max_workloads: Positive
+    winograd_max_error: Annotated[float, Field(ge=0)]
     measure_repeats: Positive
     measure_min_ms: PositiveFloat
-    kernel_timeout_s: PositiveFloat
     replay_slowdown: PositiveFloat
     seed: int
+    devices: Positive
+    build_workers: Positive
+    build_timeout_s: PositiveFloat
+    kernel_timeout_s: PositiveFloat
+    session_s: PositiveFloat
+    canary_every: Positive
+    max_drift: PositiveFloat
+    cool_s: Annotated[float, Field(ge=0)]
+    give_up_s: PositiveFloat
 
 
 class BuildParams(_Frozen):
@@ -296,6 +311,7 @@ class EvaluateParams(_Frozen):
 class ReleaseParams(_Frozen):
     max_accuracy_drop: Annotated[float, Field(ge=0)]
     min_top1_agreement: Annotated[float, Field(ge=0, le=1)]
+    min_coverage: Annotated[float, Field(ge=0, le=1)]
     max_slowdown: Annotated[float, Field(ge=0)]
     compare_rounds: Annotated[int, Field(ge=4)]
     confidence: Annotated[float, Field(gt=0.5, lt=1)]

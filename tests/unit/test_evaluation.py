@@ -90,6 +90,7 @@ def _card(**changes: Any) -> dict[str, Any]:
     card: dict[str, Any] = {
         "latency": {"compute": {"steady": True, "spread": 0.01}},
         "agreement": {"top1_agreement": 1.0},
+        "coverage": 1.0,
         "accuracy": {"built": 0.99, "source": 0.99},
     }
     return card | changes
@@ -103,6 +104,7 @@ def _card(**changes: Any) -> dict[str, Any]:
         (_card(accuracy=None), None, None, None),
         (_card(latency={"compute": {"steady": False, "spread": 0.5}}), None, None, "unsteady"),
         (_card(agreement={"top1_agreement": 0.9}), None, None, "agreement"),
+        (_card(coverage=0.4), None, None, "schedules were measured for 40.0%"),
         (_card(accuracy={"built": 0.9, "source": 0.99}), None, None, "below the source"),
         (_card(accuracy={"built": 0.985, "source": 0.989}), 0.995, None, "below the champion"),
         (_card(), 0.99, [0.7, 0.71, 0.69, 0.7], "slower than the champion"),

@@ -32,7 +32,7 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("tune/tunr", 1, "legal here: early_stopping"),
+        ("tune/tunr", 1, "tune.tunr: unknown key; legal here:"),
         ("models/digits_torch/preprocess/sc", 1, "legal here: mean, scale, std"),
         ("targets/local-cpu/device/prt", 1, "legal here: host, key, port, transport"),
         ("tune/trials_per_workload", "many", "tune.trials_per_workload"),

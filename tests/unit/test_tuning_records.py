@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvmflow.tuning.records import COMPILE_ERROR, OK, TuningRecord, append_record, best_of, read_records
+from tvmflow.tuning.records import COMPILE_ERROR, OK, TuningRecord, append_record, best_of, merge_records, read_records
 
 ONE = TuningRecord(
     "k1", "conv", "packed_conv", {"a": 1}, [["x"], []], (0.002, 0.001, 0.003), OK, "cpu-a", {"tvm": "1"}, "now"
@@ -47,3 +48,30 @@ def test_a_kill_at_any_byte_loses_at_most_the_last_record(tmp_path: Path, data: 
     assert len(read_records(path)) == whole
     append_record(path, replace(ONE, name="after"))
     assert [r.name for r in read_records(path)] == ["conv"] * whole + ["after"]
+
+
+def test_a_clock_that_moved_does_not_choose_the_best() -> None:
+    slow_clock = replace(ONE, seconds=(0.002,), canary_s=0.002)  # one canary long
+    fast_clock = replace(ONE, seconds=(0.0015,), canary_s=0.001)  # one and a half
+    assert best_of([slow_clock, fast_clock])["k1"] == slow_clock
+    without = replace(fast_clock, canary_s=0.0)
+    assert best_of([slow_clock, without])["k1"] == without
+
+
+def test_logs_of_two_machines_are_merged_once(tmp_path: Path) -> None:
+    for name, record in (("a", ONE), ("b", replace(ONE, name="other"))):
+        append_record(tmp_path / name, record)
+    append_record(tmp_path / "b", ONE)
+    assert merge_records([tmp_path / "b"], tmp_path / "a") == (1, 1)
+    assert merge_records([tmp_path / "b"], tmp_path / "a") == (0, 2)
+    assert [r.name for r in read_records(tmp_path / "a")] == ["conv", "other"]
+
+
+def test_a_log_of_the_first_version_is_still_read(tmp_path: Path) -> None:
+    old = {
+        "workload": "k", "name": "n", "template": "t", "knobs": {}, "trace": None, "seconds": [1.0], "status": "ok",
+        "device_kind": "d", "toolchain": {}, "created": "then",
+    }  # fmt: skip
+    (tmp_path / "log").write_text(json.dumps(old) + "\n")
+    (record,) = read_records(tmp_path / "log")
+    assert record.canary_s == 0.0 and record.extents == ()

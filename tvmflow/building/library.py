@@ -11,6 +11,7 @@ import numpy as np
 from tvmflow.building.lower import lower
 from tvmflow.errors import StageError, TvmflowError, last_line
 from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
+from tvmflow.targets.machine import machine_of
 from tvmflow.targets.resolve import ResolvedTarget
 
 Array = np.ndarray[Any, Any]
@@ -53,12 +54,12 @@ def run_pass(step: Any, mod: Any) -> Any:
 
 
 def build_scheduled(
-    packed: Any, target: ResolvedTarget, best: dict[str, Any], dump: Any = None
+    packed: Any, target: ResolvedTarget, best: dict[str, Any], dump: Any = None, winograd: dict[str, int] | None = None
 ) -> tuple[Any, list[Choice]]:
     """Lower, schedule and compile a packed module. Returns the executable and how each kernel was scheduled."""
     tvm_target = target.tvm_target()
-    lowered = lower(packed, tvm_target, dump)
-    step = ScheduleKernels(best)
+    lowered = lower(packed, tvm_target, dump, winograd)
+    step = ScheduleKernels(best, machine_of(target))
     scheduled = run_pass(step, lowered)
     if dump is not None:
         dump("schedule_kernels", scheduled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import relax
@@ -12,10 +12,10 @@ from tvmflow.passes.legalize_convolutions import LegalizeConvolutions
 Dump = Callable[[str, Any], None]
 
 
-def phases() -> list[tuple[str, Any]]:
+def phases(winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
     """Return (name, pass) in order: operators become kernels, kernels that belong together become one."""
     return [
-        ("legalize_convolutions", LegalizeConvolutions()),
+        ("legalize_convolutions", LegalizeConvolutions(winograd)),
         ("legalize_operators", relax.transform.LegalizeOps()),
         ("annotate_patterns", relax.transform.AnnotateTIROpPattern()),
         ("fold_constants", relax.transform.FoldConstant()),
@@ -25,10 +25,13 @@ def phases() -> list[tuple[str, Any]]:
     ]
 
 
-def lower(mod: Any, target: Any, dump: Dump | None = None) -> Any:
-    """Run the phases for a tvm target; `dump(name, module)` sees the module after each."""
+def lower(mod: Any, target: Any, dump: Dump | None = None, winograd: Mapping[str, int] | None = None) -> Any:
+    """Run the phases for a tvm target; `dump(name, module)` sees the module after each.
+
+    winograd: convolution key -> tile size, of those to be computed by Winograd's algorithm.
+    """
     with target:
-        for name, step in phases():
+        for name, step in phases(winograd or {}):
             mod = step(mod)
             if dump is not None:
                 dump(name, mod)

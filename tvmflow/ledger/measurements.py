@@ -164,6 +164,13 @@ class _Recording:
                 found[f"peer_ms.{name}"] = peer["median_ms"]
         found["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
         found["library_bytes"] = float(card["library_bytes"])
+        found["tuning.coverage"] = float(card["coverage"])
+        tuned = self.records["tune"].facts if "tune" in self.records else {}
+        found |= {
+            f"tuning.{name}": float(tuned[name])
+            for name in ("measured", "device_hours", "trials_per_minute", "saved_s", "winograd")
+            if name in tuned
+        }
         found |= {f"stage_s.{name}": record.elapsed_s for name, record in self.records.items()}
         return found
 

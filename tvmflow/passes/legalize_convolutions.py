@@ -6,10 +6,17 @@ A packed convolution becomes one padding block (where it pads) and one reduction
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax, te, topi
+
+from tvmflow.building.tvm_names import constant_value, type_of
+from tvmflow.passes.winograd import transform_weight, winograd_conv2d
+
+_OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
 
 
 def _out_dtype(call: Any) -> str | None:
@@ -17,18 +24,79 @@ def _out_dtype(call: Any) -> str | None:
     return str(found) if found and str(found) != "void" else None
 
 
-def _legalize(builder: Any, call: Any) -> Any:
-    attrs = call.attrs
-    if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
+def convolution_key(call: Any) -> str:
+    """Return what decides the algorithm of a packed convolution: shapes, padding, type. '' where there is no choice."""
+    attrs, weight = call.attrs, constant_value(call.args[1])
+    if weight is None or str(attrs.data_layout) == "NCHW" or str(attrs.out_layout) == "NCHW":
+        return ""
+    shape = tuple(int(d) for d in weight.shape)
+    ones = all(int(v) == 1 for v in (*attrs.strides, *attrs.dilation, attrs.groups))
+    if len(shape) != 6 or shape[2:4] != (3, 3) or not ones or str(weight.dtype) != "float32":
+        return ""
+    data = "x".join(str(int(d)) for d in type_of(call.args[0]).shape)
+    return f"{data} {'x'.join(map(str, shape))} p{','.join(str(int(p)) for p in attrs.padding)}"
+
+
+def convolution_keys(mod: Any) -> list[str]:
+    """Return the keys of a module's convolutions that could be computed in another way, each once."""
+    found: dict[str, None] = {}
+
+    def visit(expression: Any) -> None:
+        if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.nn.conv2d":
+            found.setdefault(convolution_key(expression))
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return [key for key in found if key]
+
+
+def _legalize(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
+    def legalize(builder: Any, call: Any) -> Any:
+        attrs = call.attrs
+        strides, padding, dilation = (
+            [int(v) for v in values] for values in (attrs.strides, attrs.padding, attrs.dilation)
+        )
+        m = winograd.get(convolution_key(call), 0)
+        if m:
+            constant: Any = constant_value(call.args[1])
+            weight = transform_weight(constant.numpy(), m)
+            return builder.call_te(
+                winograd_conv2d, call.args[0], relax.const(weight, "float32"), padding, m,
+                primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+            )  # fmt: skip
+        if _is_byte_convolution(call):
+            constant = constant_value(call.args[1])
+            weight = relax.const(interleave_by_four(constant.numpy()), "int8")
+            return builder.call_te(
+                packed_conv2d, call.args[0], weight, strides, padding, dilation, int(attrs.groups), "int32",
+                primfunc_name_hint="conv2d_nchwc", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+            )  # fmt: skip
+        if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
+            return builder.call_te(
+                packed_conv2d, call.args[0], call.args[1], strides, padding, dilation, int(attrs.groups),
+                _out_dtype(call), primfunc_name_hint="conv2d_nchwc",
+                primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+            )  # fmt: skip
         return builder.call_te(
-            packed_conv2d, call.args[0], call.args[1], [int(s) for s in attrs.strides], [int(p) for p in attrs.padding],
-            [int(d) for d in attrs.dilation], int(attrs.groups), _out_dtype(call), primfunc_name_hint="conv2d_nchwc",
+            topi.nn.conv, inp=call.args[0], filt=call.args[1], stride=strides, padding=padding, dilation=dilation,
+            groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout,
+            out_dtype=_out_dtype(call), primfunc_name_hint="conv2d",
         )  # fmt: skip
-    return builder.call_te(
-        topi.nn.conv, inp=call.args[0], filt=call.args[1], stride=attrs.strides, padding=attrs.padding,
-        dilation=attrs.dilation, groups=attrs.groups, data_layout=attrs.data_layout,
-        kernel_layout=attrs.kernel_layout, out_dtype=_out_dtype(call), primfunc_name_hint="conv2d",
-    )  # fmt: skip
+
+    return legalize
+
+
+def _is_byte_convolution(call: Any) -> bool:
+    weight = constant_value(call.args[1])
+    if weight is None or len(weight.shape) != 6 or str(weight.dtype) != "int8" or int(weight.shape[4]) % 4:
+        return False
+    return str(type_of(call.args[0]).dtype) in ("int8", "uint8") and _out_dtype(call) == "int32"
+
+
+def interleave_by_four(weight: Any) -> Any:
+    """(OC, IC, KH, KW, b of I, b of O) -> (OC, IC, KH, KW, b/4 of I, b of O, 4 of I), as dot products of bytes read it."""
+    oc, ic, kh, kw, inner, lanes = weight.shape
+    split = weight.reshape(oc, ic, kh, kw, inner // 4, 4, lanes)
+    return np.ascontiguousarray(split.transpose(0, 1, 2, 3, 4, 6, 5))
 
 
 def packed_conv2d(
@@ -37,59 +105,105 @@ def packed_conv2d(
     """Return the te.Tensor (N, OC, OH, OW, lane) of a convolution.
 
     data: (N, C, H, W) or (N, C/b, H, W, b); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
-    (OC, IC, KH, KW, b of I, b of O); padding: top, left, bottom, right.
+    (OC, IC, KH, KW, b of I, b of O), of bytes (OC, IC, KH, KW, b/4, b of O, 4); padding: top, left, bottom, right.
     """
     dtype = out_dtype or str(data.dtype)
     top, left, bottom, right = padding
-    if any(padding):
+    (sh, sw), (dh, dw) = strides, dilation
+    oc, ic, kh, kw = (int(d) for d in weight.shape[:4])
+    reach = (kw - 1) * dw + 1
+    width = int(data.shape[3]) + left + right
+    wanted = (width - reach) // sw + 1
+    computed = tileable_width(wanted)
+    right += max((computed - 1) * sw + reach - width, 0)
+    if top or left or bottom or right:
         before, after = [0, 0, top, left], [0, 0, bottom, right]
         tail = [0] * (len(data.shape) - 4)
         data = topi.nn.pad(data, before + tail, after + tail, name="pad")
-    n, _, height, width = (int(d) for d in data.shape[:4])
-    oc, ic, kh, kw = (int(d) for d in weight.shape[:4])
-    lanes = int(weight.shape[-1])
-    (sh, sw), (dh, dw) = strides, dilation
-    shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, (width - (kw - 1) * dw - 1) // sw + 1, lanes)
+    n, _, height, _ = (int(d) for d in data.shape[:4])
+    lanes = int(weight.shape[-2 if len(weight.shape) == 7 else -1])
+    shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)
     y, x = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
 
     def term(pixel: Any, value: Any) -> Any:
         return pixel.astype(dtype) * value.astype(dtype)
 
     if len(weight.shape) == 5 and len(data.shape) == 5:
-        return te.compute(
+        made = te.compute(
             shape,
             lambda b, o, h, w, v: te.sum(
                 term(data[b, o, h * sh + y * dh, w * sw + x * dw, v], weight[o, 0, y, x, v]), axis=[y, x]
             ),
             name="depthwise_conv2d",
         )
+        return _cropped(made, wanted)
     i = te.reduce_axis((0, ic), "ic")
     if len(weight.shape) == 5:
-        return te.compute(
+        made = te.compute(
             shape,
             lambda b, o, h, w, v: te.sum(
                 term(data[b, i, h * sh + y * dh, w * sw + x * dw], weight[o, i, y, x, v]), axis=[i, y, x]
             ),
             name="first_conv2d",
         )
+        return _cropped(made, wanted)
     u = te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
+    q = te.reduce_axis((0, 4), "ic_byte")
     per_group = oc // groups
 
     def first(o: Any) -> Any:
         return i if groups == 1 else (o // per_group) * ic + i
 
-    return te.compute(
+    if len(weight.shape) == 7:
+        made = te.compute(
+            shape,
+            lambda b, o, h, w, v: te.sum(
+                term(data[b, first(o), h * sh + y * dh, w * sw + x * dw, u * 4 + q], weight[o, i, y, x, u, v, q]),
+                axis=[i, y, x, u, q],
+            ),
+            name="conv2d_bytes",
+        )
+        return _cropped(made, wanted)
+    made = te.compute(
         shape,
         lambda b, o, h, w, v: te.sum(
             term(data[b, first(o), h * sh + y * dh, w * sw + x * dw, u], weight[o, i, y, x, u, v]), axis=[i, y, x, u]
         ),
         name="conv2d",
     )
+    return _cropped(made, wanted)
+
+
+def tileable_width(width: int) -> int:
+    """Return the least width, at most an eighth larger, that divides into tiles of 4 to 16 pixels; else the width itself.
+
+    A row of 71 pixels has no tiles; one of 72 has, and computing a column too many costs less than leaving registers idle.
+    """
+    if width <= 28:
+        return width
+    for wide in range(width, width + width // 8 + 1):
+        if any(wide % tile == 0 for tile in range(4, 17)):
+            return wide
+    return width
+
+
+def _cropped(made: Any, width: int) -> Any:
+    """Return a convolution without the columns that were computed only to fill a tile."""
+    if int(made.shape[3]) == width:
+        return made
+    n, oc, height, _, lanes = made.shape
+    return te.compute((n, oc, height, width, lanes), lambda b, o, h, w, v: made[b, o, h, w, v], name="crop")
 
 
 @tvm.transform.module_pass(opt_level=0, name="LegalizeConvolutions")
 class LegalizeConvolutions:
-    """IRModule -> IRModule without relax.nn.conv2d. Needs a target in scope."""
+    """IRModule -> IRModule without relax.nn.conv2d. Needs a target in scope.
+
+    winograd: convolution key -> tile size m of those that are computed as F(m x m, 3 x 3).
+    """
+
+    def __init__(self, winograd: Mapping[str, int]) -> None:
+        self.winograd = winograd
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return relax.transform.LegalizeOps({"relax.nn.conv2d": _legalize})(mod)
+        return relax.transform.LegalizeOps({"relax.nn.conv2d": _legalize(self.winograd)})(mod)

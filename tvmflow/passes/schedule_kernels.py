@@ -9,21 +9,29 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
+from tvmflow.targets.machine import Machine
 from tvmflow.tuning.blocks import new_schedule
 from tvmflow.tuning.templates import scheduled, template_for
-from tvmflow.tuning.workloads import workload_key
+from tvmflow.tuning.workloads import count_calls, operations, workload_key
 
 MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How one kernel came to its schedule: `record`, `default` or `none`."""
+    """How one kernel came to its schedule: `record`, `default` or `none`. work: operations of all calls in the network."""
 
     kernel: str
     workload: str
     how: str
     template: str
+    work: float
+
+
+def coverage(choices: list[Choice]) -> float:
+    """Return the share of the network's operations whose kernels have a measured schedule, 0 to 1."""
+    total = sum(choice.work for choice in choices)
+    return sum(choice.work for choice in choices if choice.how == "record") / total if total else 0.0
 
 
 def replay(function: Any, trace: Any) -> Any:
@@ -37,11 +45,12 @@ def replay(function: Any, trace: Any) -> Any:
 class ScheduleKernels:
     """IRModule -> IRModule; `best` maps workload keys to tuning records. What was chosen is left in `choices`."""
 
-    def __init__(self, best: dict[str, Any]) -> None:
-        self.best = best
+    def __init__(self, best: dict[str, Any], machine: Machine) -> None:
+        self.best, self.machine = best, machine
         self.choices: list[Choice] = []
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
+        self._calls = count_calls(mod)
         replaced = dict(mod.functions.items())
         for variable, function in mod.functions.items():
             if isinstance(function, tirx.PrimFunc):
@@ -50,7 +59,7 @@ class ScheduleKernels:
 
     def _schedule(self, name: str, function: Any) -> Any:
         key = workload_key(function)
-        found = template_for(function)
+        found = template_for(function, self.machine)
         template = found[0].name if found else "none"
         attempts: list[tuple[str, Any]] = []
         if key in self.best:
@@ -64,9 +73,9 @@ class ScheduleKernels:
                 schedule = attempt()
             except (s_tir.ScheduleError, RuntimeError, ValueError, TypeError):
                 continue
-            self.choices.append(Choice(name, key, how, template))
+            self.choices.append(Choice(name, key, how, template, self._calls[name] * operations(function)))
             return _with_attributes(schedule.mod["main"], function)
-        self.choices.append(Choice(name, key, "none", template))
+        self.choices.append(Choice(name, key, "none", template, self._calls[name] * operations(function)))
         return function
 
 

@@ -31,6 +31,11 @@ def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
         reasons.append(
             f"its latency was too unsteady to be trusted (spread {card['latency']['compute']['spread']:.0%})"
         )
+    if card.get("coverage", 0.0) < rules.min_coverage:
+        reasons.append(
+            f"schedules were measured for {card.get('coverage', 0.0):.1%} of its operations, at least {rules.min_coverage:.1%} "
+            "is asked for; tune it on a device of this kind"
+        )
     agreement = card["agreement"]["top1_agreement"]
     if agreement < rules.min_top1_agreement:
         reasons.append(

@@ -29,7 +29,9 @@ def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]]) -> d
             manifest = _read_json(workspace.folder("build", cell) / "manifest.json")
             cells.append({
                 "card": card, "stage_s": stage_times(workspace, cell), "curve": _curve(workspace, cell),
-                "kernels": manifest.get("kernels", []), "toolchain": manifest.get("toolchain", {}),
+                "kernels": manifest.get("kernels", []), "coverage": manifest.get("coverage"),
+                "workloads": _read_list(workspace.folder("tune", cell) / "workloads.json"),
+                "ledger": _read_json(workspace.folder("tune", cell) / "record.json").get("facts", {}), "toolchain": manifest.get("toolchain", {}),
                 "history": history.get(str(cell), []),
             })  # fmt: skip
     if not cells:
@@ -52,6 +54,11 @@ def _known_cells(workspace: Workspace) -> list[Cell]:
         if cell not in found:
             found.append(cell)
     return found
+
+
+def _read_list(path: Path) -> list[dict[str, Any]]:
+    found: Any = _read_json(path)
+    return found if isinstance(found, list) else []
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -13,12 +13,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-OK, COMPILE_ERROR, WRONG_ANSWER, KERNEL_TIMEOUT = "ok", "compile_error", "wrong_answer", "kernel_timeout"
+OK, ILLEGAL_SCHEDULE, COMPILE_ERROR = "ok", "illegal_schedule", "compile_error"
+WRONG_ANSWER, KERNEL_TIMEOUT = "wrong_answer", "kernel_timeout"
 
 
 @dataclass(frozen=True)
 class TuningRecord:
-    """seconds: one mean per repeat; empty unless status is ok. trace: the schedule as TVM's trace JSON."""
+    """seconds: one mean per repeat; empty unless status is ok. trace: the schedule as TVM's trace JSON.
+
+    canary_s: what the device's canary took around this measurement, 0 where none ran. flops: of one call, 0 if unknown.
+    extents: of the loops of the block that does the work, for cost models.
+    """
 
     workload: str
     name: str
@@ -30,6 +35,9 @@ class TuningRecord:
     device_kind: str
     toolchain: dict[str, str]
     created: str
+    canary_s: float = 0.0
+    flops: float = 0.0
+    extents: tuple[int, ...] = ()
 
     @property
     def median_s(self) -> float:
@@ -65,18 +73,41 @@ def read_records(path: Path) -> list[TuningRecord]:
     for line in path.read_bytes().split(b"\n"):
         try:
             data = json.loads(line)
-            found.append(TuningRecord(**{**data, "seconds": tuple(data["seconds"])}))
+            tuples = {"seconds": tuple(data["seconds"]), "extents": tuple(data.get("extents", ()))}
+            found.append(TuningRecord(**{**data, **tuples}))
         except (ValueError, TypeError, KeyError):
             continue
     return found
 
 
 def best_of(records: list[TuningRecord]) -> dict[str, TuningRecord]:
-    """Return workload -> its fastest correct record. Callers pass records of one device kind only."""
-    best: dict[str, TuningRecord] = {}
+    """Return workload -> its fastest correct record. Callers pass records of one device kind only.
+
+    A clock that moves between two runs would make the wrong one best: where all records of a workload carry a canary, they
+    are compared by how many canaries they took.
+    """
+    groups: dict[str, list[TuningRecord]] = {}
     for record in records:
-        if record.status == OK and record.median_s < best.get(record.workload, record).median_s + (
-            0.0 if record.workload in best else 1.0
-        ):
-            best[record.workload] = record
+        if record.status == OK and record.seconds:
+            groups.setdefault(record.workload, []).append(record)
+    best: dict[str, TuningRecord] = {}
+    for workload, group in groups.items():
+        by_canary = all(record.canary_s > 0 for record in group)
+        best[workload] = min(group, key=lambda r: r.median_s / r.canary_s if by_canary else r.median_s)
     return best
+
+
+def merge_records(sources: list[Path], into: Path) -> tuple[int, int]:
+    """Append to a log what other logs have and it has not. Returns (added, known already)."""
+    known = {json.dumps(asdict(record), sort_keys=True) for record in read_records(into)}
+    added = skipped = 0
+    for source in sources:
+        for record in read_records(source):
+            line = json.dumps(asdict(record), sort_keys=True)
+            if line in known:
+                skipped += 1
+                continue
+            known.add(line)
+            append_record(into, record)
+            added += 1
+    return added, skipped

@@ -7,6 +7,7 @@ key is made of what a kernel computes: buffers, and for each block its name, its
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from tvm import relax, tirx
 
 from tvmflow.building.tvm_names import buffer_of
-from tvmflow.tuning.blocks import new_schedule, region_buffer
+from tvmflow.tuning.blocks import block_ref, extents, look_at, new_schedule, region_buffer
 
 
 @dataclass(frozen=True)
@@ -65,20 +66,44 @@ def workload_name(name_hint: str, function: Any) -> str:
     return f"{stem} {'x'.join(str(d) for d in shape)}"
 
 
-def extract_workloads(lowered: Any) -> list[Workload]:
-    """Return the distinct kernels of a lowered module, in order of their keys' first call in `main`."""
+def count_calls(lowered: Any) -> Counter[str]:
+    """Return how often `main` calls each kernel, in the order of first calls."""
     calls: Counter[str] = Counter()
-    order: list[str] = []
 
     def visit(expression: Any) -> None:
         if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.call_tir":
-            name = expression.args[0].name_hint
-            calls[name] += 1
-            order.append(name)
+            calls[str(expression.args[0].name_hint)] += 1
 
     relax.analysis.post_order_visit(lowered["main"], visit)
+    return calls
+
+
+def anchor_extents(function: Any) -> list[int]:
+    """Return the loop extents of the block that does the work; empty for kernels without a single reduction."""
+    schedule = new_schedule(function)
+    kernel = look_at(schedule)
+    if kernel.anchor is None:
+        return []
+    return extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
+
+
+def operations(function: Any) -> float:
+    """Return the arithmetic operations of one call: two per step of its reduction, or one per value of its output."""
+    try:
+        sizes = anchor_extents(function)
+    except (RuntimeError, ValueError, TypeError):
+        return 0.0
+    if sizes:
+        return 2.0 * math.prod(sizes)
+    output = buffer_of(function, list(function.params)[-1])
+    return float(math.prod(int(d) for d in output.shape)) if output is not None else 0.0
+
+
+def extract_workloads(lowered: Any) -> list[Workload]:
+    """Return the distinct kernels of a lowered module, in order of their keys' first call in `main`."""
+    calls = count_calls(lowered)
     found: dict[str, Workload] = {}
-    for name in dict.fromkeys(order):
+    for name in calls:
         function = lowered[name]
         if not isinstance(function, tirx.PrimFunc):
             continue

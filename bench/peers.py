@@ -1,0 +1,191 @@
+"""Latency of built networks beside everything that people would use instead, in one run.
+
+    pip install --group bench && python -m bench.peers [CELL ...] [--rounds 3]
+
+Brings the cells all the way, then measures library and peers in turns, `rounds` times, each in a process of its own with the
+same input and threads. A figure is the median of the rounds' medians; ratios below 1 mean that the library is faster. The last
+columns are the error of the library's answer and of ONNX Runtime's, relative to the largest answer of PyTorch in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tvmflow.params import Cell
+from tvmflow.workspace import Workspace
+
+CELLS = tuple(
+    f"{model}@local-cpu:float32"
+    for model in (
+        "resnet18", "resnet50", "mobilenetv2_100", "mobilenetv2_050", "squeezenet_v1_1", "vgg16", "inception_v3",
+    )
+)  # fmt: skip
+PEERS = ("tvmflow", "onnxruntime", "openvino", "torch", "torch_compile")
+SECONDS, LEAST_RUNS = 2.0, 15
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="*", default=list(CELLS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--peer", choices=(*PEERS, "errors"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    workspace = Workspace(Path.cwd())
+    if options.peer:
+        cell = workspace.params.cell(options.cells[0])
+        found = _errors(workspace, cell) if options.peer == "errors" else _one(workspace, cell, options)
+        print(json.dumps(found))
+        return
+    subprocess.run([sys.executable, "-m", "tvmflow", "run", *options.cells], check=True, stdout=subprocess.DEVNULL)
+    print(
+        f"{'cell':36}" + "".join(f"{name:>22}" for name in PEERS) + f"{'best peer':>12}{'error':>10}{'ORT error':>11}"
+    )
+    ratios = []
+    for cell in options.cells:
+        times: dict[str, list[float]] = {name: [] for name in PEERS}
+        for turn in range(options.rounds):
+            for name in PEERS if turn % 2 == 0 else reversed(PEERS):
+                times[name].append(_in_own_process(cell, name, options).get("ms", math.nan))
+        errors = _in_own_process(cell, "errors", options)
+        medians = {name: median(values) for name, values in times.items()}
+        ours = medians["tvmflow"]
+        ratio = ours / min(value for name, value in medians.items() if name != "tvmflow" and not math.isnan(value))
+        ratios.append(ratio)
+        columns = [f"{ours:.3g} ms"] + [f"{medians[name]:.3g} ms ({ours / medians[name]:.2f})" for name in PEERS[1:]]
+        print(f"{cell:36}" + "".join(f"{text:>22}" for text in columns) + f"{ratio:12.2f}"
+              f"{errors.get('tvmflow', math.nan):10.1e}{errors.get('onnxruntime', math.nan):11.1e}", flush=True)  # fmt: skip
+    print(f"geometric mean against the best peer of each: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
+
+
+def _in_own_process(cell: str, peer: str, options: argparse.Namespace) -> dict[str, float]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "TVM_NUM_THREADS": str(options.threads)}
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.peers", cell, "--peer", peer, "--threads", str(options.threads)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        print(f"{cell} {peer}: {(done.stderr.strip().splitlines() or ['failed'])[-1][:150]}", file=sys.stderr)
+        return {}
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _input(workspace: Workspace, cell: Cell) -> np.ndarray[Any, Any]:
+    with np.load(workspace.folder("fetch", cell) / "golden.npz", allow_pickle=False) as data:
+        x: np.ndarray[Any, Any] = data["x"][:1]
+        return x
+
+
+def _one(workspace: Workspace, cell: Cell, options: argparse.Namespace) -> dict[str, float]:
+    run = _RUNNERS[options.peer](workspace, cell, _input(workspace, cell), options.threads)
+    for _ in range(5):
+        run()
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end or len(times) < LEAST_RUNS:
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return {"ms": median(times) * 1e3}
+
+
+def _tvmflow(workspace: Workspace, cell: Cell, x: Any, _threads: int) -> Callable[[], Any]:
+    import tvm
+    from tvm import relax
+
+    library = workspace.folder("build", cell) / "library.so"
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    tensor = tvm.runtime.tensor(np.ascontiguousarray(x))
+    return lambda: machine["main"](tensor)
+
+
+def _onnxruntime(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    file = workspace.folder("import_model", cell) / "peer.onnx"
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    feed = {session.get_inputs()[0].name: x}
+    return lambda: session.run(None, feed)
+
+
+def _openvino(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(workspace.folder("import_model", cell) / "peer.onnx")
+    model.reshape(x.shape)
+    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    request = core.compile_model(model, "CPU", options).create_infer_request()
+    request.set_input_tensor(openvino.Tensor(np.ascontiguousarray(x)))
+    return lambda: request.infer()
+
+
+def _module(workspace: Workspace, cell: Cell) -> Any:
+    from tasks.golden import read_description
+    from tvmflow.frontends.table import load_source
+
+    fetched = workspace.folder("fetch", cell)
+    return load_source(fetched, read_description(fetched)).module  # type: ignore[attr-defined]
+
+
+def _torch(workspace: Workspace, cell: Cell, x: Any, threads: int, compiled: bool = False) -> Callable[[], Any]:
+    import torch
+
+    torch.set_num_threads(threads)
+    module, tensor = _module(workspace, cell), torch.from_numpy(x)
+    if compiled:
+        module = torch.compile(module)
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return module(tensor)
+
+    return run
+
+
+def _torch_compile(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
+    return _torch(workspace, cell, x, threads, compiled=True)
+
+
+_RUNNERS: dict[str, Callable[[Workspace, Cell, Any, int], Callable[[], Any]]] = {
+    "tvmflow": _tvmflow, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch,
+    "torch_compile": _torch_compile,
+}  # fmt: skip
+
+
+def _errors(workspace: Workspace, cell: Cell) -> dict[str, float]:
+    """Return the largest error of library and ONNX Runtime against the source network in float64."""
+    import torch
+
+    x = _input(workspace, cell)
+    with torch.inference_mode():
+        exact = _module(workspace, cell).double()(torch.from_numpy(x).double()).numpy()
+    answers = {
+        "tvmflow": _tvmflow(workspace, cell, x, 2)(),
+        "onnxruntime": _onnxruntime(workspace, cell, x, 2)()[0],
+    }
+    found = {}
+    for name, answer in answers.items():
+        if not isinstance(answer, np.ndarray):
+            answer = (answer if hasattr(answer, "numpy") else answer[0]).numpy()
+        found[name] = float(np.abs(answer - exact).max() / np.abs(exact).max())
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The fleet, with devices that are made up: they die, hang, slow down and lie, and only kernels are ever blamed for kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvmflow.errors import DeviceError, DeviceLostError
+from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured
+from tvmflow.tuning.measure import MeasureRules
+from tvmflow.tuning.records import KERNEL_TIMEOUT, OK, WRONG_ANSWER
+from tvmflow.tuning.workloads import Workload
+
+RULES = FleetRules(
+    slots=3, kernel_timeout_s=0.8, session_s=3600.0, canary_every=4, max_drift=0.2, cool_s=0.0, give_up_s=2.0,
+    measure=MeasureRules(2, 1.0),
+)  # fmt: skip
+CANARY, WORK = Workload("canary", "canary", 1, None), Workload("work", "work", 1, None)
+
+
+class Tensor:
+    def __init__(self, array: Any) -> None:
+        self.array = np.array(array)
+
+    def numpy(self) -> Any:
+        return self.array
+
+
+class Kernel:
+    """What a library file says: seconds, answer, and what it does to its device."""
+
+    def __init__(self, world: World, file: Path) -> None:
+        self.world, self.says = world, json.loads(file.read_text())
+
+    def __getitem__(self, _name: str) -> Any:
+        def run(*arguments: Tensor) -> None:
+            if self.says.get("hangs"):
+                time.sleep(3)
+                raise DeviceLostError("closed")
+            if self.says.get("kills"):
+                raise DeviceLostError("connection reset")
+            arguments[-1].array[...] = self.says.get("answer", 1.0)
+
+        return run
+
+    def time_evaluator(self, *_: Any, repeat: int, **__: Any) -> Any:
+        seconds = self.says["seconds"] * self.world.clock
+        results = type("Results", (), {"results": [seconds] * repeat})
+        return lambda *_arguments: results
+
+
+class Session:
+    name, device = "fake", None
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.loads = 0
+
+    def tensor(self, array: Any) -> Tensor:
+        return Tensor(array)
+
+    def load(self, file: Path) -> Kernel:
+        with self.world.lock:
+            self.world.loads += 1
+            self.loads += 1
+            if self.world.loads in self.world.dies_at:
+                raise DeviceLostError("connection reset by peer")
+            if self.world.loads == self.world.slows_at:
+                self.world.clock = 2.0
+        return Kernel(self.world, file)
+
+
+class World:
+    """dies_at: counted loads at which a device goes away; slows_at: the load from which all is twice as slow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lock = folder, threading.Lock()
+        self.loads = self.sessions = 0
+        self.dies_at: set[int] = set()
+        self.slows_at = -1
+        self.clock = 1.0
+        self.gone_after = 10**9
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Any]:
+        with self.lock:
+            self.sessions += 1
+            if self.sessions > self.gone_after:
+                raise DeviceLostError("no device answers")
+        yield Session(self)
+
+    def library(self, name: str, **says: Any) -> Path:
+        path = self.folder / name
+        path.write_text(json.dumps({"seconds": 0.001, **says}))
+        return path
+
+    def measure(self, libraries: list[Path], rules: FleetRules = RULES) -> tuple[list[Measured], Fleet]:
+        found: list[Measured] = []
+        with Fleet(self.open, rules, (CANARY, self.library("canary"))) as fleet:
+            for workload in (CANARY, WORK):
+                fleet.references.arrays[workload.key] = [np.zeros(1), np.zeros(1)]
+                fleet.references.answers[workload.key] = np.ones(1)
+            fleet.measure([Job(WORK, library, float("inf")) for library in libraries], found.append)
+        return found, fleet
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def _names(found: list[Measured]) -> dict[str, str]:
+    return {measured.job.library.name: measured.status for measured in found}
+
+
+def test_every_job_is_measured_once_by_many_devices(world: World) -> None:
+    found, fleet = world.measure([world.library(f"k{at}", seconds=0.001 * (at + 1)) for at in range(40)])
+    assert Counter(m.job.library.name for m in found) == Counter(f"k{at}" for at in range(40))
+    assert {m.status for m in found} == {OK} and world.sessions == 3
+    assert all(m.seconds[0] == 0.001 * (int(m.job.library.name[1:]) + 1) and m.canary_s == 0.001 for m in found)
+    assert fleet.counts.lost == 0
+
+
+def test_a_lost_device_loses_no_job_and_writes_nothing_slow(world: World) -> None:
+    world.dies_at = {6, 13, 20}
+    found, fleet = world.measure([world.library(f"k{at}") for at in range(20)])
+    assert len(_names(found)) == len(found) == 20
+    assert {m.status for m in found} == {OK} and all(m.seconds == (0.001, 0.001) for m in found)
+    assert fleet.counts.lost == 3 and fleet.counts.retried >= 1 and world.sessions >= 4
+
+
+def test_a_wrong_answer_is_a_result(world: World) -> None:
+    found, _ = world.measure(
+        [world.library("good"), world.library("bad", answer=2.0), world.library("nan", answer=float("nan"))]
+    )
+    assert _names(found) == {"good": OK, "bad": WRONG_ANSWER, "nan": WRONG_ANSWER}
+
+
+def test_a_silent_kernel_is_blamed_when_its_device_answers_again(world: World) -> None:
+    found, fleet = world.measure([world.library("good"), world.library("silent", hangs=True), world.library("fine")])
+    assert _names(found) == {"good": OK, "fine": OK, "silent": KERNEL_TIMEOUT}
+    assert fleet.counts.given_up == 0
+
+
+def test_a_kernel_that_ends_every_session_is_given_up_and_not_recorded(world: World) -> None:
+    found, fleet = world.measure([world.library("killer", kills=True), world.library("good")])
+    assert _names(found) == {"killer": "", "good": OK}
+    assert fleet.counts.given_up == 1 and fleet.counts.lost >= 2
+
+
+def test_without_any_device_the_search_ends_with_the_reason(world: World) -> None:
+    world.dies_at, world.gone_after = {5}, 1
+    rules = replace(RULES, slots=1, give_up_s=0.5)
+    with pytest.raises(DeviceError, match="no device answers"):
+        world.measure([world.library(f"k{at}") for at in range(8)], rules)
+
+
+def test_a_silent_device_blames_no_kernel(world: World) -> None:
+    world.gone_after = 1
+    with pytest.raises(DeviceError):
+        world.measure([world.library("silent", hangs=True)], replace(RULES, slots=1, give_up_s=0.5))
+
+
+def test_what_was_measured_while_the_clock_moved_is_measured_again(world: World) -> None:
+    world.slows_at = 8
+    found, fleet = world.measure([world.library(f"k{at}") for at in range(12)], replace(RULES, slots=1))
+    assert fleet.counts.drifts == 1 and fleet.counts.discarded >= 1
+    assert len(found) == 12 and {m.status for m in found} == {OK}
+    assert {round(m.seconds[0] / m.canary_s, 6) for m in found} == {1.0}, "time and canary are of the same clock"
+    assert "canary" in fleet.counts.notes[0]

@@ -1,0 +1,68 @@
+"""What a CPU can do, from its LLVM name: vector registers and extensions. The one place that schedules ask.
+
+Extensions come from LLVM's table of processors, so that they hold for boards that are not at hand; nothing is asked of the
+machine that compiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from tvmflow.targets.resolve import ResolvedTarget
+
+
+@dataclass(frozen=True)
+class Machine:
+    """lanes: float32 values in a vector register; registers: how many of them; near_cache: bytes of a core's own L2.
+
+    int8_dot: instructions that sum 4 products of bytes into int32: vnni, dotprod, i8mm. amx: tiles of int8 and bfloat16.
+    """
+
+    lanes: int
+    registers: int
+    threads: int
+    near_cache: int
+    int8_dot: tuple[str, ...] = ()
+    amx: bool = False
+    bfloat16: bool = False
+
+    def accumulators(self, block: int) -> int:
+        """Return how many vectors of `block` float32 values stay in registers, three left for operands."""
+        return max((self.registers - 3) * self.lanes // max(block, self.lanes), 1)
+
+    @property
+    def channel_block(self) -> int:
+        """Return how many channels to lay side by side: a full register, and at least 8 where registers are narrow."""
+        return max(self.lanes, 8)
+
+
+@cache
+def features_of(mcpu: str, mtriple: str, mattr: tuple[str, ...]) -> frozenset[str]:
+    """Return LLVM's features of a processor."""
+    import tvm
+    from tvm.target import codegen
+
+    options: dict[str, object] = {"kind": "llvm", "mcpu": mcpu, "mtriple": mtriple}
+    if mattr:
+        options["mattr"] = list(mattr)
+    return frozenset(str(feature) for feature in codegen.llvm_get_cpu_features(tvm.target.Target(options)))
+
+
+def machine_of(target: ResolvedTarget) -> Machine:
+    """Return what the target's processor can do."""
+    features = features_of(target.mcpu, target.mtriple, target.mattr)
+    dots = tuple(
+        name
+        for name, wanted in (
+            ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"})
+        )
+        if wanted <= features
+    )  # fmt: skip
+    if "avx512f" in features:
+        return Machine(16, 32, target.threads, 1 << 20, dots, "amx-int8" in features, "avx512bf16" in features)
+    if "avx2" in features:
+        return Machine(8, 16, target.threads, 1 << 19, dots)
+    if "neon" in features:
+        return Machine(4, 32, target.threads, 1 << 19, dots)
+    return Machine(4, 16, target.threads, 1 << 18, dots)

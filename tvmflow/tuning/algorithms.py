@@ -1,0 +1,114 @@
+"""Which convolutions to compute by Winograd's algorithm: decided by measurement, for each shape, after tuning both ways.
+
+First by the kernels alone, then in the whole network: transformed weights are up to four times as large, and a kernel that
+is measured alone finds them in its cache, where in a network they have to come from memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+
+from tvmflow.building.lower import lower
+from tvmflow.building.tvm_names import constant_value
+from tvmflow.passes.legalize_convolutions import convolution_key
+from tvmflow.passes.winograd import TILES, winograd_error
+from tvmflow.tuning.records import TuningRecord
+from tvmflow.tuning.workloads import Workload, extract_workloads
+
+Speedup = Callable[[dict[str, int], dict[str, int]], float]
+LARGE_WEIGHTS = 9 * 128 * 128  # fewer stay in the caches of any machine, transformed or not
+_GAIN = 0.01
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Computing the convolutions of one key with tiles of m x m: which kernels go, and which come instead."""
+
+    key: str
+    m: int
+    removed: tuple[Workload, ...]
+    added: tuple[Workload, ...]
+
+
+def alternatives(packed: Any, target: Any, base: list[Workload], max_error: float) -> list[Alternative]:
+    """Return every way to replace a convolution shape whose rounding error stays below `max_error` for all its weights."""
+    found = []
+    for key, weights in _weights_by_key(packed).items():
+        for m in TILES:
+            if max(winograd_error(weight, m) for weight in weights) > max_error:
+                continue
+            other = extract_workloads(lower(packed, target, winograd={key: m}))
+            found.append(Alternative(key, m, _difference(base, other), _difference(other, base)))
+    return found
+
+
+def _weights_by_key(packed: Any) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+
+    def visit(expression: Any) -> None:
+        if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.nn.conv2d":
+            key = convolution_key(expression)
+            if key:
+                constant: Any = constant_value(expression.args[1])
+                found.setdefault(key, []).append(constant.numpy())
+
+    relax.analysis.post_order_visit(packed["main"], visit)
+    return found
+
+
+def _difference(of: list[Workload], without: list[Workload]) -> tuple[Workload, ...]:
+    """Return the workloads that one form calls more often than another, with the number of calls more."""
+    calls = {workload.key: workload.calls for workload in without}
+    return tuple(
+        Workload(w.key, w.name, w.calls - calls.get(w.key, 0), w.function) for w in of if w.calls > calls.get(w.key, 0)
+    )
+
+
+def choose(found: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[str, int]:
+    """Return key -> m where the kernels that come were measured to be faster than those that go."""
+    chosen: dict[str, tuple[float, int]] = {}
+    for alternative in found:
+        before, after = (_seconds(kernels, best) for kernels in (alternative.removed, alternative.added))
+        if before is None or after is None or after >= before:
+            continue
+        gain = before - after
+        if gain > chosen.get(alternative.key, (0.0, 0))[0]:
+            chosen[alternative.key] = (gain, alternative.m)
+    return {key: m for key, (_, m) in sorted(chosen.items())}
+
+
+def settle(
+    found: list[Alternative], chosen: dict[str, int], best: Mapping[str, TuningRecord], speedup: Speedup
+) -> dict[str, int]:
+    """Return the choice that is fastest in the whole network, large weights first.
+
+    speedup(now, other): how many times faster the network is with the other choice.
+    """
+    options: dict[str, set[int]] = {}
+    for alternative in found:
+        if all(w.key in best for w in alternative.added):
+            options.setdefault(alternative.key, {0}).add(alternative.m)
+    for key in sorted(options, key=weight_values, reverse=True):
+        if weight_values(key) < LARGE_WEIGHTS:
+            break
+        for m in sorted(options[key] - {chosen.get(key, 0)}):
+            other = {k: v for k, v in {**chosen, key: m}.items() if v}
+            if speedup(chosen, other) > 1 + _GAIN:
+                chosen = other
+    return chosen
+
+
+def weight_values(key: str) -> int:
+    """Return how many weights the convolution of a key has."""
+    return math.prod(int(d) for d in key.split()[1].split("x"))
+
+
+def _seconds(kernels: tuple[Workload, ...], best: Mapping[str, TuningRecord]) -> float | None:
+    if any(w.key not in best for w in kernels):
+        return None
+    return sum(best[w.key].median_s * w.calls for w in kernels)

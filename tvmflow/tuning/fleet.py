@@ -1,0 +1,329 @@
+"""Measure on any number of devices of one key: retries elsewhere, quarantine with back-off, a canary against drift.
+
+A failure of a kernel (wrong answer, timeout) is a result. A failure of a device or of the network is none: the candidate
+goes to another device, the slot of the lost one rests for a while, and nothing is recorded. Whether a kernel or a device
+is to blame for a silence is asked of the canary: a kernel that is known to be good, on a new session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tvmflow.devices.session import DeviceSession
+from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, last_line
+from tvmflow.tuning.measure import Array, KernelBench, MeasureRules
+from tvmflow.tuning.records import KERNEL_TIMEOUT
+from tvmflow.tuning.workloads import Workload
+
+OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
+_MOST_TRIES = 4  # of one candidate on devices that got lost meanwhile
+_FIRST_REST_S, _LONGEST_REST_S = 1.0, 60.0
+_KEPT_BENCHES = 4  # workloads whose inputs stay on a device
+
+
+@dataclass(frozen=True)
+class FleetRules:
+    """slots: sessions side by side; a kernel is silent after kernel_timeout_s; every canary_every measurements a canary.
+
+    session_s: how long a device lets one session last. max_drift: how much slower the canary may get; cool_s: how long to wait for a device that is slower.
+    give_up_s: without a device for so long, the search ends with the error of the last attempt.
+    """
+
+    slots: int
+    kernel_timeout_s: float
+    session_s: float
+    canary_every: int
+    max_drift: float
+    cool_s: float
+    give_up_s: float
+    measure: MeasureRules
+
+
+@dataclass
+class Job:
+    """One candidate to measure. plain: the unscheduled kernel, where no device has given the reference yet."""
+
+    workload: Workload
+    library: Path
+    best_s: float
+    tries: int = 0
+    token: Any = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """status '' means that no device could be found for it: nothing is known, nothing may be recorded."""
+
+    job: Job
+    status: str
+    seconds: tuple[float, ...]
+    canary_s: float
+    device_s: float
+
+
+@dataclass
+class FleetCounts:
+    """What went wrong that was nobody's schedule, for the ledger."""
+
+    lost: int = 0
+    retried: int = 0
+    given_up: int = 0
+    drifts: int = 0
+    discarded: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class References:
+    """The inputs and the right answer of each workload, shared by all devices."""
+
+    arrays: dict[str, list[Array]] = field(default_factory=dict)
+    answers: dict[str, Array] = field(default_factory=dict)
+    plain: dict[str, Path] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Fleet:
+    """Use as a context manager; `measure` blocks until every job has its result."""
+
+    def __init__(self, open_session: OpenSession, rules: FleetRules, canary: tuple[Workload, Path]) -> None:
+        self.open_session, self.rules, self.canary = open_session, rules, canary
+        self.references, self.counts = References(), FleetCounts()
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._results: queue.Queue[Measured | Exception] = queue.Queue()
+        self._closing = threading.Event()
+        self._slots: list[_Slot] = []
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        for _slot in self._slots:
+            self._jobs.put(None)
+        for slot in self._slots:
+            slot.thread.join(timeout=5)
+            slot.close()
+
+    def measure(self, jobs: list[Job], on_result: Callable[[Measured], None]) -> None:
+        """Measure every job, in any order. Raises the DeviceError that kept all slots from working."""
+        for job in jobs:
+            self._jobs.put(job)
+        if not self._slots:  # not before there is work: what the canary needs is known by then
+            self._slots = [_Slot(self, number) for number in range(self.rules.slots)]
+            for slot in self._slots:
+                slot.start()
+        left = len(jobs)
+        while left:
+            try:
+                found = self._results.get(timeout=0.2)
+            except queue.Empty:
+                self._watch()
+                continue
+            if isinstance(found, Exception):
+                raise found
+            left -= 1
+            on_result(found)
+
+    def _watch(self) -> None:
+        """Replace a slot whose kernel has been silent for too long: a blocked RPC call cannot be interrupted."""
+        for at, slot in enumerate(self._slots):
+            if slot.busy_since and time.monotonic() - slot.busy_since > self.rules.kernel_timeout_s:
+                job = slot.abandon()
+                fresh = _Slot(self, at, suspect=job)
+                self._slots[at] = fresh
+                fresh.start()
+
+    def put_back(self, job: Job) -> None:
+        """Give a job to whichever device is free next, or give it up after too many."""
+        if job.tries >= _MOST_TRIES:
+            self.counts.given_up += 1
+            self._results.put(Measured(job, "", (), 0.0, 0.0))
+        else:
+            self.counts.retried += 1
+            self._jobs.put(job)
+
+
+class _Slot:
+    """One session at a time, in a thread of its own."""
+
+    def __init__(self, fleet: Fleet, number: int, suspect: Job | None = None) -> None:
+        self.fleet, self.number, self.suspect = fleet, number, suspect
+        self.thread = threading.Thread(target=self._run, daemon=True, name=f"device-{number}")
+        self.busy_since = 0.0
+        self.job: Job | None = None
+        self.abandoned = False
+        self._stack = contextlib.ExitStack()
+        self._session: DeviceSession | None = None
+        self._benches: dict[str, KernelBench] = {}
+        self._canary: KernelBench | None = None
+        self._baseline = self._last_canary = 0.0
+        self._since_canary: list[Measured] = []
+        self._opened = 0.0
+        self._rest_s = _FIRST_REST_S
+        self._without_device_since = 0.0
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def abandon(self) -> Job | None:
+        """Leave the thread to its silent device and return the job that it has; what it held back is measured again."""
+        self.abandoned = True
+        for found in self._since_canary:
+            self.fleet.put_back(found.job)
+        self._since_canary = []
+        job, self.job, self.busy_since = self.job, None, 0.0
+        threading.Thread(target=self.close, daemon=True).start()
+        return job
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._stack.close()
+
+    def _run(self) -> None:
+        while not self.fleet._closing.is_set() and not self.abandoned:
+            try:
+                if self._session is not None and time.monotonic() - self._opened > 0.8 * self.fleet.rules.session_s:
+                    self.close()
+                    self._session = None
+                if self._session is None:
+                    self._open()
+                    self._judge_suspect()
+                job = self._next_job()
+                if job is None:
+                    break
+                self._one(job)
+            except DeviceError as error:
+                self._lost(error)
+            except Exception as error:  # a bug must end the search, not leave it waiting for ever
+                self.fleet._results.put(error)
+                return
+        if not self.abandoned:
+            self.close()
+
+    def _open(self) -> None:
+        self._benches, self._canary = {}, None
+        self._stack = contextlib.ExitStack()
+        self._session = self._stack.enter_context(self.fleet.open_session())
+        workload, library = self.fleet.canary
+        self._canary = self._bench(workload)
+        self._baseline = self._last_canary = self._run_canary(library)
+        self._rest_s, self._without_device_since, self._opened = _FIRST_REST_S, 0.0, time.monotonic()
+
+    def _run_canary(self, library: Path) -> float:
+        assert self._canary is not None
+        _, seconds = self._canary.measure(library)
+        if not seconds:
+            raise DeviceLostError(
+                f"device {self._canary.session.name!r} gives a wrong answer to a kernel that is known to be right",
+                "a device that computes correctly", "take it out of the tracker and test its memory and clock",
+            )  # fmt: skip
+        return median(seconds)
+
+    def _judge_suspect(self) -> None:
+        """The device answers and computes again: so the kernel that was silent is to blame, and that is its result."""
+        if self.suspect is not None:
+            job, self.suspect = self.suspect, None
+            self.fleet._results.put(
+                Measured(job, KERNEL_TIMEOUT, (), self._baseline, self.fleet.rules.kernel_timeout_s)
+            )
+
+    def _next_job(self) -> Job | None:
+        """Wait for a job; what was measured is handed out before waiting, so that nobody waits for it."""
+        while not self.fleet._closing.is_set() and not self.abandoned:
+            try:
+                return self.fleet._jobs.get(block=not self._since_canary, timeout=0.2)
+            except queue.Empty:
+                if self._since_canary:
+                    self._check_canary()
+        return None
+
+    def _one(self, job: Job) -> None:
+        started = time.monotonic()
+        self.job, self.busy_since = job, started
+        job.tries += 1
+        status, seconds = self._bench(job.workload).measure(job.library, job.best_s)
+        if self.abandoned:
+            return
+        self.busy_since, self.job = 0.0, None
+        found = Measured(job, status, seconds, self._last_canary, time.monotonic() - started)
+        self._since_canary.append(found)
+        if len(self._since_canary) >= self.fleet.rules.canary_every:
+            self._check_canary()
+
+    def _check_canary(self) -> None:
+        """Hand out what was measured since the last canary, unless the device has become slower meanwhile."""
+        rules, (_, library) = self.fleet.rules, self.fleet.canary
+        now = self._run_canary(library)
+        if now > self._last_canary * (1 + rules.max_drift):
+            self.fleet.counts.drifts += 1
+            deadline = time.monotonic() + rules.cool_s
+            while now > self._baseline * (1 + rules.max_drift) and time.monotonic() < deadline:
+                time.sleep(min(1.0, rules.cool_s))
+                now = self._run_canary(library)
+            self.fleet.counts.notes.append(
+                f"the canary of device {self.number} went from {self._last_canary * 1e3:.3f} to {now * 1e3:.3f} ms; "
+                f"{len(self._since_canary)} measurements discarded"
+            )
+            self.fleet.counts.discarded += len(self._since_canary)
+            dropped, self._since_canary, self._last_canary = self._since_canary, [], now
+            self._baseline = now  # cooled down or not: what is measured from here on is compared with this
+            for found in dropped:
+                self.fleet.put_back(found.job)
+            return
+        self._last_canary = now
+        done, self._since_canary = self._since_canary, []
+        for found in done:
+            self.fleet._results.put(found)
+
+    def _bench(self, workload: Workload) -> KernelBench:
+        if workload.key not in self._benches:
+            assert self._session is not None
+            shared = self.fleet.references
+            bench = KernelBench(
+                workload, self._session, self.fleet.rules.measure, shared.arrays[workload.key],
+                shared.answers.get(workload.key), shared.plain.get(workload.key),
+            )  # fmt: skip
+            with shared.lock:
+                shared.answers.setdefault(workload.key, bench.reference)
+            while len(self._benches) >= _KEPT_BENCHES:
+                self._benches.pop(next(iter(self._benches)))
+            self._benches[workload.key] = bench
+        return self._benches[workload.key]
+
+    def _lost(self, error: DeviceError) -> None:
+        """Put back what this device had, and rest before asking for another."""
+        if self.abandoned:
+            return
+        fleet, now = self.fleet, time.monotonic()
+        self.busy_since = 0.0
+        for found in self._since_canary:
+            fleet.put_back(found.job)
+        self._since_canary = []
+        if self.job is not None:
+            fleet.put_back(self.job)
+            self.job = None
+        self._session = None
+        self.close()
+        if not isinstance(error, DeviceBusyError):
+            fleet.counts.lost += 1
+            fleet.counts.notes.append(f"device {self.number}: {last_line(error, 160)}")
+        self._without_device_since = self._without_device_since or now
+        if now - self._without_device_since > fleet.rules.give_up_s:
+            if self.suspect is not None:
+                fleet.put_back(self.suspect)
+                self.suspect = None
+            if all(slot is self or slot._without_device_since for slot in fleet._slots):
+                fleet._results.put(error)
+                return
+        fleet._closing.wait(self._rest_s)
+        self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)

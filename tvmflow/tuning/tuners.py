@@ -1,0 +1,251 @@
+"""Tuners by name: in which order the candidates of a workload are tried.
+
+grid goes through them in the template's order, random shuffles, ga breeds from the best, xgb asks a cost model that learns
+from every workload of this device kind (and from earlier logs), so that what one shape taught serves the next.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmflow.tuning.templates import Knobs
+
+Loss = Literal["reg", "rank", "rank-binary"]
+TUNERS = ("xgb", "ga", "random", "grid")
+_EXTENTS = 9  # leading loop extents that describe a workload to the cost model
+_LEAST_TO_LEARN = 12  # measurements before the cost model is asked
+_EXPLORE = 0.1  # share of candidates that are drawn at random whatever the model says
+_GOOD = 1.1  # rank-binary: within this factor of the best is good
+
+
+class Tuner(Protocol):
+    """Proposes candidates by index and learns how long they took."""
+
+    def ask(self, count: int) -> list[int]:
+        """Return up to `count` indices that were not returned before."""
+
+    def tell(self, index: int, seconds: float) -> None:
+        """Say how long a candidate took; infinity where it failed."""
+
+
+@dataclass
+class _Unasked:
+    """The candidates that were not tried yet, in the template's order."""
+
+    total: int
+    asked: set[int] = field(default_factory=set)
+
+    def rest(self) -> list[int]:
+        return [at for at in range(self.total) if at not in self.asked]
+
+    def take(self, order: list[int], count: int) -> list[int]:
+        """Return the first `count` of an order, candidate 0 (the default) before all, and mark them."""
+        chosen = list(dict.fromkeys(([0] if 0 not in self.asked else []) + [i for i in order if i not in self.asked]))
+        self.asked.update(chosen[:count])
+        return chosen[:count]
+
+
+class GridTuner:
+    def __init__(self, candidates: list[Knobs]) -> None:
+        self._unasked = _Unasked(len(candidates))
+
+    def ask(self, count: int) -> list[int]:
+        return self._unasked.take(self._unasked.rest(), count)
+
+    def tell(self, index: int, seconds: float) -> None:
+        self._unasked.asked.add(index)
+
+
+class RandomTuner(GridTuner):
+    def __init__(self, candidates: list[Knobs], seed: str) -> None:
+        super().__init__(candidates)
+        self._order = list(range(len(candidates)))
+        random.Random(seed).shuffle(self._order)  # noqa: S311
+
+    def ask(self, count: int) -> list[int]:
+        return self._unasked.take(self._order, count)
+
+
+class GeneticTuner:
+    """Crosses and mutates the knobs of the fastest; children that are no legal candidate are dropped."""
+
+    population = 12
+    mutation = 0.15
+
+    def __init__(self, candidates: list[Knobs], seed: str) -> None:
+        self.candidates = candidates
+        self._random = random.Random(seed)  # noqa: S311
+        self._index = {_key(knobs): at for at, knobs in enumerate(candidates)}
+        self._values = {name: sorted({knobs[name] for knobs in candidates}) for name in candidates[0]}
+        self._unasked = _Unasked(len(candidates))
+        self._times: dict[int, float] = {}
+
+    def ask(self, count: int) -> list[int]:
+        fit = sorted(self._times, key=lambda at: self._times[at])[: self.population]
+        order: list[int] = []
+        for _ in range(60 * count if len(fit) >= 2 else 0):
+            child = self._child(*self._random.sample(fit, 2))
+            if child is not None and child not in self._unasked.asked and child not in order:
+                order.append(child)
+            if len(order) == count:
+                break
+        rest = self._unasked.rest()
+        self._random.shuffle(rest)
+        return self._unasked.take(order + rest, count)
+
+    def tell(self, index: int, seconds: float) -> None:
+        self._unasked.asked.add(index)
+        if math.isfinite(seconds):
+            self._times[index] = seconds
+
+    def _child(self, one: int, other: int) -> int | None:
+        knobs = {}
+        for name in self.candidates[0]:
+            knobs[name] = self.candidates[self._random.choice((one, other))][name]
+            if self._random.random() < self.mutation:
+                knobs[name] = self._random.choice(self._values[name])
+        return self._index.get(_key(knobs))
+
+
+def _key(knobs: Knobs) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(knobs.items()))
+
+
+def describe(extents: list[int], knobs: Knobs) -> list[float]:
+    """Return what the cost model sees of a candidate: loop extents, knobs, and how they go together.
+
+    The same length for every workload of one template.
+    """
+    sizes = (extents + [1] * _EXTENTS)[:_EXTENTS]
+    values = [knobs[name] for name in sorted(knobs)]
+    tiles = [value for name, value in knobs.items() if name.endswith("_tile")]
+    held = math.prod(tiles)
+    chunk = max(knobs.get("chunk", 1), 1)
+    pieces = sizes[2] / chunk * (1 if knobs.get("rows_first") else sizes[1] / max(knobs.get("c_tile", 1), 1))
+    return [
+        *(math.log2(size) for size in sizes), *(math.log2(1 + value) for value in values), float(held),
+        math.log2(held / max(sum(tiles), 1) + 1), math.log2(max(pieces, 0.5)), float(pieces % 2),
+    ]  # fmt: skip
+
+
+class CostModel:
+    """Gradient-boosted trees over all measurements of one template on one device kind.
+
+    The label of a measurement is how much faster than its workload's default it was, so that shapes can be compared.
+    """
+
+    def __init__(self, loss: Loss, seed: int) -> None:
+        self.loss, self.seed = loss, seed
+        self._rows: dict[str, list[tuple[list[float], float]]] = {}
+        self._default: dict[str, float] = {}
+        self._booster: Any = None
+        self._fitted = 0
+
+    def add(self, workload: str, row: list[float], seconds: float, is_default: bool) -> None:
+        if is_default and math.isfinite(seconds):
+            self._default[workload] = seconds
+        rows = self._rows.setdefault(workload, [])
+        if not rows or len(rows[0][0]) == len(row):  # knobs of an older version of the template teach nothing
+            rows.append((row, seconds))
+
+    def scores(self, rows: list[list[float]]) -> NDArray[np.float32] | None:
+        """Return a score per row, the higher the better; None while too little was measured."""
+        self._fit()
+        if self._booster is None:
+            return None
+        import xgboost
+
+        return np.asarray(self._booster.predict(xgboost.DMatrix(np.asarray(rows, np.float32))))
+
+    def _fit(self) -> None:
+        width = max((len(row) for rows in self._rows.values() for row, _ in rows[-1:]), default=0)
+        known = {k: rows for k, rows in self._rows.items() if k in self._default and len(rows[0][0]) == width}
+        count = sum(len(rows) for rows in known.values())
+        if count < _LEAST_TO_LEARN or count < self._fitted + 4:
+            return
+        import xgboost
+
+        x: list[list[float]] = []
+        y: list[float] = []
+        groups: list[int] = []
+        for key, rows in known.items():
+            best = min(seconds for _, seconds in rows)
+            for row, seconds in rows:
+                x.append(row)
+                y.append(self._label(seconds, self._default[key], best))
+            groups.append(len(rows))
+        data = xgboost.DMatrix(np.asarray(x, np.float32), np.asarray(y, np.float32))
+        objective = "reg:squarederror"
+        if self.loss != "reg":
+            data.set_group(groups)
+            objective = "rank:pairwise"
+        options = {"objective": objective, "max_depth": 6, "eta": 0.3, "nthread": 1, "seed": self.seed, "verbosity": 0}
+        self._booster = xgboost.train(options, data, 60)
+        self._fitted = count
+
+    def _label(self, seconds: float, default: float, best: float) -> float:
+        if self.loss == "rank-binary":
+            return float(seconds <= _GOOD * best)
+        speed = default / seconds if math.isfinite(seconds) else 0.0
+        return math.log2(speed + 1e-3) if self.loss == "reg" else min(speed * 8, 31.0)
+
+
+class ModelTuner:
+    """Asks the cost model; a share of the candidates is drawn at random, and the template's order decides before it knows."""
+
+    def __init__(self, workload: str, candidates: list[Knobs], extents: list[int], model: CostModel, seed: str) -> None:
+        self.workload, self.model = workload, model
+        self.rows = [describe(extents, knobs) for knobs in candidates]
+        self._unasked = _Unasked(len(candidates))
+        self._random = random.Random(seed)  # noqa: S311
+
+    def ask(self, count: int) -> list[int]:
+        rest = self._unasked.rest()
+        scores = self.model.scores([self.rows[at] for at in rest]) if rest else None
+        if scores is not None:
+            rest = [rest[at] for at in np.argsort(-scores, kind="stable")]
+        for at in range(len(rest[:count])):
+            if self._random.random() < _EXPLORE:
+                other = self._random.randrange(len(rest))
+                rest[at], rest[other] = rest[other], rest[at]
+        return self._unasked.take(rest, count)
+
+    def tell(self, index: int, seconds: float) -> None:
+        self._unasked.asked.add(index)
+        self.model.add(self.workload, self.rows[index], seconds, index == 0)
+
+
+@dataclass
+class TunerFactory:
+    """Makes the tuner of each workload; cost models are shared by the workloads of a template."""
+
+    name: str
+    loss: Loss
+    seed: int
+    models: dict[str, CostModel] = field(default_factory=dict)
+
+    def make(self, workload: str, template: str, candidates: list[Knobs], extents: list[int]) -> Tuner:
+        seed = f"{self.seed}:{workload}"
+        if self.name == "grid":
+            return GridTuner(candidates)
+        if self.name == "random":
+            return RandomTuner(candidates, seed)
+        if self.name == "ga":
+            return GeneticTuner(candidates, seed)
+        return ModelTuner(workload, candidates, extents, self._model(template), seed)
+
+    def learn(
+        self, workload: str, template: str, extents: list[int], knobs: Knobs, seconds: float, is_first: bool
+    ) -> None:  # fmt: skip
+        """Take in a measurement of a workload that is not tuned now; its first one stands for its default."""
+        if self.name == "xgb":
+            self._model(template).add(workload, describe(extents, knobs), seconds, is_first)
+
+    def _model(self, template: str) -> CostModel:
+        return self.models.setdefault(template, CostModel(self.loss, self.seed))

@@ -1,0 +1,98 @@
+"""Compare two ways to compute a whole network, on the device, in turns, and remember what came out."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tvmflow.building.library import build_scheduled, export
+from tvmflow.building.lower import lower
+from tvmflow.devices.session import DeviceSession, RemoteModel
+from tvmflow.quantization.graph import read_graph
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.tuning.fleet import OpenSession
+from tvmflow.tuning.records import OK, TuningRecord
+from tvmflow.tuning.search import Journal
+from tvmflow.tuning.workloads import extract_workloads
+
+NETWORK = "network"  # the template of records of whole networks; their canary is the network they were compared with
+_ROUNDS, _RUNS = 5, 4
+
+
+class NetworkComparison:
+    """Opens a session when the first comparison is not known yet; use as a context manager."""
+
+    def __init__(
+        self, packed: Any, target: ResolvedTarget, best: dict[str, TuningRecord], journal: Journal, folder: Path,
+        open_session: OpenSession,
+    ) -> None:  # fmt: skip
+        self.packed, self.target, self.best, self.journal = packed, target, best, journal
+        self.folder, self.open_session = folder, open_session
+        self._count = itertools.count()
+        self._context: Any = None
+        self._session: DeviceSession | None = None
+        self._models: dict[str, RemoteModel] = {}
+        self._known = {r.workload: r for r in journal.known() if r.template == NETWORK}
+
+    def __enter__(self) -> NetworkComparison:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._models.clear()
+        if self._context is not None:
+            self._context.__exit__(*error)
+
+    def speedup(self, now: dict[str, int], other: dict[str, int]) -> float:
+        """Return time with `now` over time with `other`, both maps of convolution key to Winograd tile."""
+        digest = hashlib.sha256(json.dumps([self._digest(now), self._digest(other)]).encode()).hexdigest()[:32]
+        if digest not in self._known:
+            one, two = self._measure(now, other)
+            record = TuningRecord(
+                workload=digest, name="whole network", template=NETWORK, knobs=other, trace=None, seconds=(two,),
+                status=OK, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
+                created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=one,
+            )  # fmt: skip
+            self.journal.add(record)
+            self._known[digest] = record
+        record = self._known[digest]
+        return record.canary_s / record.median_s
+
+    def _digest(self, winograd: dict[str, int]) -> list[list[Any]]:
+        used = extract_workloads(lower(self.packed, self.target.tvm_target(), winograd=winograd))
+        return [[w.key, w.calls, self.best[w.key].knobs if w.key in self.best else None] for w in used]
+
+    def _measure(self, now: dict[str, int], other: dict[str, int]) -> tuple[float, float]:
+        one, two = self._model(now), self._model(other)
+        times: tuple[list[float], list[float]] = ([], [])
+        for at in range(_ROUNDS):
+            for index in (0, 1) if at % 2 else (1, 0):
+                times[index].extend((one, two)[index].time_runs(_RUNS)[1:])
+        return median(times[0]), median(times[1])
+
+    def _model(self, winograd: dict[str, int]) -> RemoteModel:
+        name = json.dumps(winograd, sort_keys=True)
+        if name not in self._models:
+            if self._session is None:
+                self._context = self.open_session()
+                self._session = self._context.__enter__()
+            assert self._session is not None
+            records = {key: {"trace": record.trace} for key, record in self.best.items()}
+            executable, _ = build_scheduled(self.packed, self.target, records, winograd=winograd)
+            library = self.folder / f"network-{next(self._count)}.so"
+            export(executable, library, self.target)
+            while len(self._models) > 2:  # each holds a copy of the weights
+                self._models.pop(next(iter(self._models)))
+            model = self._session.model(library)
+            library.unlink()
+            graph = read_graph(self.packed)
+            model.set_input(np.random.default_rng(0).standard_normal(graph.input_shape).astype(graph.input_dtype))
+            model.invoke()
+            self._models[name] = model
+        return self._models[name]
