@@ -18,13 +18,13 @@ from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
-from tvmflow.passes.legalize_convolutions import convolution_keys
+from tvmflow.passes.legalize_convolutions import convolution_keys, tileable_width
 from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
 from tvmflow.passes.schedule_kernels import ScheduleKernels, replay
 from tvmflow.passes.winograd import TILES, winograd_error
 from tvmflow.sources.torch_networks import build
 from tvmflow.targets.machine import machine_of
-from tvmflow.targets.resolve import host_target
+from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.tuning.templates import scheduled, template_for
 from tvmflow.tuning.traces import trace_json
 from tvmflow.tuning.workloads import extract_workloads, workload_key
@@ -118,6 +118,62 @@ def test_winograd_equals_torch_at_any_size(size: tuple[int, int], channels: int,
     assert "winograd" in {choice.template for choice in choices}
     x = np.random.default_rng(0).standard_normal((1, 16, *size), dtype=np.float32)
     assert _error(_run(executable, x), model.run(x)) < 10 * BOUND
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride"), [((16, 16), 3, 1), ((16, 32), 1, 1), ((3, 16), 3, 2), ((16, 16), 3, 2)]
+)
+def test_widths_without_tiles_are_computed_wider_and_cut(channels: tuple[int, int], kernel: int, stride: int) -> None:
+    torch.manual_seed(2)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(*channels, kernel, stride, kernel // 2),
+        torch.nn.ReLU(),
+        torch.nn.AvgPool2d(3, 1),
+        torch.nn.Flatten(),
+    )
+    shape = (1, channels[0], 5, 71 * stride)
+    module, model = _imported(net, shape)
+    assert tileable_width(71) == 72 and tileable_width(149) == 150 and tileable_width(56) == 56
+    lowered = lower(PackChannels(16)(module), host_target().tvm_target())
+    assert "crop" in str(lowered)
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    assert _error(LocalRunner(PackChannels(16)(module), host_target()).run(x), model.run(x)) < BOUND
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "mtriple", "data", "instruction"),
+    [
+        ("znver4", "x86_64-linux-gnu", "uint8", "vpdpbusd"),
+        ("cortex-a76", "aarch64-linux-gnu", "int8", "sdot"),
+        ("neoverse-v1", "aarch64-linux-gnu", "uint8", "usdot"),
+    ],
+)
+def test_bytes_are_multiplied_by_the_instruction_of_the_target(
+    mcpu: str, mtriple: str, data: str, instruction: str
+) -> None:
+    """For targets that are not at hand the code is looked at; where this machine has the instruction, tests run it."""
+    import tvm
+    from tvm import relax
+
+    target = ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++")
+    x = relax.Var("x", relax.TensorType((1, 2, 8, 8, 16), data))
+    weight = relax.const(np.ones((2, 2, 3, 3, 16, 16), np.int8))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            conv = relax.op.nn.conv2d(
+                x, weight, padding=1, data_layout="NCHW16c", kernel_layout="OIHW16i16o", out_layout="NCHW16c",
+                out_dtype="int32",
+            )  # fmt: skip
+            out = builder.emit_output(conv)
+        builder.emit_func_output(out)
+    (workload,) = extract_workloads(lower(builder.get(), target.tvm_target()))
+    found = template_for(workload.function, machine_of(target))
+    assert found is not None and found[1][0]["dot"]
+    schedule = scheduled(workload.function, found[0], found[1][0])
+    with target.tvm_target() as tvm_target:
+        built = tvm.compile(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}), tvm_target)
+    assert f"\t{instruction}" in built.mod.inspect_source("asm")
 
 
 def test_winograd_errors_grow_with_the_tile_and_are_measured() -> None:
