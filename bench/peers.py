@@ -5,6 +5,8 @@
 Brings the cells all the way, then measures library and peers in turns, `rounds` times, each in a process of its own with the
 same input and threads. A figure is the median of the rounds' medians; ratios below 1 mean that the library is faster. The last
 columns are the error of the library's answer and of ONNX Runtime's, relative to the largest answer of PyTorch in float64.
+For int8 cells ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes of the same network and calibration samples;
+PyTorch stays in float32.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("cells", nargs="*", default=list(CELLS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--peers", nargs="+", choices=PEERS[1:], default=list(PEERS[1:]))
     parser.add_argument("--peer", choices=(*PEERS, "errors"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     workspace = Workspace(Path.cwd())
@@ -50,21 +54,24 @@ def main() -> None:
         print(json.dumps(found))
         return
     subprocess.run([sys.executable, "-m", "tvmflow", "run", *options.cells], check=True, stdout=subprocess.DEVNULL)
+    names = ["tvmflow", *options.peers]
     print(
-        f"{'cell':36}" + "".join(f"{name:>22}" for name in PEERS) + f"{'best peer':>12}{'error':>10}{'ORT error':>11}"
+        f"{'cell':36}" + "".join(f"{name:>22}" for name in names) + f"{'best peer':>12}{'error':>10}{'ORT error':>11}"
     )
     ratios = []
     for cell in options.cells:
-        times: dict[str, list[float]] = {name: [] for name in PEERS}
+        times: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(options.rounds):
-            for name in PEERS if turn % 2 == 0 else reversed(PEERS):
+            for name in names if turn % 2 == 0 else reversed(names):
                 times[name].append(_in_own_process(cell, name, options).get("ms", math.nan))
         errors = _in_own_process(cell, "errors", options)
         medians = {name: median(values) for name, values in times.items()}
         ours = medians["tvmflow"]
         ratio = ours / min(value for name, value in medians.items() if name != "tvmflow" and not math.isnan(value))
         ratios.append(ratio)
-        columns = [f"{ours:.3g} ms"] + [f"{medians[name]:.3g} ms ({ours / medians[name]:.2f})" for name in PEERS[1:]]
+        columns = [f"{ours:.3g} ms"] + [
+            f"{medians[name]:.3g} ms ({ours / medians[name]:.2f})" for name in options.peers
+        ]
         print(f"{cell:36}" + "".join(f"{text:>22}" for text in columns) + f"{ratio:12.2f}"
               f"{errors.get('tvmflow', math.nan):10.1e}{errors.get('onnxruntime', math.nan):11.1e}", flush=True)  # fmt: skip
     print(f"geometric mean against the best peer of each: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
@@ -74,7 +81,7 @@ def _in_own_process(cell: str, peer: str, options: argparse.Namespace) -> dict[s
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "TVM_NUM_THREADS": str(options.threads)}
     done = subprocess.run(
         [sys.executable, "-m", "bench.peers", cell, "--peer", peer, "--threads", str(options.threads)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, check=False,
+        capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip
     if done.returncode:
         print(f"{cell} {peer}: {(done.stderr.strip().splitlines() or ['failed'])[-1][:150]}", file=sys.stderr)
@@ -112,13 +119,42 @@ def _tvmflow(workspace: Workspace, cell: Cell, x: Any, _threads: int) -> Callabl
     return lambda: machine["main"](tensor)
 
 
+def _onnx_file(workspace: Workspace, cell: Cell, folder: Path) -> Path:
+    """Return the network as ONNX; for int8 cells quantized by ONNX Runtime with the same calibration samples."""
+    plain = workspace.folder("import_model", cell) / "peer.onnx"
+    if cell.precision != "int8":
+        return plain
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    with np.load(workspace.folder("fetch", cell) / "calibration.npz", allow_pickle=False) as data:
+        samples = data["x"][:32]
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            import onnx
+
+            name = onnx.load(plain, load_external_data=False).graph.input[0].name
+            self.rest = iter([{name: sample[None]} for sample in samples])
+
+        def get_next(self) -> Any:
+            return next(self.rest, None)
+
+    result = folder / "int8.onnx"
+    quantize_static(
+        plain, result, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )  # fmt: skip
+    return result
+
+
 def _onnxruntime(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    file = workspace.folder("import_model", cell) / "peer.onnx"
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    with tempfile.TemporaryDirectory() as folder:
+        file = _onnx_file(workspace, cell, Path(folder))
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     feed = {session.get_inputs()[0].name: x}
     return lambda: session.run(None, feed)
 
@@ -127,8 +163,9 @@ def _openvino(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callabl
     import openvino
 
     core = openvino.Core()
-    model = core.read_model(workspace.folder("import_model", cell) / "peer.onnx")
-    model.reshape(x.shape)
+    with tempfile.TemporaryDirectory() as folder:
+        model = core.read_model(_onnx_file(workspace, cell, Path(folder)))
+        model.reshape(x.shape)
     options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     request = core.compile_model(model, "CPU", options).create_infer_request()
     request.set_input_tensor(openvino.Tensor(np.ascontiguousarray(x)))

@@ -128,7 +128,7 @@ def _distinct(workloads: list[Workload]) -> list[Workload]:
 
 def _ledger(report: TuneReport) -> dict[str, Any]:
     """Return what the search cost: device time, speed, failures, and what reuse saved."""
-    per_trial = report.seconds / report.measured if report.measured else 0.0
+    per_trial = report.seconds / report.measured if report.measured >= 20 else 0.0  # fewer say nothing of a trial
     return {
         "seconds": report.seconds, "device_hours": report.device_s / 3600.0,
         "trials_per_minute": 60.0 * report.measured / report.seconds if report.seconds else 0.0,

@@ -1,0 +1,222 @@
+"""The tuner against what it is to beat: `python -m bench.tuning {speed,tuners,fleet}`.
+
+speed    trials per minute, beside stock MetaSchedule on the same kernel, same machine, same run
+tuners   every candidate of some kernels is measured once; then each tuner searches that table, several seeds, equal trials
+fleet    four RPC servers under one key against one, device time simulated by a fixed sleep for each kernel; then the same
+         while two of the four are killed
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from tvmflow.building.lower import lower
+from tvmflow.devices.local import local_tracker
+from tvmflow.devices.session import DeviceSession, SessionLimits, open_session
+from tvmflow.devices.tracker import queue_of
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.params import DeviceEntry
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.sources.torch_networks import build
+from tvmflow.stages import silent
+from tvmflow.targets.machine import machine_of
+from tvmflow.targets.resolve import host_target
+from tvmflow.tuning.fleet import FleetRules
+from tvmflow.tuning.measure import MeasureRules
+from tvmflow.tuning.records import OK, read_records
+from tvmflow.tuning.search import Journal, SearchRules, tune
+from tvmflow.tuning.templates import template_for
+from tvmflow.tuning.tuners import TunerFactory
+from tvmflow.tuning.workloads import Workload, anchor_extents, extract_workloads
+
+KEY, DEVICE_S = "bench", 0.5
+TARGET = host_target()
+
+
+def workloads(network: str = "torchvision/resnet18", count: int = 6) -> list[Workload]:
+    """Return the costliest distinct convolutions of a network with random weights."""
+    model = ExportedModel(build(network, 0).eval(), "input", (1, 3, 224, 224))
+    lowered = lower(PackChannels(16)(canonicalize(model.to_relax())), TARGET.tvm_target())
+    found = [w for w in extract_workloads(lowered) if w.name.startswith("conv2d_nchwc_add_relu")]
+    return sorted(found, key=lambda w: -math.prod(anchor_extents(w.function)))[:count]
+
+
+def rules(slots: int = 1, trials: int = 16, tuner: str = "xgb") -> SearchRules:
+    fleet = FleetRules(
+        slots=slots, kernel_timeout_s=60.0, session_s=3600.0, canary_every=16, max_drift=3.0, cool_s=0.0, give_up_s=60.0,
+        measure=MeasureRules(3, 10.0),
+    )  # fmt: skip
+    return SearchRules(
+        tuner=tuner, loss="rank", trials=trials, total_trials=0, seconds=0.0, early_stopping=10**6, seed=0,
+        replay_slowdown=0.1, build_workers=2, build_timeout_s=60.0, overlap=slots > 1, fleet=fleet,
+    )  # fmt: skip
+
+
+def search(found: list[Workload], chosen: SearchRules, log: Path, opener: Callable[[], Any]) -> float:
+    """Tune and return the seconds it took."""
+    journal = Journal(log, TARGET.device_kind, {"bench": "1"})
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        tune(found, opener, TARGET, chosen, journal, Path(folder), silent)
+    return time.monotonic() - started
+
+
+def local() -> contextlib.AbstractContextManager[DeviceSession]:
+    device = DeviceEntry(transport="local", key=KEY)
+    return open_session(device, TARGET, SessionLimits(3600.0, 60.0))
+
+
+def speed() -> None:
+    found = workloads(count=4)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log.jsonl"
+        seconds = search(found, rules(trials=32), log, local)
+        ours = len(read_records(log)) / seconds * 60
+    stock, trials = _stock_metaschedule(found[0]), 32
+    print(
+        f"tvmflow {ours:.0f} trials per minute, MetaSchedule {trials / stock * 60:.0f}: {ours / (trials / stock * 60):.1f}x"
+    )
+
+
+def _stock_metaschedule(workload: Workload) -> float:
+    """Return the seconds of 32 trials of MetaSchedule as it comes, on the same kernel."""
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    module = tvm.IRModule({"main": workload.function.with_attr("global_symbol", "main")})
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        ms.tir_integration.tune_tir(module, TARGET.tvm_target(), folder, max_trials_global=32, num_trials_per_iter=16)
+        return time.monotonic() - started
+
+
+def tuners() -> None:
+    found = workloads(count=3)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log.jsonl"
+        search(found, rules(trials=160, tuner="random"), log, local)
+        tables: dict[str, dict[str, float]] = {w.key: {} for w in found}
+        for record in read_records(log):
+            tables[record.workload][str(sorted(record.knobs.items()))] = record.median_s
+    print(
+        f"{'trials':>8}" + "".join(f"{name:>10}" for name in ("grid", "random", "ga", "xgb")) + "   time / best known"
+    )
+    for trials in (4, 8, 16, 32):
+        row = [
+            mean(_simulated(found, tables, name, trials, seed) for seed in range(5))
+            for name in ("grid", "random", "ga", "xgb")
+        ]
+        print(f"{trials:8}" + "".join(f"{value:10.3f}" for value in row), flush=True)
+
+
+def _simulated(found: list[Workload], tables: dict[str, dict[str, float]], name: str, trials: int, seed: int) -> float:
+    """Search measured tables and return the mean of (best found / best known) over the workloads, one after the other."""
+    factory, ratios = TunerFactory(name, "rank", seed), []
+    for workload in found:
+        covered = template_for(workload.function, machine_of(TARGET))
+        if covered is None:
+            raise SystemExit(f"no template covers {workload.name}")
+        template, candidates = covered
+        table = tables[workload.key]
+        known = [knobs for knobs in candidates if str(sorted(knobs.items())) in table]
+        tuner, best, asked = (
+            factory.make(workload.key, template.name, known, anchor_extents(workload.function)),
+            math.inf,
+            0,
+        )
+        while asked < trials:
+            batch = tuner.ask(min(4, trials - asked))
+            for index in batch:
+                seconds = table[str(sorted(known[index].items()))]
+                tuner.tell(index, seconds)
+                best, asked = min(best, seconds), asked + 1
+            if not batch:
+                break
+        ratios.append(best / min(table.values()))
+    return mean(ratios)
+
+
+@contextlib.contextmanager
+def servers(count: int) -> Iterator[tuple[int, list[subprocess.Popen[bytes]]]]:
+    """Run a tracker and `count` RPC servers under one key; yield the tracker's port and the further servers."""
+    with local_tracker(KEY, TARGET.threads) as address:
+        more = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tvm.exec.rpc_server", "--host", "127.0.0.1", "--port", str(19500 + 20 * at),
+                 "--port-end", str(19519 + 20 * at), "--tracker", f"127.0.0.1:{address.port}", "--key", KEY],
+                env={**os.environ, "TVM_NUM_THREADS": str(TARGET.threads)}, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True,
+            )
+            for at in range(count - 1)
+        ]  # fmt: skip
+        try:
+            while queue_of(address).get(KEY, {}).get("total", 0) < count:
+                time.sleep(0.2)
+            yield address.port, more
+        finally:
+            for process in more:
+                process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def slow_session(port: int) -> Iterator[DeviceSession]:
+    """Open a session with a device that takes half a second for each kernel, so that the host's cores do not decide."""
+    device = DeviceEntry(transport="tracker", key=KEY, host="127.0.0.1", port=port)
+    with open_session(device, TARGET, SessionLimits(3600.0, 60.0)) as session:
+        load = session.load
+
+        def slow(library: Path) -> Any:
+            time.sleep(DEVICE_S)
+            return load(library)
+
+        session.load = slow  # type: ignore[method-assign]
+        yield session
+
+
+def fleet() -> None:
+    found = small_workloads()
+    times = {}
+    for count in (1, 4):
+        with servers(count) as (port, _), tempfile.TemporaryDirectory() as folder:
+            times[count] = search(found, rules(count, 24), Path(folder) / "log", lambda p=port: slow_session(p))  # type: ignore[misc]
+        print(f"{count} devices: {times[count]:.1f} s", flush=True)
+    print(f"four devices take {times[4] / times[1]:.2f} of the time of one")
+    with servers(4) as (port, more), tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        for after, process in zip((4.0, 8.0), more, strict=False):
+            threading.Timer(after, lambda p=process: os.killpg(p.pid, 9)).start()  # type: ignore[misc]
+        seconds = search(found, rules(4, 24), log, lambda: slow_session(port))
+        records = read_records(log)
+        wrong = [r.status for r in records if r.status != OK]
+        print(f"two of four killed: {seconds:.1f} s, {len(records)} records, {len(wrong)} of them failures")
+
+
+def small_workloads() -> list[Workload]:
+    """Return small kernels: what takes time is to be the sleep."""
+    model = ExportedModel(build("digits_cnn", 0).eval(), "input", (1, 1, 8, 8))
+    lowered = lower(PackChannels(16)(canonicalize(model.to_relax())), TARGET.tvm_target())
+    return [w for w in extract_workloads(lowered) if w.name.startswith("conv2d")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("speed", "tuners", "fleet"))
+    {"speed": speed, "tuners": tuners, "fleet": fleet}[parser.parse_args().what]()
+
+
+if __name__ == "__main__":
+    main()
