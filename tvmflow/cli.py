@@ -430,6 +430,27 @@ def serve() -> None:
 
 
 @app.command()
+def records(
+    cell: CellName,
+    merge: Annotated[list[Path], typer.Option("--merge", help="Add the records of another log.")] = [],  # noqa: B006
+    export: Annotated[Path | None, typer.Option("--export", help="Write a MetaSchedule database.")] = None,
+    bring: Annotated[Path | None, typer.Option("--import", help="Read a MetaSchedule database.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the tuning records of a cell; merge logs, exchange schedules with MetaSchedule."""
+    from tvmflow.tuning.exchange import exchange
+
+    workspace = _workspace()
+    found = exchange(workspace, workspace.params.cell(cell), merge, export, bring)
+    if as_json:
+        _print_json(found)
+        return
+    for name, value in found.items():
+        print(f"{name:24} {value}")
+    _next(f"tvmflow run {cell}")
+
+
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """Check versions that break each other, threads, tools, trackers and open ports; say what to do about each."""
     from tvmflow.doctor import examine

@@ -229,3 +229,25 @@ def test_no_color_and_results_on_stdout_progress_on_stderr(finished: Path) -> No
     done = tvmflow(finished, "run", "digits")
     assert "\x1b[" not in done.stdout + done.stderr
     assert CELL in done.stdout and "next:" in done.stderr
+
+
+def test_tuning_records_are_merged_and_exchanged(copy_of_finished: Path, tmp_path: Path) -> None:
+    root, log = copy_of_finished, copy_of_finished / "artifacts" / "tuning_log" / f"{SLUG}.jsonl"
+    before = len(log.read_bytes().splitlines())
+    shutil.copyfile(log, tmp_path / "other.jsonl")
+    found = _json(root, "records", "digits", "--merge", str(tmp_path / "other.jsonl"))
+    assert found["merged"] == 0 and found["known already"] == before == found["records"]
+    exported = _json(root, "records", "digits", "--export", str(tmp_path / "database"))["exported"]
+    assert exported >= 5
+    log.unlink()
+    found = _json(root, "records", "digits", "--import", str(tmp_path / "database"))
+    assert found["imported"] == exported == found["workloads"]
+    assert _json(root, "records", "digits", "--import", str(tmp_path / "database"))["imported"] == 0
+    (tmp_path / "database" / "database_tuning_record.json").write_text("[0, [[], [1.0]")
+    for option, path, says in (
+        ("--import", tmp_path / "database", "this TVM cannot read"),
+        ("--import", tmp_path, "no database_workload.json"),
+        ("--merge", tmp_path / "gone", "no file"),
+    ):
+        done = tvmflow(root, "records", "digits", option, str(path), code=1)
+        assert says in done.stderr and "Traceback" not in done.stderr
