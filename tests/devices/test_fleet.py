@@ -49,7 +49,8 @@ class Kernel:
                 raise DeviceLostError("closed")
             if self.says.get("kills"):
                 raise DeviceLostError("connection reset")
-            arguments[-1].array[...] = self.says.get("answer", 1.0)
+            if not self.says.get("forgets"):
+                arguments[-1].array[...] = self.says.get("answer", 1.0)
 
         return run
 
@@ -144,6 +145,12 @@ def test_a_wrong_answer_is_a_result(world: World) -> None:
         [world.library("good"), world.library("bad", answer=2.0), world.library("nan", answer=float("nan"))]
     )
     assert _names(found) == {"good": OK, "bad": WRONG_ANSWER, "nan": WRONG_ANSWER}
+
+
+def test_what_a_kernel_does_not_write_is_not_taken_from_the_one_before(world: World) -> None:
+    kernels = [world.library("good"), world.library("forgets", forgets=True), world.library("fine")]
+    found, _ = world.measure(kernels, replace(RULES, slots=1))
+    assert _names(found) == {"good": OK, "forgets": WRONG_ANSWER, "fine": OK}
 
 
 def test_a_silent_kernel_is_blamed_when_its_device_answers_again(world: World) -> None:

@@ -176,6 +176,27 @@ def test_bytes_are_multiplied_by_the_instruction_of_the_target(
     assert f"\t{instruction}" in built.mod.inspect_source("asm")
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("m", [0, 2, 4])
+@pytest.mark.parametrize("reader", ["pool", "convolution"])
+def test_a_padding_behind_a_convolution_is_written(kernel: int, m: int, reader: str) -> None:
+    """The library is run twice on memory that is not new, so that nothing is right by chance."""
+    torch.manual_seed(3)
+    last: torch.nn.Module = torch.nn.MaxPool2d(3, 2) if reader == "pool" else torch.nn.Conv2d(32, 16, 3, 2)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(16, 32, kernel, padding=kernel // 2), torch.nn.ReLU(), torch.nn.ZeroPad2d((0, 1, 0, 1)), last,
+        torch.nn.Flatten(),
+    )  # fmt: skip
+    shape = (1, 16, 28, 28)
+    module, model = _imported(net, shape)
+    packed = PackChannels(16)(module)
+    winograd = {key: m for key in convolution_keys(packed)} if m else {}
+    executable, _ = build_scheduled(packed, host_target(), {}, winograd=winograd)
+    for seed in (0, 1):
+        x = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+        assert _error(_run(executable, 100 * x), model.run(100 * x)) < 10 * BOUND
+
+
 def test_winograd_errors_grow_with_the_tile_and_are_measured() -> None:
     weight = np.random.default_rng(0).standard_normal((2, 4, 3, 3, 16, 16)).astype(np.float32)
     small, large = winograd_error(weight, 2), winograd_error(weight, 4)

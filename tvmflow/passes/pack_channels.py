@@ -48,6 +48,7 @@ class _Packer:
         self.builder = relax.BlockBuilder()
         self.plain: dict[str, Any] = {}
         self.packed: dict[str, Any] = {}
+        self.steps = {step.name: step for step in graph.steps}
         self.shapes = {graph.input_name: graph.input_shape, **{step.name: step.shape for step in graph.steps}}
 
     def module(self) -> Any:
@@ -140,27 +141,47 @@ class _Packer:
         attrs, weight = step.call.attrs, step.args[1]
         if not isinstance(weight, np.ndarray) or str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
             return None
-        b, groups, data = self.block, int(attrs.groups), step.refs[0]
+        b, groups = self.block, int(attrs.groups)
+        data, padding = self._through_padding(step)
         outputs, inputs = weight.shape[0], weight.shape[1] * groups
         if groups == 1 and 2 * outputs >= b:
             if data not in self.packed and inputs < b:  # a first layer: too few channels to pack
-                return lambda: self._emit_convolution(step, self._as_plain(data), "NCHW", _pack_outputs(weight, b), 1)
-            return lambda: self._emit_convolution(step, self._as_packed(data), f"NCHW{b}c", _pack_both(weight, b), 1)
+                return lambda: self._emit_convolution(
+                    step, self._as_plain(data), padding, "NCHW", _pack_outputs(weight, b), 1
+                )
+            return lambda: self._emit_convolution(
+                step, self._as_packed(data), padding, f"NCHW{b}c", _pack_both(weight, b), 1
+            )
         if groups == inputs == outputs and weight.shape[1] == 1 and 2 * outputs >= b:
             filled = self._filled(outputs)
             return lambda: self._emit_convolution(
-                step, self._as_packed(data), f"NCHW{b}c", _pack_outputs(weight, b), filled
+                step, self._as_packed(data), padding, f"NCHW{b}c", _pack_outputs(weight, b), filled
             )
         if (inputs // groups) % b == 0 and (outputs // groups) % b == 0:
             return lambda: self._emit_convolution(
-                step, self._as_packed(data), f"NCHW{b}c", _pack_both(weight, b), groups
+                step, self._as_packed(data), padding, f"NCHW{b}c", _pack_both(weight, b), groups
             )
         return None
 
-    def _emit_convolution(self, step: Step, data: Any, layout: str, weight: Array, groups: int) -> Any:
+    def _through_padding(self, step: Step) -> tuple[str, list[int]]:
+        """Return what a convolution reads and its padding, a zero padding in front of it included."""
+        data, padding = step.refs[0], [int(p) for p in step.call.attrs.padding]
+        before = self.steps.get(data)
+        if before is None or before.op != "relax.nn.pad" or len(before.shape) != 4:
+            return data, padding
+        attrs = before.call.attrs
+        widths = [int(w) for w in attrs.pad_width]
+        if any(widths[:4]) or str(attrs.pad_mode) != "constant" or float(attrs.pad_value) != 0:
+            return data, padding
+        top, bottom, left, right = widths[4:]
+        return before.refs[0], [padding[0] + top, padding[1] + left, padding[2] + bottom, padding[3] + right]
+
+    def _emit_convolution(
+        self, step: Step, data: Any, padding: list[int], layout: str, weight: Array, groups: int
+    ) -> Any:
         attrs, b = step.call.attrs, self.block
         return relax.op.nn.conv2d(
-            data, constant(weight, str(weight.dtype)), strides=list(attrs.strides), padding=list(attrs.padding),
+            data, constant(weight, str(weight.dtype)), strides=list(attrs.strides), padding=padding,
             dilation=list(attrs.dilation), groups=groups, data_layout=layout, out_layout=f"NCHW{b}c",
             kernel_layout=f"OIHW{b}i{b}o" if weight.ndim == 6 else f"OIHW{b}o", out_dtype=step.dtype,
         )  # fmt: skip

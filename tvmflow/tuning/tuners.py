@@ -148,23 +148,22 @@ class CostModel:
         self._fitted = 0
 
     def add(self, workload: str, row: list[float], seconds: float, is_default: bool) -> None:
+        key = f"{len(row)}:{workload}"  # knobs of an older version of the template teach nothing
         if is_default and math.isfinite(seconds):
-            self._default[workload] = seconds
-        rows = self._rows.setdefault(workload, [])
-        if not rows or len(rows[0][0]) == len(row):  # knobs of an older version of the template teach nothing
-            rows.append((row, seconds))
+            self._default[key] = seconds
+        self._rows.setdefault(key, []).append((row, seconds))
 
     def scores(self, rows: list[list[float]]) -> NDArray[np.float32] | None:
         """Return a score per row, the higher the better; None while too little was measured."""
-        self._fit()
+        self._fit(len(rows[0]))
         if self._booster is None:
             return None
         import xgboost
 
         return np.asarray(self._booster.predict(xgboost.DMatrix(np.asarray(rows, np.float32))))
 
-    def _fit(self) -> None:
-        width = max((len(row) for rows in self._rows.values() for row, _ in rows[-1:]), default=0)
+    def _fit(self, width: int) -> None:
+        """Learn from the workloads whose candidates are described by `width` numbers, as those of this version are."""
         known = {k: rows for k, rows in self._rows.items() if k in self._default and len(rows[0][0]) == width}
         count = sum(len(rows) for rows in known.values())
         if count < _LEAST_TO_LEARN or count < self._fitted + 4:

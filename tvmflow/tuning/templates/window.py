@@ -96,9 +96,10 @@ def _chunks(height: int) -> list[int]:
     return list(dict.fromkeys(max(divisors(height, max(rows, 1))) for rows in wanted))
 
 
-def _width(schedule: Any, block: Any, reduced: int) -> int:
+def _image(schedule: Any, block: Any, reduced: int) -> list[int]:
+    """Return height and width of what a block computes on packed channels."""
     loops = schedule.get_loops(block)
-    return extents(schedule, loops[len(loops) - reduced - 2 : len(loops) - reduced - 1])[0]
+    return extents(schedule, loops[len(loops) - reduced - 3 : len(loops) - reduced - 1])
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
@@ -107,9 +108,15 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     last = merge_epilogue(schedule, kernel)
     anchor = block_ref(schedule, kernel.anchor)
     reduced = len(schedule.get_loops(anchor)) - 5
-    behind = None
-    if last is not None and _width(schedule, anchor, reduced) != _width(schedule, block_ref(schedule, last), 0):
-        behind, last = block_ref(schedule, last), None
+    behind = after = None
+    if last is not None:
+        computed, wanted = _image(schedule, anchor, reduced), _image(schedule, block_ref(schedule, last), 0)
+        if computed != wanted:  # cut from wider rows; or padded for the next layer, which is a pass of its own
+            if computed[0] == wanted[0] and computed[1] > wanted[1]:
+                behind = block_ref(schedule, last)
+            else:
+                after = last
+            last = None
     out = schedule.cache_write(anchor, 0, "local") if last is None else block_ref(schedule, last)
     loops = schedule.get_loops(out)
     while len(loops) > 5:  # unit loops that a reshape left
@@ -141,6 +148,8 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
             spread(schedule, name, knobs["parallel"])
     for tile in schedule.get_loops(out)[-4:-1]:
         schedule.unroll(tile)
+    if after is not None:
+        spread(schedule, after, knobs["parallel"])
     if behind is not None:  # a row is computed whole tiles wide, then cut and finished
         schedule.reverse_compute_at(behind, h_outer, preserve_unit_loops=True)
         schedule.vectorize(schedule.get_loops(behind)[-1])

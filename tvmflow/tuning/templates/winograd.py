@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvmflow.targets.machine import Machine
@@ -12,6 +13,11 @@ from tvmflow.tuning.templates.common import Knobs, Template, distinct, divisors,
 def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
     """Return the extents (alpha, alpha, c, rows of tiles, columns of tiles, lane, ic, ic lane) of Winograd's product."""
     if kernel.anchor is None or not kernel.anchor.startswith("winograd"):
+        return None
+    whole = [
+        extents(schedule, schedule.get_loops(block_ref(schedule, name))) for name in (kernel.after[2], kernel.after[-1])
+    ]
+    if math.prod(whole[0]) != math.prod(whole[1]):  # padded for the next layer in the same kernel
         return None
     return extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
 
