@@ -32,7 +32,7 @@ from tvmflow.workspace import Workspace
 CELLS = tuple(
     f"{model}@local-cpu:float32"
     for model in (
-        "resnet18", "resnet50", "mobilenetv2_100", "mobilenetv2_050", "squeezenet_v1_1", "vgg16", "inception_v3",
+        "resnet18", "resnet50", "mobilenet_v2", "mobilenetv2_050", "squeezenet_v1_1", "vgg16", "inception_v3",
     )
 )  # fmt: skip
 PEERS = ("tvmflow", "onnxruntime", "openvino", "torch", "torch_compile")
