@@ -49,7 +49,13 @@ def small_params() -> dict[str, Any]:
     for name in ("digits_torch", "digits_keras"):
         params["models"][name]["weights"]["train"]["epochs"] = 4
     params["cells"] = {name: params["cells"][name] for name in ("digits", "digits-keras")}
-    params["tune"] |= {"trials_per_workload": 2, "measure_min_ms": 5.0, "measure_repeats": 2, "max_drift": 3.0}
+    params["tune"] |= {
+        "trials_per_workload": 2,
+        "measure_min_ms": 5.0,
+        "measure_repeats": 2,
+        "max_drift": 3.0,
+        "give_up_s": 5.0,
+    }
     params["evaluate"] |= {"min_seconds": 0.2, "max_seconds": 2.0, "cold_starts": 1, "max_spread": 5.0}
     params["release"] |= {"compare_rounds": 6, "max_slowdown": 0.5, "min_coverage": 0.5}
     params["flows"] |= {"retry_delay_s": 0.1}

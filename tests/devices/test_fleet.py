@@ -172,6 +172,14 @@ def test_without_any_device_the_search_ends_with_the_reason(world: World) -> Non
         world.measure([world.library(f"k{at}") for at in range(8)], rules)
 
 
+def test_when_nobody_is_there_from_the_start_it_is_said_at_once(world: World) -> None:
+    world.gone_after = 0
+    started = time.monotonic()
+    with pytest.raises(DeviceError, match="no device answers"):
+        world.measure([world.library("k")], replace(RULES, give_up_s=60.0))
+    assert time.monotonic() - started < 10
+
+
 def test_a_silent_device_blames_no_kernel(world: World) -> None:
     world.gone_after = 1
     with pytest.raises(DeviceError):

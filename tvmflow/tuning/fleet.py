@@ -102,6 +102,7 @@ class Fleet:
         self._results: queue.Queue[Measured | Exception] = queue.Queue()
         self._closing = threading.Event()
         self._slots: list[_Slot] = []
+        self.had_device = False
 
     def __enter__(self) -> Fleet:
         return self
@@ -214,6 +215,7 @@ class _Slot:
         self._benches, self._canary = {}, None
         self._stack = contextlib.ExitStack()
         self._session = self._stack.enter_context(self.fleet.open_session())
+        self.fleet.had_device = True
         workload, library = self.fleet.canary
         self._canary = self._bench(workload)
         self._baseline = self._last_canary = self._run_canary(library)
@@ -318,7 +320,8 @@ class _Slot:
             fleet.counts.lost += 1
             fleet.counts.notes.append(f"device {self.number}: {last_line(error, 160)}")
         self._without_device_since = self._without_device_since or now
-        if now - self._without_device_since > fleet.rules.give_up_s:
+        patience = fleet.rules.give_up_s if fleet.had_device else 0.0  # nobody there at all is said at once
+        if now - self._without_device_since >= patience:
             if self.suspect is not None:
                 fleet.put_back(self.suspect)
                 self.suspect = None
