@@ -10,6 +10,7 @@ TvmflowError                 exit 1   the base: what was found, what was expecte
 |- ModelFileError                     a model file is damaged, hostile or of the wrong kind
 |- UnsupportedOperatorError           the importer does not know an operator; names it
 |- AgreementError                     a form of the model answers differently from the source
+|- ProgramError                       a program for the VTA accelerator breaks the rules of the machine
 |- StageError                         a stage ended without its outputs
 |  |- StageCrashedError               its process died
 |  `- StageTimeoutError               its process was killed because it took too long
@@ -93,6 +94,10 @@ class UnsupportedOperatorError(TvmflowError):
 
 
 class AgreementError(TvmflowError):
+    pass
+
+
+class ProgramError(TvmflowError):
     pass
 
 

@@ -1,0 +1,140 @@
+"""OffloadVta: replace the longest run of layers that VTA can compute by one call, in VTA's layout.
+
+The call is `tvmflow.vta.run(blob, inputs..., outputs...)`, a function that the runtime of the device provides. The blob is a
+constant of the network: the region's meaning here, its compiled program once `build` has put it there. So a library stays one
+file, and everything that runs libraries runs these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmflow.building.tvm_names import constant_value, type_arguments
+from tvmflow.errors import ProgramError
+from tvmflow.quantization.emit import call_again, constant
+from tvmflow.quantization.graph import Graph, Step, read_graph
+from tvmflow.vta.config import VtaConfig
+from tvmflow.vta.extract import Split, split
+from tvmflow.vta.region import packed_shape, region_to_blob
+from tvmflow.vta.runtime import RUN_FUNCTION
+
+
+@tvm.transform.module_pass(opt_level=0, name="OffloadVta")
+class OffloadVta:
+    """IRModule -> IRModule. `split` then says what went where."""
+
+    def __init__(self, config: VtaConfig, start: str = "auto", stop: str = "auto") -> None:
+        self.config, self.start, self.stop = config, start, stop
+        self.split: Split | None = None
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        graph = read_graph(mod)
+        self.split = split(graph, self.config, self.start, self.stop)
+        return _Writer(graph, self.split, self.config).module()
+
+
+class _Writer:
+    def __init__(self, graph: Graph, parts: Split, config: VtaConfig) -> None:
+        self.graph, self.parts, self.config = graph, parts, config
+        self.builder = relax.BlockBuilder()
+        self.values: dict[str, Any] = {}
+
+    def module(self) -> Any:
+        graph = self.graph
+        parameter = relax.Var(graph.input_name, relax.TensorType(graph.input_shape, graph.input_dtype))
+        with self.builder.function("main", [parameter]):
+            with self.builder.dataflow():
+                self.values[graph.input_name] = parameter
+                for step in self.parts.before:
+                    self._step(step)
+                self._region()
+                for step in self.parts.after:
+                    self._step(step)
+                output = self.builder.emit_output(self.values[graph.output], "answer")
+            self.builder.emit_func_output(output)
+        return relax.transform.DeadCodeElimination(["main"])(self.builder.get())
+
+    def _step(self, step: Step) -> None:
+        if step.op == "constant":
+            value = constant(step.args[0], step.dtype)
+        else:
+            value = call_again(step, self.values.__getitem__)
+        self.values[step.name] = self.builder.emit(value, step.name)
+
+    def _region(self) -> None:
+        region = self.parts.region
+        shapes = region.shapes()
+        blob = constant(np.frombuffer(region_to_blob(region), np.uint8), "uint8")
+        inputs = [self._packed(name) for name in region.inputs]
+        types = [relax.TensorType(packed_shape(self.config, shapes[name]), "int8") for name in region.outputs]
+        call = relax.call_dps_packed(RUN_FUNCTION, [blob, *inputs], types if len(types) > 1 else types[0])
+        answer = self.builder.emit(call, "vta")
+        for at, name in enumerate(region.outputs):
+            packed = self.builder.emit(relax.TupleGetItem(answer, at)) if len(types) > 1 else answer
+            self.values[name] = self._plain(name, packed)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self.graph.input_shape if name == self.graph.input_name else self.graph.step(name).shape
+
+    def _packed(self, name: str) -> Any:
+        """(N, C[, H, W]) -> (N/b, C/c, H, W, b, c), filled with zeros."""
+        shape = (*self._shape(name), 1, 1)[:4]
+        outer_n, outer_c, h, w, batch, block = packed_shape(self.config, (shape[0], shape[1], shape[2], shape[3]))
+        value = self.builder.emit(relax.op.reshape(self.values[name], shape))
+        fill_n, fill_c = outer_n * batch - shape[0], outer_c * block - shape[1]
+        if fill_n or fill_c:
+            value = self.builder.emit(relax.op.nn.pad(value, [0, fill_n, 0, fill_c, 0, 0, 0, 0]))
+        value = self.builder.emit(relax.op.reshape(value, (outer_n, batch, outer_c, block, h, w)))
+        return self.builder.emit(relax.op.permute_dims(value, [0, 2, 4, 5, 1, 3]), f"{name}_packed")
+
+    def _plain(self, name: str, value: Any) -> Any:
+        own = self._shape(name)
+        shape = (*own, 1, 1)[:4]
+        outer_n, outer_c, h, w, batch, block = packed_shape(self.config, (shape[0], shape[1], shape[2], shape[3]))
+        value = self.builder.emit(relax.op.permute_dims(value, [0, 4, 1, 5, 2, 3]))
+        value = self.builder.emit(relax.op.reshape(value, (outer_n * batch, outer_c * block, h, w)))
+        if (outer_n * batch, outer_c * block) != shape[:2]:
+            value = self.builder.emit(
+                relax.op.strided_slice(value, axes=[0, 1], begin=[0, 0], end=[shape[0], shape[1]])
+            )
+        return self.builder.emit(relax.op.reshape(value, own), f"{name}_plain")
+
+
+def blob_of(mod: Any) -> bytes:
+    """Return the blob of an offloaded module. Raises ProgramError when it calls no VTA program."""
+    for block in mod["main"].body.blocks:
+        for binding in block.bindings:
+            if _is_run(binding.value):
+                return bytes(constant_value(binding.value.args[1].fields[0]).numpy().tobytes())  # type: ignore[union-attr]
+    raise ProgramError("a module that calls no VTA program", "one that graph_pack made for a target with vta:")
+
+
+def with_blob(mod: Any, blob: bytes) -> Any:
+    """Return the module with another blob in the place of its own."""
+    replace = _ReplaceBlob()
+    replace.blob = constant(np.frombuffer(blob, np.uint8), "uint8")
+    builder = relax.BlockBuilder(tvm.IRModule({"main": replace.visit_expr(mod["main"])}))
+    return relax.transform.Normalize()(builder.get())
+
+
+def _is_run(value: Any) -> bool:
+    if not isinstance(value, relax.Call) or getattr(value.op, "name", "") != "relax.call_dps_packed":
+        return False
+    return str(value.args[0].global_symbol) == RUN_FUNCTION
+
+
+@mutator
+class _ReplaceBlob(PyExprMutator):  # type: ignore[misc]
+    blob: Any = None
+
+    def visit_call_(self, call: Any) -> Any:
+        call = self.visit_expr_post_order(call)
+        if not _is_run(call):
+            return call
+        arguments = relax.Tuple([self.blob, *call.args[1].fields[1:]])
+        return relax.Call(call.op, [call.args[0], arguments], call.attrs, type_arguments(call))

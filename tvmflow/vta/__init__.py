@@ -1,0 +1,1 @@
+"""The VTA accelerator: configuration, instructions, programs, simulators, compiler, runtime."""
