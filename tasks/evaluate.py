@@ -19,6 +19,7 @@ from tasks.device import device_limits, session_of
 from tasks.golden import read_description
 from tasks.run_alone import main
 from tvmflow.devices.session import DeviceSession, RemoteModel
+from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import compare
 from tvmflow.evaluation.latency import Latency, LatencyRules, measure, timed
 from tvmflow.evaluation.peers import measure_peers
@@ -66,6 +67,7 @@ def evaluate(context: StageContext) -> dict[str, Any]:
         answers = run_in_batches(
             model, samples.x, batch, lambda done, total: context.progress("evaluating on the device", done, total)
         )
+        vta = _vta(manifest, session) if target.vta is not None else None
     context.progress("measuring peers", 0, 0)
     peers = _peers(context, first, target.threads, rules)
     card = {
@@ -78,10 +80,24 @@ def evaluate(context: StageContext) -> dict[str, Any]:
         "latency": {name: found.to_json() for name, found in latency.items()},
         "peers": {name: found.to_json() for name, found in peers.items()},
         **_quality(context, answers, samples),
+        "vta": vta,
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
     }
     _write(context.out, card, answers, samples)
     return {"steady": card["latency"]["compute"]["steady"]}
+
+
+def _vta(manifest: dict[str, Any], session: DeviceSession) -> dict[str, Any]:
+    """Return what the program costs, once the device has counted the same. Raises AgreementError when it has not."""
+    counted, planned = session.vta_counters(), manifest["vta"]["counters"]
+    different = [name for name, value in planned.items() if counted.get(name) != value]
+    if different:
+        raise AgreementError(
+            f"evaluate: the accelerator counted { ({name: counted.get(name) for name in different}) }",
+            f"what the program must cost: { ({name: planned[name] for name in different}) }",
+            "the device runs another program, or its simulator is wrong",
+        )
+    return {**manifest["vta"], "runs": counted["runs"]}
 
 
 def _rules(settings: dict[str, Any]) -> LatencyRules:
@@ -113,8 +129,8 @@ def _cold_starts(session: DeviceSession, library: Path, x: Array, count: int) ->
 
 
 def _peers(context: StageContext, x: Array, threads: int, rules: LatencyRules) -> dict[str, Latency]:
-    if context.settings["transport"] != "local":
-        return {}  # peers run on this machine: beside a board's numbers they would mislead
+    if context.settings["transport"] != "local" or context.settings["target"]["vta"] is not None:
+        return {}  # peers run on this machine: beside the numbers of a board, or of a simulator, they would mislead
     fetched = context.inputs["fetch"]
     source = load_source(fetched, read_description(fetched))
     onnx_file = context.inputs["import_model"] / "peer.onnx"
@@ -151,6 +167,9 @@ def _write(out: Path, card: dict[str, Any], answers: Array, samples: Samples) ->
         "top1_agreement": card["agreement"]["top1_agreement"],
         "max_relative_error": card["agreement"]["max_relative_error"],
     }
+    if card["vta"]:
+        metrics |= {f"vta_{name}": value for name, value in card["vta"]["counters"].items()}
+        metrics |= {"vta_cycles": card["vta"]["cycles"], "vta_estimated_ms": card["vta"]["estimated_ms"]}
     if card["accuracy"]:
         metrics["accuracy"] = card["accuracy"]["built"]
     (out / "metrics.json").write_text(json.dumps(metrics, sort_keys=True, indent=1), encoding="utf-8")

@@ -1,7 +1,8 @@
 """graph_pack: give the model the layout of its target, weights packed once and for all.
 
 In:  the quantized model, golden inputs and answers
-Out: model.json + weights.safetensors; NCHW{block}c on a CPU
+Out: model.json + weights.safetensors; NCHW{block}c on a CPU; of a target with a VTA, the layers that it computes are one
+     call, in its layout NCHW{batch}n{block}c
 """
 
 from __future__ import annotations
@@ -11,15 +12,23 @@ from typing import Any
 from tasks.golden import GOLDEN, check_form
 from tasks.run_alone import main
 from tvmflow.building.ir_files import IR_NAME, WEIGHTS_NAME, load_module, save_module
+from tvmflow.errors import UsageError
 from tvmflow.params import Cell
 from tvmflow.stages import Stage, StageContext
-from tvmflow.targets.resolve import host_target
+from tvmflow.targets.resolve import VtaTarget, host_target, resolve
 from tvmflow.workspace import Workspace
 
 
 def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
+    vta = resolve(workspace.params.targets[cell.target]).vta
+    if vta is not None and cell.precision != "vta_int8":
+        raise UsageError(
+            f"precision {cell.precision} on target {cell.target}", "vta_int8, the only one that VTA computes in",
+            f"tvmflow run {cell.model}@{cell.target}:vta_int8",
+        )  # fmt: skip
     return {
         "channel_block": workspace.params.graph_pack.channel_block,
+        "vta": vta.to_json() if vta is not None else None,
         "max_relative_error": workspace.params.build.max_relative_error[cell.precision],
     }
 
@@ -29,13 +38,30 @@ def graph_pack(context: StageContext) -> dict[str, Any]:
     from tvmflow.building.library import LocalRunner, run_pass
     from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
 
-    module = run_pass(PackChannels(context.settings["channel_block"]), load_module(context.inputs["quantize"]))
+    module = load_module(context.inputs["quantize"])
+    facts: dict[str, Any] = {}
+    if context.settings["vta"] is not None:
+        module, facts = _offload(module, VtaTarget.from_json(context.settings["vta"]))
+    module = run_pass(PackChannels(context.settings["channel_block"]), module)
     save_module(module, context.out)
     found = check_form(
         context, "graph_pack", LocalRunner(module, host_target()), context.settings["max_relative_error"]
     )
     packed, convolutions = packed_convolutions(module)
-    return {"golden": found.to_json(), "packed_convolutions": packed, "convolutions": convolutions}
+    return {"golden": found.to_json(), "packed_convolutions": packed, "convolutions": convolutions, **facts}
+
+
+def _offload(module: Any, vta: VtaTarget) -> tuple[Any, dict[str, Any]]:
+    """Cut out what the accelerator computes; until build has compiled it, its definition stands there."""
+    from tvmflow.building.library import run_pass
+    from tvmflow.passes.offload_vta import OffloadVta
+    from tvmflow.vta.runtime import register
+
+    step = OffloadVta(vta.config, vta.start, vta.stop)
+    offloaded = run_pass(step, module)
+    assert step.split is not None
+    register(vta.config)
+    return offloaded, {"vta_layers": list(step.split.layers), "cpu_reasons": step.split.reasons}
 
 
 STAGE = Stage(

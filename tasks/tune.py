@@ -30,6 +30,7 @@ from tvmflow.tuning.records import TuningRecord
 from tvmflow.workspace import Workspace
 
 if TYPE_CHECKING:
+    from tvmflow.targets.resolve import ResolvedTarget
     from tvmflow.tuning.search import SearchRules, Task, TuneReport
     from tvmflow.tuning.workloads import Workload
 
@@ -91,11 +92,13 @@ def run(context: StageContext) -> dict[str, Any]:
     settings, target = context.settings, from_json(context.settings["target"])
     packed = load_module(context.inputs["graph_pack"])
     base = extract_workloads(lower(packed, target.tvm_target()))
-    journal = Journal(context.tuning_log, target.device_kind, versions(TOOLS))
+    journal = Journal(context.tuning_log, target.cpu_kind, versions(TOOLS))
     report, others, winograd = TuneReport({}), [], {}
     workloads = base[: settings["max_workloads"]]
     if settings["trials_per_workload"]:
-        others = alternatives(packed, target.tvm_target(), base, settings["winograd_max_error"])
+        # Whole networks are compared on the device; until build, an accelerator's part there is its slow definition.
+        bound = settings["winograd_max_error"] if target.vta is None else 0.0
+        others = alternatives(packed, target.tvm_target(), base, bound)
         workloads = _distinct([*workloads, *(w for other in others for w in other.added)])
         with tempfile.TemporaryDirectory() as folder, _live_table() as watch:
             report = tune(
@@ -103,16 +106,18 @@ def run(context: StageContext) -> dict[str, Any]:
                 Path(folder), context.progress, watch,
             )  # fmt: skip
             winograd = choose(others, report.best)
-            context.progress("comparing whole networks", 0, 0)
-            with NetworkComparison(
-                packed, target, report.best, journal, Path(folder), lambda: session_of(context.limits, target)
-            ) as comparison:
-                winograd = settle(others, winograd, report.best, comparison.speedup)
+            if others:
+                context.progress("comparing whole networks", 0, 0)
+                with NetworkComparison(
+                    packed, target, report.best, journal, Path(folder), lambda: session_of(context.limits, target)
+                ) as comparison:
+                    winograd = settle(others, winograd, report.best, comparison.speedup)
     else:
         context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
         context.tuning_log.touch()
     used = extract_workloads(lower(packed, target.tvm_target(), winograd=winograd))
-    write_best(context.out / "best.json", target.device_kind, used, report.best, winograd)
+    tiles = _tiles(packed, target, context) if target.vta is not None else []
+    write_best(context.out / "best.json", target.cpu_kind, used, report.best, winograd, tiles)
     curve = _write_curve(context.out / "curve.csv", used, journal.known())
     (context.out / "workloads.json").write_text(json.dumps(_table(used, report), indent=1), encoding="utf-8")
     counts = {name: getattr(report, name) for name in ("replayed", "lost", "slower", "searched", "duplicates")}
@@ -120,6 +125,23 @@ def run(context: StageContext) -> dict[str, Any]:
         "measured": report.measured, "known_before": report.reused, "workloads": len(workloads), **counts, **curve,
         "winograd": len(winograd), **_ledger(report),
     }  # fmt: skip
+
+
+def _tiles(packed: Any, target: ResolvedTarget, context: StageContext) -> list[dict[str, Any]]:
+    """Return the best tile of every convolution on the accelerator; the reference's schedules have tiles of their own."""
+    from tvmflow.passes.offload_vta import region_of
+    from tvmflow.vta.compiler import conv_workloads
+    from tvmflow.vta.tiles import search
+
+    assert target.vta is not None
+    if target.vta.mode == "reference":
+        return []
+    workloads = conv_workloads(target.vta.config, region_of(packed))
+    found = []
+    for done, (name, job) in enumerate(workloads.values()):
+        context.progress(f"searching tiles: {name}", done, len(workloads))
+        found.append({**search(target.vta.config, job).to_json(), "layer": name})
+    return found
 
 
 def _distinct(workloads: list[Workload]) -> list[Workload]:
@@ -189,17 +211,20 @@ def _live_table() -> Iterator[Callable[[list[Task], TuneReport], None] | None]:
 
 
 def write_best(
-    path: Path, device_kind: str, workloads: list[Workload], best: dict[str, TuningRecord], winograd: dict[str, int]
-) -> None:
-    """Write the small file that build depends on: the best record of each workload, in a fixed order."""
+    path: Path, device_kind: str, workloads: list[Workload], best: dict[str, TuningRecord], winograd: dict[str, int],
+    tiles: list[dict[str, Any]] | None = None,
+) -> None:  # fmt: skip
+    """Write the small file that build depends on: the best record of each workload, in a fixed order.
+
+    tiles: of the accelerator's workloads, where the target has one.
+    """
     records = [
         {key: value for key, value in asdict(best[w.key]).items() if key not in _NOT_FOR_BUILD} | {"calls": w.calls}
         for w in sorted(workloads, key=lambda w: w.key)
         if w.key in best
     ]
-    path.write_text(
-        json.dumps({"device_kind": device_kind, "winograd": winograd, "records": records}, sort_keys=True, indent=1)
-    )
+    found = {"device_kind": device_kind, "winograd": winograd, "records": records, "tiles": tiles or []}
+    path.write_text(json.dumps(found, sort_keys=True, indent=1))
 
 
 def _write_curve(path: Path, workloads: list[Workload], records: list[TuningRecord]) -> dict[str, float]:

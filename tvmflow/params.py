@@ -24,7 +24,8 @@ from pydantic import (
     model_validator,
 )
 
-from tvmflow.errors import ParamsError, UnknownNameError
+from tvmflow.errors import ParamsError, UnknownNameError, UsageError
+from tvmflow.vta.config import VtaConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 MAX_PARAMS_BYTES = 1_000_000
@@ -157,6 +158,31 @@ class DeviceEntry(_Frozen):
     port: Annotated[int, Field(gt=0, lt=65536)] | None = None
 
 
+class VtaEntry(_Frozen):
+    """A VTA accelerator beside the CPU. config: fields of vta_config.json in lower case, the others are VTA's defaults.
+
+    mode: `optimized`, or `reference` for the original stack's schedules. start, stop: the first layer on the accelerator, and
+    the first one after it that is not; auto for the run of layers that multiplies most.
+    """
+
+    config: dict[str, int | str] = {}
+    mode: Literal["optimized", "reference"] = "optimized"
+    start: str = "auto"
+    stop: str = "auto"
+
+    def resolved(self) -> VtaConfig:
+        """Return the configuration with its defaults."""
+        return VtaConfig.from_json(self.config)
+
+    @model_validator(mode="after")
+    def _possible(self) -> VtaEntry:
+        try:
+            self.resolved()
+        except UsageError as error:
+            raise ValueError(f"{error.found}; expected: {error.expected}") from None
+        return self
+
+
 class TargetEntry(_Frozen):
     """What a library is compiled for. `mcpu: host` is resolved to this machine's CPU name and recorded."""
 
@@ -166,6 +192,7 @@ class TargetEntry(_Frozen):
     mattr: Annotated[tuple[str, ...], Field(strict=False)] = ()
     threads: Positive
     cc: str | None = None
+    vta: VtaEntry | None = None
     device: DeviceEntry
 
 

@@ -13,18 +13,22 @@ from collections.abc import Iterator
 from tvmflow.devices.tracker import TrackerAddress
 from tvmflow.errors import TrackerError
 from tvmflow.recipe import CODE_ROOT
+from tvmflow.vta.config import VtaConfig
 
 START_TIMEOUT_S = 90.0
 
 
 @contextlib.contextmanager
-def local_tracker(key: str, threads: int, python: str = sys.executable) -> Iterator[TrackerAddress]:
+def local_tracker(
+    key: str, threads: int, vta: VtaConfig | None = None, python: str = sys.executable
+) -> Iterator[TrackerAddress]:
     """Start a tracker and a server on loopback with a key and a number of threads; yield the tracker's address.
 
-    `python` may be the interpreter of another environment, so that another TVM serves. Raises TrackerError.
+    vta: the server simulates an accelerator of this design. `python` may be the interpreter of another environment, so that another TVM serves. Raises TrackerError.
     """
+    design = ["--vta", json.dumps(vta.to_json())] if vta is not None else []
     process = subprocess.Popen(
-        [python, "-m", "tvmflow.devices.rpc_host", "--key", key, "--threads", str(threads)],
+        [python, "-m", "tvmflow.devices.rpc_host", "--key", key, "--threads", str(threads), *design],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "TVM_NUM_THREADS": str(threads)},
     )  # fmt: skip

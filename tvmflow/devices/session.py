@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tvmflow.devices.tracker import TrackerAddress, request_session
 from tvmflow.errors import DeviceLostError, last_line
 from tvmflow.params import DeviceEntry
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.vta.config import COUNTERS_FUNCTION
 
 Array = np.ndarray[Any, Any]
 
@@ -72,6 +74,12 @@ class DeviceSession:
 
         with translated(self.name, "copying an input"):
             return tvm.runtime.tensor(np.ascontiguousarray(array), self.device)
+
+    def vta_counters(self) -> dict[str, int]:
+        """Return what the accelerator of this session counted: `runs`, and the counters of the last one."""
+        with translated(self.name, "reading the accelerator's counters"):
+            found: dict[str, int] = json.loads(str(self.remote.get_function(COUNTERS_FUNCTION)()))
+            return found
 
 
 class RemoteModel:
@@ -132,7 +140,8 @@ def open_session(device: DeviceEntry, target: ResolvedTarget, limits: SessionLim
     with contextlib.ExitStack() as stack:
         if device.transport == "local":
             stack.enter_context(exclusive("local", limits.wait_s))
-            address = stack.enter_context(local_tracker(device.key, target.threads))
+            vta = target.vta.config if target.vta is not None else None
+            address = stack.enter_context(local_tracker(device.key, target.threads, vta))
         else:
             address = TrackerAddress.find(device.host, device.port)
         remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s)

@@ -165,6 +165,13 @@ class _Recording:
         found["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
         found["library_bytes"] = float(card["library_bytes"])
         found["tuning.coverage"] = float(card["coverage"])
+        if card.get("vta"):
+            vta = card["vta"]
+            found |= {f"vta.{name}": float(value) for name, value in vta["counters"].items()}
+            found |= {
+                f"vta.{name}": float(vta[name])
+                for name in ("cycles", "estimated_ms", "gemm_utilization", "five_nbytes")
+            }
         tuned = self.records["tune"].facts if "tune" in self.records else {}
         found |= {
             f"tuning.{name}": float(tuned[name])

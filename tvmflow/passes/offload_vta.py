@@ -18,10 +18,9 @@ from tvmflow.building.tvm_names import constant_value, type_arguments
 from tvmflow.errors import ProgramError
 from tvmflow.quantization.emit import call_again, constant
 from tvmflow.quantization.graph import Graph, Step, read_graph
-from tvmflow.vta.config import VtaConfig
+from tvmflow.vta.config import RUN_FUNCTION, VtaConfig
 from tvmflow.vta.extract import Split, split
-from tvmflow.vta.region import packed_shape, region_to_blob
-from tvmflow.vta.runtime import RUN_FUNCTION
+from tvmflow.vta.region import Region, from_blob, packed_shape, region_from, region_to_blob
 
 
 @tvm.transform.module_pass(opt_level=0, name="OffloadVta")
@@ -69,7 +68,8 @@ class _Writer:
     def _region(self) -> None:
         region = self.parts.region
         shapes = region.shapes()
-        blob = constant(np.frombuffer(region_to_blob(region), np.uint8), "uint8")
+        notes = {"layers": self.parts.layers, "reasons": self.parts.reasons}
+        blob = constant(np.frombuffer(region_to_blob(region, notes), np.uint8), "uint8")
         inputs = [self._packed(name) for name in region.inputs]
         types = [relax.TensorType(packed_shape(self.config, shapes[name]), "int8") for name in region.outputs]
         call = relax.call_dps_packed(RUN_FUNCTION, [blob, *inputs], types if len(types) > 1 else types[0])
@@ -112,6 +112,11 @@ def blob_of(mod: Any) -> bytes:
             if _is_run(binding.value):
                 return bytes(constant_value(binding.value.args[1].fields[0]).numpy().tobytes())  # type: ignore[union-attr]
     raise ProgramError("a module that calls no VTA program", "one that graph_pack made for a target with vta:")
+
+
+def region_of(mod: Any) -> Region:
+    """Return the region of a module that graph_pack made."""
+    return region_from(*from_blob(blob_of(mod)))
 
 
 def with_blob(mod: Any, blob: bytes) -> Any:

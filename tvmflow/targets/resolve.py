@@ -6,13 +6,31 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvmflow.params import TargetEntry
+from tvmflow.params import TargetEntry, VtaEntry
 from tvmflow.toolchain import probe
+from tvmflow.vta.config import VtaConfig
+
+
+@dataclass(frozen=True)
+class VtaTarget:
+    """The accelerator of a target: its design, how to schedule for it, and between which layers (or auto)."""
+
+    config: VtaConfig
+    mode: str
+    start: str
+    stop: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"config": self.config.to_json(), "mode": self.mode, "start": self.start, "stop": self.stop}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> VtaTarget:
+        return VtaTarget(**{**data, "config": VtaConfig.from_json(data["config"])})
 
 
 @dataclass(frozen=True)
 class ResolvedTarget:
-    """A target without 'host' or defaults. `device_kind` names the silicon that tuning records are valid for."""
+    """A target without 'host' or defaults."""
 
     kind: str
     mcpu: str
@@ -20,10 +38,17 @@ class ResolvedTarget:
     mattr: tuple[str, ...]
     threads: int
     cc: str
+    vta: VtaTarget | None = None
+
+    @property
+    def cpu_kind(self) -> str:
+        """Return the kind of CPU that tuning records of CPU kernels are valid for."""
+        return f"cpu-{self.mcpu}-t{self.threads}"
 
     @property
     def device_kind(self) -> str:
-        return f"cpu-{self.mcpu}-t{self.threads}"
+        """Return the kind of device that numbers are measured on: the accelerator where there is one."""
+        return f"vta-{self.vta.config.name}" if self.vta is not None else self.cpu_kind
 
     @property
     def runs_here(self) -> bool:
@@ -31,7 +56,8 @@ class ResolvedTarget:
         return self.mtriple.split("-")[0] == platform.machine()
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "mattr": list(self.mattr)}
+        vta = self.vta.to_json() if self.vta is not None else None
+        return {**asdict(self), "mattr": list(self.mattr), "vta": vta}
 
     def tvm_target(self) -> Any:
         """Return the tvm.target.Target, its host being itself."""
@@ -54,11 +80,17 @@ def resolve(entry: TargetEntry) -> ResolvedTarget:
         mattr=entry.mattr,
         threads=entry.threads,
         cc=entry.cc or "g++",
+        vta=_vta(entry.vta),
     )
 
 
+def _vta(entry: VtaEntry | None) -> VtaTarget | None:
+    return None if entry is None else VtaTarget(entry.resolved(), entry.mode, entry.start, entry.stop)
+
+
 def from_json(data: dict[str, Any]) -> ResolvedTarget:
-    return ResolvedTarget(**{**data, "mattr": tuple(data["mattr"])})
+    vta = VtaTarget.from_json(data["vta"]) if data["vta"] is not None else None
+    return ResolvedTarget(**{**data, "mattr": tuple(data["mattr"]), "vta": vta})
 
 
 def host_target() -> ResolvedTarget:

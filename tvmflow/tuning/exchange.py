@@ -108,7 +108,7 @@ def exchange(
     if merge:
         done["merged"], done["known already"] = merge_records(merge, log)
     if bring is not None:
-        found = import_metaschedule(bring, target.device_kind)
+        found = import_metaschedule(bring, target.cpu_kind)
         known = {(r.workload, str(r.trace)) for r in read_records(log)}
         fresh = [r for r in found if (r.workload, str(r.trace)) not in known]
         for record in fresh:
@@ -122,7 +122,7 @@ def exchange(
                 f"{cell} has no packed model", "a cell that was brought to graph_pack", f"run 'tvmflow run {cell}'"
             )
         workloads = extract_workloads(lower(load_module(packed), target.tvm_target()))
-        best = best_of([r for r in records if r.device_kind == target.device_kind])
+        best = best_of([r for r in records if r.device_kind == target.cpu_kind])
         done["exported"] = export_metaschedule(workloads, best, target, export)
     for record in records:
         for name in (f"on {record.device_kind}", f"status {record.status}"):

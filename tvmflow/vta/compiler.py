@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tvmflow.errors import ProgramError
+from tvmflow.errors import ProgramError, UnknownNameError
 from tvmflow.vta.config import Memory, VtaConfig
 from tvmflow.vta.convolution import axis, blocked_groups, geometry, packed_vector, packed_weight
 from tvmflow.vta.program import PAGE, Dram, LaunchBuilder, Program, Tensor, pages
@@ -32,6 +32,14 @@ Mode = Literal["optimized", "reference"]
 MODES: tuple[Mode, ...] = ("optimized", "reference")
 MAX_LEFT = 6
 """An identity block holds 2^k in 8 bits."""
+
+
+def mode_named(name: str) -> Mode:
+    """Return a mode. Raises UnknownNameError."""
+    for mode in MODES:
+        if mode == name:
+            return mode
+    raise UnknownNameError(f"VTA mode {name!r}", legal=MODES)
 
 
 @dataclass(frozen=True)

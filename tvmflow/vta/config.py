@@ -13,6 +13,9 @@ from typing import Any
 
 from tvmflow.errors import ParamsError, UnknownNameError
 
+RUN_FUNCTION, COUNTERS_FUNCTION = "tvmflow.vta.run", "tvmflow.vta.counters"
+"""What a device with a VTA provides to the libraries that it loads, and to whoever asks it."""
+
 
 class Memory(IntEnum):
     """On-chip memories, numbered as instructions name them. OUT and ACC_8BIT are the accumulator seen as bytes."""

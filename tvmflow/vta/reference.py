@@ -110,14 +110,13 @@ def reference_conv(builder: LaunchBuilder, job: ConvJob, tile: ReferenceTile) ->
     if job.residual is not None or len(g.rows.phases) > 1:
         raise ProgramError("a fused or transposed convolution in reference mode", "a plain one")
     threads = 2 if tile.threads else 1
-    part = {m: builder.config.depth(m) // threads for m in (Memory.INP, Memory.WGT, Memory.ACC)}
+    inp, wgt = (builder.config.depth(memory) // threads for memory in (Memory.INP, Memory.WGT))
+    acc, biases = tile.co * tile.rows * tile.columns, threads * tile.co
     operations = tail_operations(job.tail, job.bias is not None)
     for n, group in itertools.product(range(g.n), range(g.groups)):
         for tiles in _thread_groups(g, tile, threads, group):
             contexts = [
-                _Thread(
-                    builder, job, n, group, part[Memory.INP] * t, part[Memory.WGT] * t, part[Memory.ACC] * t, *where
-                )
+                _Thread(builder, job, n, group, inp * t, wgt * t, biases + acc * t, tile.co * t, *where)
                 for t, where in enumerate(tiles)
             ]
             for context in contexts:
@@ -150,7 +149,7 @@ def _thread_groups(g: Geometry, tile: ReferenceTile, threads: int, group: int) -
 
 @dataclass
 class _Thread:
-    """One virtual thread at one tile, with its share of each memory. The bias lies behind the tile's accumulators."""
+    """One virtual thread at one tile, with its share of each memory. Biases lie in front, where the ALU reaches them on every design."""
 
     builder: LaunchBuilder
     job: ConvJob
@@ -159,6 +158,7 @@ class _Thread:
     inp: int
     wgt: int
     acc: int
+    bias: int
     rows: tuple[int, int]
     co: tuple[int, int]
     columns: tuple[int, int]
@@ -206,15 +206,15 @@ class _Thread:
         builder, total = self.builder, self.co[1] * self.plane
         if self.job.bias is not None:
             size = builder.config.element_bytes(Memory.ACC)
-            builder.load(Memory.ACC, self.acc + total, self.job.bias + self.co[0] * size, (1, self.co[1]), self.co[1])
+            builder.load(Memory.ACC, self.bias, self.job.bias + self.co[0] * size, (1, self.co[1]), self.co[1])
         for at, (op, operand) in enumerate(operations):
             if operand is None:
                 inner = self.co[1] > 1
                 loops = Loops(self.co[1], self.plane, (self.plane if inner else 0, 1), (int(inner), 0))
-                builder.alu(op, [(self.acc, self.acc + total, 0)], loops, site=f"alu{at}")
+                builder.alu(op, [(self.acc, self.bias, 0)], loops, site=f"alu{at}")
             else:
-                loops = Loops(1, total, (0, 1), (0, 1))
-                builder.alu(op, [(self.acc, self.acc, 0)], loops, operand, site=f"alu{at}")
+                loops = Loops(1, total, (0, 1))
+                builder.alu(op, [(self.acc, 0, 0)], loops, operand, site=f"alu{at}")
         window = (*self.rows, *self.columns)
         store_tile(builder, self.acc, self.job.out, (self.n, self.co[0]), self.co[1], window)
 

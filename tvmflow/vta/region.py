@@ -248,8 +248,8 @@ def from_blob(blob: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     return text, arrays
 
 
-def region_to_blob(region: Region) -> bytes:
-    """Return a region as bytes."""
+def region_to_blob(region: Region, notes: Mapping[str, Any] | None = None) -> bytes:
+    """Return a region as bytes; notes: anything JSON-able worth keeping with it."""
     arrays: dict[str, Array] = {}
     operators = []
     for operator in region.operators:
@@ -264,7 +264,12 @@ def region_to_blob(region: Region) -> bytes:
             del tail["bias"]
             fields["tail"] = tail
         operators.append(fields)
-    text = {"inputs": dict(region.inputs), "operators": operators, "outputs": region.outputs}
+    text = {
+        "inputs": dict(region.inputs),
+        "operators": operators,
+        "outputs": region.outputs,
+        "notes": dict(notes or {}),
+    }
     return to_blob("region", text, arrays)
 
 

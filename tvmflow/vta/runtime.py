@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tvmflow.errors import ProgramError
-from tvmflow.vta.config import VtaConfig
+from tvmflow.vta.config import COUNTERS_FUNCTION, RUN_FUNCTION, VtaConfig
 from tvmflow.vta.counters import Counters, count
 from tvmflow.vta.execution import run_launch
 from tvmflow.vta.isa import decode_all, encode_all
@@ -25,7 +25,6 @@ from tvmflow.vta.region import Region, Shape, from_blob, pack, region_from, run_
 from tvmflow.vta.simulator import Simulator
 
 Array = np.ndarray[Any, Any]
-RUN_FUNCTION, COUNTERS_FUNCTION = "tvmflow.vta.run", "tvmflow.vta.counters"
 MAX_PROGRAMS = 4
 MAX_DRAM_BYTES = 1 << 31
 

@@ -138,7 +138,7 @@ def apply_tail(
             loops = Loops(blocks, vectors, (vectors if blocks > 1 else 0, 1), (1 if blocks > 1 else 0, 0))
             builder.alu(op, [(base, 0, 0)], loops)
         else:
-            builder.alu(op, [(base, base, 0)], Loops(1, blocks * vectors, (0, 1), (0, 1)), operand)
+            builder.alu(op, [(base, 0, 0)], Loops(1, blocks * vectors, (0, 1)), operand)
 
 
 def load_image(
@@ -467,7 +467,7 @@ def schedule_pool(
             load_image(builder, slot, data, (image, block), 1, (first, height, column, width))
             builder.gemm([(0, 0, 0)], Loops(1, base + vectors, (0, 1)), reset=True)
             copy_in(builder, slot, 0, height * width, 0)
-            builder.alu(AluOp.ADD, [(base, base, 0)], Loops(1, vectors, (0, 1), (0, 1)), -128)
+            builder.alu(AluOp.ADD, [(base, 0, 0)], Loops(1, vectors, (0, 1)), -128)
             for (_, dy), (_, dx) in itertools.product(rows.phases[0], columns.phases[0]):
                 src = (dy - rows.phases[0][0][1]) * width + dx - columns.phases[0][0][1]
                 loops = Loops(count, out.width, (out.width, 1), (rows.src * width, columns.src))

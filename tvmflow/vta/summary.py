@@ -1,0 +1,71 @@
+"""What build leaves about a program: files that a person or a board's tools can read, and the table of the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tvmflow.vta.config import VtaConfig
+from tvmflow.vta.counters import Counters, count, estimate
+from tvmflow.vta.isa import disassemble, encode_all
+from tvmflow.vta.program import Program
+
+
+def summarize(program: Program, mode: str, notes: dict[str, Any]) -> dict[str, Any]:
+    """Return counters, cycles and one row per launch. cycles are estimates (`counters.estimate`), ms at the board's clock."""
+    config, total, cycles, operations = program.config, Counters(), 0, 0
+    layers: list[dict[str, Any]] = []
+    for launch in program.launches:
+        counted, timed = count(config, launch.instructions), estimate(config, launch)
+        total, cycles = total + counted, cycles + timed.total
+        work = 2 * config.batch * config.block**2 * counted.gemm_counter
+        operations += work
+        layers.append({
+            "name": launch.name.removesuffix("_q"), **counted.to_json(), "cycles": timed.to_json(), "operations": work,
+            "gops": work * config.board.clock_mhz * 1e-3 / timed.total, "operations_per_byte": work / counted.dram_nbytes,
+        })  # fmt: skip
+    return {
+        "config": config.to_json(), "name": config.name, "mode": mode, "counters": total.to_json(), "five_nbytes": total.five_bytes,
+        "cycles": cycles, "estimated_ms": cycles / config.board.clock_mhz / 1e3, "simulated": config.board.is_simulator,
+        "gemm_utilization": total.gemm_counter / cycles if cycles else 0.0, "operations": operations, "launches": len(layers),
+        "dram_bytes": program.dram_bytes, **limits(config), "layers": layers,
+        "offloaded": notes.get("layers", []), "cpu_reasons": notes.get("reasons", {}),
+    }  # fmt: skip
+
+
+def limits(config: VtaConfig) -> dict[str, float]:
+    """Return the roof of a design: operations and bytes in a second, in 1e9."""
+    clock_ghz = config.board.clock_mhz * 1e-3
+    return {
+        "peak_gops": 2 * config.batch * config.block**2 * clock_ghz, "peak_gbytes": config.board.bus_bytes * clock_ghz,
+    }  # fmt: skip
+
+
+def write_files(program: Program, summary: dict[str, Any], folder: Path) -> None:
+    """Write the static artifact: manifest.json, instructions.bin, constants.bin (weights, biases, micro-ops), listing.txt."""
+    folder.mkdir(parents=True)
+    launches, offset = [], 0
+    with (
+        (folder / "instructions.bin").open("wb") as words,
+        (folder / "listing.txt").open("w", encoding="utf-8") as text,
+    ):
+        for launch in program.launches:
+            words.write(encode_all(program.config, launch.instructions).astype("<u8").tobytes())
+            launches.append({"name": launch.name, "first": offset, "count": len(launch.instructions)})
+            offset += len(launch.instructions)
+            text.write(f"{launch.name}\n" + "".join(f"  {disassemble(i)}\n" for i in launch.instructions))
+    (folder / "constants.bin").write_bytes(program.constants.tobytes())
+    manifest = {
+        "config": program.config.to_json(), "launches": launches, "dram_bytes": program.dram_bytes,
+        "constants": {"address": program.constants_at, "bytes": int(program.constants.size)},
+        "tensors": [{"name": t.name, "address": t.address, "shape": list(t.shape), "dtype": "int8"} for t in program.values],
+        "inputs": _names(program.inputs), "outputs": _names(program.outputs),
+        "counters": summary["counters"], "cycles": summary["cycles"],
+    }  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
+
+
+def _names(tensors: Sequence[Any]) -> list[str]:
+    return [tensor.name for tensor in tensors]
