@@ -13,6 +13,7 @@ import json
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tvmflow.tuning.workloads import Workload
 
 TOOLS = ("tvm", "ffi", "llvm")
+_COMPARE_AT_LEAST_S = 60.0
 _NOT_FOR_BUILD = ("created", "canary_s")
 _SETTINGS = (
     "tuner", "loss", "trials_per_workload", "total_trials", "max_seconds", "early_stopping", "max_workloads",
@@ -111,7 +113,9 @@ def run(context: StageContext) -> dict[str, Any]:
                 with NetworkComparison(
                     packed, target, report.best, journal, Path(folder), lambda: session_of(context.limits, target)
                 ) as comparison:
-                    winograd = settle(others, winograd, report.best, comparison.speedup)
+                    # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
+                    end = time.monotonic() + max(report.seconds, _COMPARE_AT_LEAST_S)
+                    winograd = settle(others, winograd, report.best, comparison.speedup, lambda: time.monotonic() < end)
     else:
         context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
         context.tuning_log.touch()

@@ -182,7 +182,7 @@ def _raise_failures(failed: list[dict[str, Any]]) -> None:
 
 
 def _show_results(workspace: Workspace, cells: list[Cell], results: list[dict[str, Any]], as_json: bool) -> None:
-    from tvmflow.report.tables import latency_table, scorecard, scorecard_table
+    from tvmflow.report.tables import latency_table, scorecard, scorecard_table, vta_table
 
     cards = [card for cell in cells if (card := scorecard(workspace, cell)) is not None]
     if as_json:
@@ -192,6 +192,8 @@ def _show_results(workspace: Workspace, cells: list[Cell], results: list[dict[st
         _print(scorecard_table(cards))
     if len(cards) == 1:
         _print(latency_table(cards[0]))
+        if cards[0]["vta"]:
+            _print(vta_table(cards[0]))
 
 
 def _plan_rows(workspace: Workspace, cell: Cell) -> list[dict[str, str]]:

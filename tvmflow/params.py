@@ -282,7 +282,7 @@ class QuantizeParams(_Frozen):
 
 
 class GraphPackParams(_Frozen):
-    channel_block: Literal[4, 8, 16]
+    channel_block: Literal["auto", 4, 8, 16]
 
 
 class TuneParams(_Frozen):

@@ -563,3 +563,96 @@ def test_a_phase_without_taps_is_refused() -> None:
     conv = Conv("c", "x", image((16, 16, 1, 1)), Tail(), (2, 2), (0,) * 4, transposed=True)
     with pytest.raises(ProgramError, match="stride beyond the kernel"):
         geometry(CONFIG, conv, (1, 16, 4, 4))
+
+
+# -- from a quantized network -----------------------------------------------------------------------------------------
+
+
+def quantized_module(scale: str, pooled: bool = True) -> tuple[Any, Array]:
+    """A network with residual sums, a max pool and a dense layer, in vta_int8; and samples."""
+    import torch
+
+    from tvmflow.frontends.exported import ExportedModel
+    from tvmflow.passes.canonicalize import canonicalize
+    from tvmflow.quantization.quantizer import VtaOptions, quantize_vta
+
+    class Block(torch.nn.Module):
+        def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+            super().__init__()
+            self.one, self.two = (
+                torch.nn.Conv2d(inputs, outputs, 3, stride, 1),
+                torch.nn.Conv2d(outputs, outputs, 3, 1, 1),
+            )
+            self.down = torch.nn.Conv2d(inputs, outputs, 1, stride) if inputs != outputs else torch.nn.Identity()
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(self.two(torch.relu(self.one(x))) + self.down(x))
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Conv2d(3, 16, 3, 1, 1)
+            self.blocks = torch.nn.Sequential(Block(16, 16, 1), Block(16, 40, 2))
+            self.pool = torch.nn.MaxPool2d(3, 2, 1) if pooled else torch.nn.Identity()
+            self.last, self.head = torch.nn.Conv2d(40, 20, 1), torch.nn.Linear(20, 7)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.last(self.pool(self.blocks(torch.relu(self.first(x))))).mean((2, 3)))
+
+    torch.manual_seed(0)
+    module = canonicalize(ExportedModel(Net().eval(), "input", (1, 3, 18, 14)).to_relax())
+    samples = np.random.default_rng(0).standard_normal((4, 3, 18, 14), dtype=np.float32)
+    return quantize_vta(module, samples, None, VtaOptions(scale, keep_float=("first",)))[0], samples
+
+
+@pytest.mark.parametrize("scale", ["global", "calibrated"])
+@pytest.mark.parametrize("config", [CONFIG, VtaConfig(log_batch=1)], ids=lambda config: config.name)
+def test_a_quantized_network_computes_the_same_with_the_accelerator(scale: str, config: VtaConfig) -> None:
+    from tvmflow.building.library import LocalRunner, run_pass
+    from tvmflow.passes.offload_vta import offload_vta, region_of, with_blob
+    from tvmflow.passes.pack_channels import PackChannels
+    from tvmflow.targets.resolve import host_target
+    from tvmflow.vta.runtime import register
+
+    module, samples = quantized_module(scale)
+    offloaded, parts = offload_vta(module, config)
+    offloaded = run_pass(PackChannels(16), offloaded)
+    layers = parts.layers
+    assert [name.rstrip("0123456789") for name in layers].count("conv") == 6
+    assert {"add0", "add1", "max_pool2d0"} <= set(layers)
+    runtime = register(config)
+    program = compile_region(config, region_of(offloaded), "optimized")
+    assert lint(program) == []
+    compiled = with_blob(offloaded, program_to_blob(program))
+    runners = [LocalRunner(form, host_target()) for form in (module, offloaded, compiled)]
+    for sample in samples:
+        plain, defined, run = (runner.run(sample[None]) for runner in runners)
+        assert np.array_equal(plain, defined) and np.array_equal(plain, run)
+    assert runtime.runs == 2 * len(samples)
+
+
+def test_layers_between_start_and_stop() -> None:
+    from tvmflow.errors import UnknownNameError
+    from tvmflow.passes.offload_vta import offload_vta
+
+    module, _ = quantized_module("global")
+    layers = offload_vta(module, CONFIG)[1].layers
+    assert offload_vta(module, CONFIG, layers[2], layers[4])[1].layers == layers[2:4]
+    for part in range(1, len(layers)):  # wherever it is cut, the pieces fit
+        assert offload_vta(module, CONFIG, layers[0], layers[part])[1].layers == layers[:part]
+        assert offload_vta(module, CONFIG, layers[part])[1].layers == layers[part:]
+    with pytest.raises(UnknownNameError, match="no layer 'conv77'"):
+        offload_vta(module, CONFIG, "conv77")
+    with pytest.raises(ProgramError, match="no layers between"):
+        offload_vta(module, CONFIG, layers[4], layers[2])
+
+
+def test_a_float_network_has_nothing_for_the_accelerator() -> None:
+    from tvmflow.frontends.exported import ExportedModel
+    from tvmflow.passes.canonicalize import canonicalize
+    from tvmflow.passes.offload_vta import offload_vta
+    from tvmflow.sources.torch_networks import build
+
+    model = ExportedModel(build("digits_cnn", 3), "input", (1, 1, 8, 8))
+    with pytest.raises(ProgramError, match="nothing in this network that VTA can compute"):
+        offload_vta(canonicalize(model.to_relax()), CONFIG)

@@ -195,7 +195,7 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefe
     assert "version 1 is the champion now (was no champion)" in tvmflow(root, "promote", "digits").stdout
     assert "already" in tvmflow(root, "promote", "digits").stdout
 
-    _edit(root, "channel_block: 16", "channel_block: 8")  # another library, measured against the champion
+    _edit(root, "channel_block: auto", "channel_block: 8")  # another library, measured against the champion
     tvmflow(root, "run", "digits")
     _edit(root, "max_slowdown: 0.5", "max_slowdown: 50.0")
     verdict = json.loads(tvmflow(root, "promote", "digits", "--json").stdout)

@@ -43,6 +43,8 @@ def test_large_weights_are_settled_in_the_whole_network() -> None:
 
     assert settle(_alternatives(LARGE), {LARGE: 4}, best, speedup) == {LARGE: 2}
     assert asked == [0, 2]
+    assert settle(_alternatives(LARGE), {LARGE: 4}, best, speedup, lambda: False) == {LARGE: 4}, "no time left"
+    assert asked == [0, 2]
     assert settle(_alternatives(LARGE), {LARGE: 2}, best, lambda now, other: 1.005) == {LARGE: 2}, "less than noise"
 
 

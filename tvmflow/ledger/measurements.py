@@ -155,7 +155,8 @@ class _Recording:
         for name, latency in card["latency"].items():
             found[f"spread.{name}"] = latency["spread"]
             if latency["steady"]:
-                prefix = "latency_ms" if name == "compute" else f"{name}_ms"
+                simulated = card.get("vta") and card["vta"]["simulated"]  # then it is the simulator's own time
+                prefix = f"{name}_ms" if name != "compute" else ("simulator_ms" if simulated else "latency_ms")
                 found |= {
                     f"{prefix}.{stat}": latency[f"{stat}_ms"] for stat in ("median", "mean", "p90", "min", "max", "std")
                 }

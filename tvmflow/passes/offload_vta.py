@@ -1,4 +1,4 @@
-"""OffloadVta: replace the longest run of layers that VTA can compute by one call, in VTA's layout.
+"""Offload to VTA: replace the longest run of layers that VTA can compute by one call, in VTA's layout.
 
 The call is `tvmflow.vta.run(blob, inputs..., outputs...)`, a function that the runtime of the device provides. The blob is a
 constant of the network: the region's meaning here, its compiled program once `build` has put it there. So a library stays one
@@ -16,25 +16,21 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.building.tvm_names import constant_value, type_arguments
 from tvmflow.errors import ProgramError
-from tvmflow.quantization.emit import call_again, constant
+from tvmflow.quantization.emit import call_again, constant, straight_line
 from tvmflow.quantization.graph import Graph, Step, read_graph
 from tvmflow.vta.config import RUN_FUNCTION, VtaConfig
 from tvmflow.vta.extract import Split, split
 from tvmflow.vta.region import Region, from_blob, packed_shape, region_from, region_to_blob
 
 
-@tvm.transform.module_pass(opt_level=0, name="OffloadVta")
-class OffloadVta:
-    """IRModule -> IRModule. `split` then says what went where."""
+def offload_vta(mod: Any, config: VtaConfig, start: str = "auto", stop: str = "auto") -> tuple[Any, Split]:
+    """Return the module with its call, and what went where. Raises UnknownNameError, ProgramError.
 
-    def __init__(self, config: VtaConfig, start: str = "auto", stop: str = "auto") -> None:
-        self.config, self.start, self.stop = config, start, stop
-        self.split: Split | None = None
-
-    def transform_module(self, mod: Any, _context: Any) -> Any:
-        graph = read_graph(mod)
-        self.split = split(graph, self.config, self.start, self.stop)
-        return _Writer(graph, self.split, self.config).module()
+    A plain function: what is raised inside of a TVM pass comes out as another type.
+    """
+    graph = read_graph(mod)
+    parts = split(graph, config, start, stop)
+    return _Writer(graph, parts, config).module(), parts
 
 
 class _Writer:
@@ -44,19 +40,16 @@ class _Writer:
         self.values: dict[str, Any] = {}
 
     def module(self) -> Any:
-        graph = self.graph
-        parameter = relax.Var(graph.input_name, relax.TensorType(graph.input_shape, graph.input_dtype))
-        with self.builder.function("main", [parameter]):
-            with self.builder.dataflow():
-                self.values[graph.input_name] = parameter
-                for step in self.parts.before:
-                    self._step(step)
-                self._region()
-                for step in self.parts.after:
-                    self._step(step)
-                output = self.builder.emit_output(self.values[graph.output], "answer")
-            self.builder.emit_func_output(output)
-        return relax.transform.DeadCodeElimination(["main"])(self.builder.get())
+        return straight_line(self.builder, self.graph, self._body)
+
+    def _body(self, parameter: Any) -> Any:
+        self.values[self.graph.input_name] = parameter
+        for step in self.parts.before:
+            self._step(step)
+        self._region()
+        for step in self.parts.after:
+            self._step(step)
+        return self.values[self.graph.output]
 
     def _step(self, step: Step) -> None:
         if step.op == "constant":

@@ -14,7 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.quantization.emit import call_again, constant
+from tvmflow.quantization.emit import call_again, constant, straight_line
 from tvmflow.quantization.graph import Argument, Array, Graph, Ref, Step, read_graph
 
 # Operators on single elements that leave a zero of the filling finite.
@@ -52,16 +52,13 @@ class _Packer:
         self.shapes = {graph.input_name: graph.input_shape, **{step.name: step.shape for step in graph.steps}}
 
     def module(self) -> Any:
-        graph = self.graph
-        parameter = relax.Var(graph.input_name, relax.TensorType(graph.input_shape, graph.input_dtype))
-        with self.builder.function("main", [parameter]):
-            with self.builder.dataflow():
-                self.plain[graph.input_name] = parameter
-                for step in graph.steps:
-                    self._step(step)
-                output = self.builder.emit_output(self._as_plain(graph.output), "answer")
-            self.builder.emit_func_output(output)
-        return relax.transform.DeadCodeElimination(["main"])(self.builder.get())
+        return straight_line(self.builder, self.graph, self._body)
+
+    def _body(self, parameter: Any) -> Any:
+        self.plain[self.graph.input_name] = parameter
+        for step in self.graph.steps:
+            self._step(step)
+        return self._as_plain(self.graph.output)
 
     # -- the two forms of a value --
 

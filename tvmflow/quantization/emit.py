@@ -7,14 +7,14 @@ form, and which value exists in which form.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from tvmflow.building.tvm_names import type_arguments
-from tvmflow.quantization.graph import Argument, Array, Other, Ref, Step
+from tvmflow.quantization.graph import Argument, Array, Graph, Other, Ref, Step
 from tvmflow.quantization.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, Layer, Network
 from tvmflow.quantization.scales import Scale
 
@@ -55,21 +55,16 @@ class Writer:
 
     def module(self) -> Any:
         """Return the IRModule; `integer_layers` then names the layers that compute in integers."""
-        from tvm import relax
+        return straight_line(self.builder, self.network.graph, self._body)
 
-        graph = self.network.graph
-        parameter = relax.Var(graph.input_name, relax.TensorType(graph.input_shape, graph.input_dtype))
-        with self.builder.function("main", [parameter]):
-            with self.builder.dataflow():
-                self.floats[graph.input_name] = parameter
-                for item in self.network.items:
-                    if isinstance(item, Layer):
-                        self._layer(item)
-                    else:
-                        self.floats[item.name] = self.emit(self._again(item), item.name)
-                output = self.builder.emit_output(self.as_float(self.network.output), "answer")
-            self.builder.emit_func_output(output)
-        return relax.transform.DeadCodeElimination(["main"])(self.builder.get())
+    def _body(self, parameter: Any) -> Any:
+        self.floats[self.network.graph.input_name] = parameter
+        for item in self.network.items:
+            if isinstance(item, Layer):
+                self._layer(item)
+            else:
+                self.floats[item.name] = self.emit(self._again(item), item.name)
+        return self.as_float(self.network.output)
 
     def emit(self, expression: Any, name: str) -> Any:
         return self.builder.emit(expression, name)
@@ -161,6 +156,18 @@ class Writer:
         if step.op == "constant":
             return constant(np.asarray(step.args[0]), step.dtype)
         return call_again(step, self.as_float)
+
+
+def straight_line(builder: Any, graph: Graph, body: Callable[[Any], Any]) -> Any:
+    """Return the module whose main has the input of a graph and answers with body(input), what is unused left out."""
+    from tvm import relax
+
+    parameter = relax.Var(graph.input_name, relax.TensorType(graph.input_shape, graph.input_dtype))
+    with builder.function("main", [parameter]):
+        with builder.dataflow():
+            output = builder.emit_output(body(parameter), "answer")
+        builder.emit_func_output(output)
+    return relax.transform.DeadCodeElimination(["main"])(builder.get())
 
 
 def call_again(step: Step, value_of: Any) -> Any:

@@ -14,7 +14,7 @@ from tvmflow import __version__
 from tvmflow.artifacts import write_atomic
 from tvmflow.errors import StoreError
 from tvmflow.params import STAGE_NAMES, Cell
-from tvmflow.report.tables import FORMS, STEPS, ratio, scorecard, shown_latency, stage_times
+from tvmflow.report.tables import FORMS, STEPS, ratio, scorecard, shown_compute, shown_latency, stage_times
 from tvmflow.workspace import Workspace
 
 _COLORS = ["#2563a8", "#d97a1e", "#3a8f4d", "#a23b72", "#7a6a53", "#4a4e9a", "#c04a3a", "#2a8f8f"]
@@ -85,11 +85,13 @@ def write_page(data: dict[str, Any], path: Path) -> None:
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["latency"] = shown_latency
-    environment.globals["ratio"] = ratio
+    environment.globals |= {"ratio": ratio, "shown_compute": shown_compute}
+    accelerated = [cell for cell in data["cells"] if cell["card"]["vta"]]
     peers = sorted({name for cell in data["cells"] for name in cell["card"]["peers"]})
     html = environment.get_template("page.html.jinja").render(
         **data, peers=peers, forms=FORMS, steps=STEPS, latency_plot=_latency_plot(data["cells"]), history_plot=_history_plot(data["cells"]),
         curve_plot=_curve_plot(data["cells"]), stage_plot=_stage_plot(data["cells"]),
+        accelerated=accelerated, roofline_plot=_roofline_plot(accelerated) if accelerated else "",
     )  # fmt: skip
     write_atomic(path, html)
 
@@ -178,6 +180,31 @@ def _curve_plot(cells: list[dict[str, Any]]) -> str:
     axes.set_ylim(0, 1.05)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return _as_image(figure)
+
+
+def _roofline_plot(cells: list[dict[str, Any]]) -> str:
+    """Draw each layer on the accelerator: operations per byte of DRAM against GOP/s, under the roof of its design."""
+    figure, axes = _figure(3.8)
+    roofs = sorted({(cell["card"]["vta"]["peak_gops"], cell["card"]["vta"]["peak_gbytes"]) for cell in cells})
+    shown = [(cell, [row for row in cell["card"]["vta"]["layers"] if row["operations"]]) for cell in cells]
+    highest = max((row["operations_per_byte"] for _, rows in shown for row in rows), default=100.0)
+    for peak, bandwidth in roofs:
+        intensity = [1.0, peak / bandwidth, max(highest * 1.5, 2 * peak / bandwidth)]
+        axes.plot(intensity, [min(peak, bandwidth * x) for x in intensity], color="#333", linewidth=1.2)
+        axes.annotate(
+            f"{peak:g} GOP/s, {bandwidth:g} GB/s", (intensity[1], peak), textcoords="offset points", xytext=(4, 4)
+        )
+    for index, (cell, rows) in enumerate(shown):
+        axes.scatter(
+            [row["operations_per_byte"] for row in rows], [row["gops"] for row in rows], s=18, alpha=0.75,
+            label=cell["card"]["cell"], color=_COLORS[index % len(_COLORS)],
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("operations per byte of DRAM")
+    axes.set_ylabel("GOP/s (estimated cycles)")
+    axes.legend(fontsize=7, loc="lower right")
     return _as_image(figure)
 
 

@@ -16,7 +16,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 class Machine:
     """lanes: float32 values in a vector register; registers: how many of them; near_cache: bytes of a core's own L2.
 
-    int8_dot: instructions that sum 4 products of bytes into int32: vnni, dotprod, i8mm. amx: tiles of int8 and bfloat16.
+    int8_dot: instructions that sum 4 products of bytes into int32: vnni, dotprod, i8mm.
     """
 
     lanes: int
@@ -24,8 +24,6 @@ class Machine:
     threads: int
     near_cache: int
     int8_dot: tuple[str, ...] = ()
-    amx: bool = False
-    bfloat16: bool = False
 
     def accumulators(self, block: int) -> int:
         """Return how many vectors of `block` float32 values stay in registers, three left for operands."""
@@ -60,7 +58,7 @@ def machine_of(target: ResolvedTarget) -> Machine:
         if wanted <= features
     )  # fmt: skip
     if "avx512f" in features:
-        return Machine(16, 32, target.threads, 1 << 20, dots, "amx-int8" in features, "avx512bf16" in features)
+        return Machine(16, 32, target.threads, 1 << 20, dots)
     if "avx2" in features:
         return Machine(8, 16, target.threads, 1 << 19, dots)
     if "neon" in features:

@@ -83,11 +83,13 @@ def choose(found: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[s
 
 
 def settle(
-    found: list[Alternative], chosen: dict[str, int], best: Mapping[str, TuningRecord], speedup: Speedup
-) -> dict[str, int]:
+    found: list[Alternative], chosen: dict[str, int], best: Mapping[str, TuningRecord], speedup: Speedup,
+    may_go_on: Callable[[], bool] = lambda: True,
+) -> dict[str, int]:  # fmt: skip
     """Return the choice that is fastest in the whole network, large weights first.
 
-    speedup(now, other): how many times faster the network is with the other choice.
+    speedup(now, other): how many times faster the network is with the other choice. may_go_on: asked before each comparison;
+    what is not compared stays as the kernels alone decided.
     """
     options: dict[str, set[int]] = {}
     for alternative in found:
@@ -98,6 +100,8 @@ def settle(
             break
         for m in sorted(options[key] - {chosen.get(key, 0)}):
             other = {k: v for k, v in {**chosen, key: m}.items() if v}
+            if not may_go_on():
+                return chosen
             if speedup(chosen, other) > 1 + _GAIN:
                 chosen = other
     return chosen

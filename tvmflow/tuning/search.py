@@ -28,7 +28,7 @@ from tvmflow.tuning.records import (
     read_records,
 )  # fmt: skip
 from tvmflow.tuning.templates import Knobs, template_for
-from tvmflow.tuning.tuners import Loss, Tuner, TunerFactory
+from tvmflow.tuning.tuners import Loss, Tuner, TunerFactory, knob_key
 from tvmflow.tuning.workloads import Workload, anchor_extents
 
 REPLAYED = "replayed"
@@ -199,12 +199,12 @@ class _Search:
         return Task(workload, template.name, candidates, tuner, 2.0 * math.prod(sizes) if sizes else 0.0)
 
     def _recall(self, task: Task) -> None:
-        index = {_knob_key(knobs): at for at, knobs in enumerate(task.candidates)}
+        index = {knob_key(knobs): at for at, knobs in enumerate(task.candidates)}
         for record in self.known.get(task.workload.key, []):
             if record.template == REPLAYED:
                 self._judge_replay(task, record)
                 self.to_replay = [other for other in self.to_replay if other is not task]
-            at = index.get(_knob_key(record.knobs)) if record.template == task.template else None
+            at = index.get(knob_key(record.knobs)) if record.template == task.template else None
             task.learn(at, record.median_s)
             self.report.reused += 1
 
@@ -383,7 +383,3 @@ def _default(workload: Workload, target: ResolvedTarget) -> tuple[str, Knobs]:
     found = template_for(workload.function, machine_of(target))
     assert found is not None
     return found[0].name, found[1][0]
-
-
-def _knob_key(knobs: Knobs) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(knobs.items()))

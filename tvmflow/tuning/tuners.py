@@ -81,7 +81,7 @@ class GeneticTuner:
     def __init__(self, candidates: list[Knobs], seed: str) -> None:
         self.candidates = candidates
         self._random = random.Random(seed)  # noqa: S311
-        self._index = {_key(knobs): at for at, knobs in enumerate(candidates)}
+        self._index = {knob_key(knobs): at for at, knobs in enumerate(candidates)}
         self._values = {name: sorted({knobs[name] for knobs in candidates}) for name in candidates[0]}
         self._unasked = _Unasked(len(candidates))
         self._times: dict[int, float] = {}
@@ -110,10 +110,11 @@ class GeneticTuner:
             knobs[name] = self.candidates[self._random.choice((one, other))][name]
             if self._random.random() < self.mutation:
                 knobs[name] = self._random.choice(self._values[name])
-        return self._index.get(_key(knobs))
+        return self._index.get(knob_key(knobs))
 
 
-def _key(knobs: Knobs) -> tuple[tuple[str, int], ...]:
+def knob_key(knobs: Knobs) -> tuple[tuple[str, int], ...]:
+    """Return knobs as a value that equal knobs share."""
     return tuple(sorted(knobs.items()))
 
 

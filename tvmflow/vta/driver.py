@@ -70,7 +70,8 @@ class PynqDriver:
     @staticmethod
     def of_this_board() -> PynqDriver:
         """Return the driver of the board that runs this. Raises DeviceError when this is none."""
-        return PynqDriver(MappedRegisters(), cma_allocator())
+        allocate = cma_allocator()
+        return PynqDriver(MappedRegisters(), allocate)
 
     def load(self, program: Program) -> Callable[[list[Array]], list[Array]]:
         memory = self.allocate(program.dram_bytes)

@@ -45,6 +45,15 @@ class Extraction:
     items: list[Found | Step] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
+    glue: dict[str, Step] = field(default_factory=dict)
+
+    def steps_of(self, items: list[Found | Step]) -> list[Step]:
+        """Return the steps that items stand for, with the glue that they read, in the order of the graph."""
+        wanted = {step.name for item in items for step in (item.steps if isinstance(item, Found) else (item,))}
+        for step in reversed(self.graph.steps):
+            if step.name in wanted:
+                wanted |= {name for name in step.refs if name in self.glue}
+        return [step for step in self.graph.steps if step.name in wanted]
 
 
 @dataclass(frozen=True)
@@ -71,8 +80,7 @@ def split(graph: Graph, config: VtaConfig, start: str = "auto", stop: str = "aut
     found = extract(graph, config)
     first, last = _run_of(found, config, start, stop)
     inside = [item for item in found.items[first:last] if isinstance(item, Found)]
-    before = _steps(found.items[:first])
-    after = _steps(found.items[last:])
+    before, after = found.steps_of(found.items[:first]), found.steps_of(found.items[last:])
     own = {item.operator.name for item in inside}
     read_outside = {name for step in (*before, *after) for name in step.refs} | {graph.output}
     inputs = {n: found.shapes[n] for item in inside for n in item.operator.inputs if n not in own}
@@ -80,10 +88,6 @@ def split(graph: Graph, config: VtaConfig, start: str = "auto", stop: str = "aut
     region = Region(inputs, tuple(item.operator for item in inside), outputs)
     names = tuple(layer_name(item.operator.name) for item in inside)
     return Split(tuple(before), region, tuple(after), names, found.reasons)
-
-
-def _steps(items: list[Found | Step]) -> list[Step]:
-    return [step for item in items for step in (item.steps if isinstance(item, Found) else (item,))]
 
 
 def _run_of(found: Extraction, config: VtaConfig, start: str, stop: str) -> tuple[int, int]:
@@ -146,11 +150,11 @@ class _Extractor:
             if found is not None:
                 operators[found.steps[-1].name] = found
                 inner |= {s.name for s in found.steps}
-        glue = self._glue(inner)
+        self.found.glue = {name: self.steps[name] for name in self._glue(inner)}
         for step in self.graph.steps:
             if step.name in operators:
                 self.found.items.append(operators[step.name])
-            elif step.name not in inner and step.name not in glue:
+            elif step.name not in inner and step.name not in self.found.glue:
                 self.found.items.append(step)
         return self.found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -59,6 +60,7 @@ def serve(options: argparse.Namespace) -> None:
     config = read_config(options.config) if options.config else VtaConfig(target=options.driver)
     register(config, SimulatorDriver() if options.driver == "sim" else PynqDriver.of_this_board())
     keep_serving_after_a_crash()
+    own = os.getpid()
     state = PopenRPCServerState(
         options.host, options.port, options.port + 100, tracker_addr=(tracker.host, tracker.port), key=options.key, silent=True
     )  # fmt: skip
@@ -68,7 +70,17 @@ def serve(options: argparse.Namespace) -> None:
             raise TrackerError(f"the tracker at {options.tracker} does not list {options.key!r}", "a registered server")
         time.sleep(0.1)
     print(json.dumps({"key": options.key, "port": state.port, "config": config.name}), flush=True)  # noqa: T201
-    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _stop(own))
+    while True:
+        signal.pause()
+
+
+def _stop(own: int) -> None:
+    """End the server and its sessions; in a session, which inherits this, end that alone."""
+    if os.getpid() == own:
+        for session in multiprocessing.active_children():
+            session.kill()
     os._exit(0)  # the server's threads never end by themselves
 
 

@@ -29,6 +29,14 @@ def divisors(number: int, limit: int) -> list[int]:
     return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
 
 
+def packed_loops(schedule: Any, block: Any) -> list[Any]:
+    """Return the loops of a block over (n, c, h, w, lane); unit loops that a reshape left in front are fused away."""
+    loops = schedule.get_loops(block)
+    while len(loops) > 5:
+        loops = [schedule.fuse(loops[0], loops[1]), *loops[2:]]
+    return list(loops)
+
+
 def parallel_first(work: int) -> tuple[int, ...]:
     """Return the values of the knob `parallel` that are worth trying, the likelier first."""
     if work > 100 * SMALL_WORK:

@@ -12,6 +12,7 @@ from tvmflow.tuning.templates.common import (
     distinct,
     divisors,
     merge_epilogue,
+    packed_loops,
     parallel_first,
     spread,
     weight_bytes,
@@ -118,10 +119,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
                 after = last
             last = None
     out = schedule.cache_write(anchor, 0, "local") if last is None else block_ref(schedule, last)
-    loops = schedule.get_loops(out)
-    while len(loops) > 5:  # unit loops that a reshape left
-        loops = [schedule.fuse(loops[0], loops[1]), *loops[2:]]
-    batch, c, h, w, lane = loops
+    batch, c, h, w, lane = packed_loops(schedule, out)
     c_outer, c_tile = schedule.split(c, [None, knobs["c_tile"]])
     h_chunk, h_outer, h_tile = schedule.split(h, [None, knobs["chunk"] // knobs["h_tile"], knobs["h_tile"]])
     w_outer, w_tile = schedule.split(w, [None, knobs["w_tile"]])

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvmflow.targets.machine import Machine
 from tvmflow.tuning.blocks import Kernel, block_ref, extents
-from tvmflow.tuning.templates.common import Knobs, Template, distinct, divisors, spread, weight_bytes
+from tvmflow.tuning.templates.common import Knobs, Template, distinct, divisors, packed_loops, spread, weight_bytes
 
 
 def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
@@ -63,10 +63,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     for name in kernel.after[2:-1]:
         schedule.compute_inline(block_ref(schedule, name))
     out = block_ref(schedule, kernel.after[-1])
-    loops = schedule.get_loops(out)
-    while len(loops) > 5:
-        loops = [schedule.fuse(loops[0], loops[1]), *loops[2:]]
-    batch, c, h, w, lane = loops
+    batch, c, h, w, lane = packed_loops(schedule, out)
     c_outer, c_inner = schedule.split(c, [None, knobs["c_block"]])
     y_chunk, y, dy = schedule.split(h, [None, knobs["chunk"], m])
     x, dx = schedule.split(w, [None, m])

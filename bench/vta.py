@@ -1,0 +1,90 @@
+"""VTA: counters of both modes beside the published ones, simulator speed and memory, compile time.
+
+python -m bench.vta
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tvmflow.vta.compiler import MODES, as_computed, compile_region
+from tvmflow.vta.config import VtaConfig
+from tvmflow.vta.counters import Counters, count, estimate
+from tvmflow.vta.lint import lint
+from tvmflow.vta.region import Conv, Region, Sum, Tail, pack, run_region, unpack
+from tvmflow.vta.runtime import SimulatorDriver
+
+PUBLISHED = {
+    "inp_load_nbytes": 5_549_568, "wgt_load_nbytes": 12_763_136, "acc_load_nbytes": 6_051_840, "uop_load_nbytes": 22_864,
+    "out_store_nbytes": 2_433_536, "gemm_counter": 6_623_232, "alu_counter": 699_328,
+}  # fmt: skip
+RUNS = 7
+
+
+def resnet18(chance: np.random.Generator) -> Region:
+    """Return everything between max pool and global pool of ResNet-18, with random weights."""
+    operators: list[Any] = []
+    value, channels = "x", 64
+
+    def conv(name: str, data: str, inputs: int, outputs: int, kernel: int, stride: int, low: int) -> None:
+        weight = chance.integers(-128, 128, (outputs, inputs, kernel, kernel), dtype=np.int8)
+        bias = chance.integers(-(2**14), 2**14, outputs).astype(np.int32)
+        tail = Tail(bias, 0, 1 << 10, 11, low, 127)
+        operators.append(Conv(name, data, weight, tail, (stride, stride), (kernel // 2,) * 4))
+
+    for stage, width in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            stride, name = (2 if stage and not block else 1), f"stage{stage}_{block}"
+            conv(f"{name}_conv1", value, channels, width, 3, stride, 0)
+            conv(f"{name}_conv2", f"{name}_conv1", width, width, 3, 1, -127)
+            shortcut = value
+            if stride == 2:
+                shortcut = f"{name}_down"
+                conv(shortcut, value, channels, width, 1, 2, -127)
+            operators.append(Sum(f"{name}_add", (f"{name}_conv2", shortcut), (0, 0), Tail(low=0)))
+            value, channels = f"{name}_add", width
+    return Region({"x": (1, 64, 56, 56)}, tuple(operators), (value,))
+
+
+def main() -> None:
+    config, chance = VtaConfig(), np.random.default_rng(0)
+    region = resnet18(chance)
+    x = chance.integers(-127, 128, (1, 64, 56, 56)).astype(np.int8)
+    rows: dict[str, dict[str, float]] = {}
+    for mode in MODES:
+        started = time.perf_counter()
+        program = compile_region(config, region, mode)
+        compile_s = time.perf_counter() - started
+        assert lint(program) == []
+        counters = sum((count(config, launch.instructions) for launch in program.launches), Counters())
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        run = SimulatorDriver().load(program)
+        times = []
+        for _ in range(RUNS):
+            started = time.perf_counter()
+            (answer,) = run([pack(config, x)])
+            times.append(time.perf_counter() - started)
+        expected = run_region(as_computed(region, mode), {"x": x})[region.outputs[0]]
+        assert np.array_equal(unpack(answer, expected.shape), expected)
+        rows[mode] = {
+            **counters.to_json(), "five bytes": counters.five_bytes,
+            "cycles": sum(estimate(config, launch).total for launch in program.launches), "compile_s": compile_s,
+            "simulate_s": median(times), "grown_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        }  # fmt: skip
+    PUBLISHED["five bytes"] = sum(value for name, value in PUBLISHED.items() if name.endswith("nbytes"))
+    print(f"{'ResNet-18, ' + config.name:40}{'published':>14}" + "".join(f"{mode:>14}" for mode in MODES))
+    for name in rows[MODES[0]]:
+        values = [rows[mode][name] for mode in MODES]
+        text = "".join(f"{v:>14,.0f}" if v == int(v) else f"{v:>14.2f}" for v in values)
+        print(f"{name:40}{PUBLISHED.get(name, '-'):>14}{text}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"outputs exact in both modes; peak memory of the process {peak:.0f} MB, TVM and both programs included")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""A cell on the simulated accelerator, all the way, from a workspace whose float32 cell is done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.conftest import stage, tvmflow
+from tvmflow.vta.config import VtaConfig
+from tvmflow.vta.isa import INSTRUCTION_BYTES
+
+CELL = "digits_torch@vta-sim:vta_int8"
+FOLDER = "digits_torch.vta-sim.vta_int8"
+
+
+def _read(root: Path, *parts: str) -> Any:
+    return json.loads(root.joinpath("artifacts", *parts).read_text())
+
+
+def test_a_cell_on_the_simulated_accelerator(copy_of_finished: Path) -> None:
+    root = copy_of_finished
+    tvmflow(root, "run", CELL)
+    card, program = (
+        _read(root, "evaluate", FOLDER, "scorecard.json"),
+        _read(root, "build", FOLDER, "vta", "manifest.json"),
+    )
+    assert card["device"]["kind"] == f"vta-{VtaConfig().name}" and card["peers"] == {}
+    accuracy = card["accuracy"]
+    assert accuracy["quantized"] == accuracy["built"] and accuracy["built"] >= accuracy["source"] - 0.01
+    assert card["agreement_by_step"]["quantized-built"]["max_relative_error"] == 0.0
+    vta = card["vta"]
+    assert vta["runs"] >= accuracy["samples"] and vta["offloaded"] == ["conv1", "max_pool2d0", "conv2"]
+    assert vta["counters"] == program["counters"] and vta["counters"]["gemm_counter"] > 0
+    folder = root / "artifacts" / "build" / FOLDER / "vta"
+    assert (folder / "instructions.bin").stat().st_size == INSTRUCTION_BYTES * vta["counters"]["insn_count"]
+    assert (folder / "listing.txt").read_text().count("FINISH") == vta["launches"] == 3
+    tiles = _read(root, "tune", FOLDER, "best.json")["tiles"]
+    assert [tile["layer"] for tile in tiles] == ["conv1_q", "conv2_q"] and all(tile["cycles"] > 0 for tile in tiles)
+    tvmflow(root, "report")
+    page = (root / "report.html").read_text()
+    assert "roofline" in page and f"{vta['counters']['gemm_counter']:,}" in page and "≈" in page
+    history = json.loads(tvmflow(root, "history", CELL, "--json").stdout)
+    assert history
+
+
+def test_other_precisions_and_impossible_cuts_are_told(copy_of_finished: Path) -> None:
+    root = copy_of_finished
+    for name in ("fetch", "import_model"):
+        stage(root, name, CELL)
+    wrong = tvmflow(root, "run", "digits_torch@vta-sim:float32", code=2)
+    assert "vta_int8" in wrong.stderr and "Traceback" not in wrong.stderr
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    params["targets"]["vta-sim"]["vta"] |= {"start": "conv9", "mode": "reference"}
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    stage(root, "quantize", CELL)
+    refused = stage(root, "graph_pack", CELL, code=2)
+    assert "no layer 'conv9' on VTA" in refused.stderr and "conv1" in refused.stderr
+    params["targets"]["vta-sim"]["vta"] |= {"start": "conv2", "config": {"log_block": 3}}
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    for name in ("graph_pack", "tune", "build", "deploy"):
+        stage(root, name, CELL)
+    assert _read(root, "build", FOLDER, "manifest.json")["vta"]["offloaded"] == ["conv2"]
