@@ -43,22 +43,20 @@ def network(config: VtaConfig) -> Program:
 
 def library_calling(program: Program, path: Path) -> Path:
     """Build a library whose main does nothing but run the program."""
-    import tvm
     from tvm import relax
 
     from tvmflow.building.library import build_scheduled, export
-    from tvmflow.quantization.emit import constant
+    from tvmflow.quantization.emit import constant, straight_line
+    from tvmflow.quantization.graph import Graph
     from tvmflow.vta.config import RUN_FUNCTION
 
-    builder = relax.BlockBuilder()
-    shape = packed_shape(program.config, SHAPE)
-    x = relax.Var("x", relax.TensorType(shape, "int8"))
-    with builder.function("main", [x]), builder.dataflow():
-        blob = constant(np.frombuffer(program_to_blob(program), np.uint8), "uint8")
-        call = builder.emit(relax.call_dps_packed(RUN_FUNCTION, [blob, x], relax.TensorType(shape, "int8")))
-        out = builder.emit_output(call)
-        builder.emit_func_output(out)
-    module: tvm.IRModule = builder.get()
+    builder, shape = relax.BlockBuilder(), packed_shape(program.config, SHAPE)
+    blob = constant(np.frombuffer(program_to_blob(program), np.uint8), "uint8")
+
+    def body(x: Any) -> Any:
+        return builder.emit(relax.call_dps_packed(RUN_FUNCTION, [blob, x], relax.TensorType(shape, "int8")))
+
+    module = straight_line(builder, Graph("x", shape, "int8"), body)
     executable, _ = build_scheduled(module, host_target(), {})
     export(executable, path, host_target())
     return path
@@ -88,6 +86,22 @@ def tracker() -> Iterator[int]:
     yield PopenTrackerServerState("127.0.0.1", 20190, 20990, silent=True).port
 
 
+def _run_there(device: DeviceEntry, program: Program, path: Path, x: Array) -> None:
+    with open_session(device, vta_target(CONFIG), SessionLimits(60.0, 20.0)) as session:
+        answer = session.model(library_calling(program, path)).run(pack(CONFIG, x))
+        assert np.array_equal(answer, expected(program, x))
+        found = session.vta_counters()
+        assert found["runs"] == 1 and found["gemm_counter"] == 2 * 2 * 2 * 9 * 100 + 200
+
+
+def _is_refused_there(device: DeviceEntry, program: Program, path: Path, x: Array) -> None:
+    """A second session starts from nothing, and takes no program for another design."""
+    with open_session(device, vta_target(CONFIG), SessionLimits(60.0, 20.0)) as session:
+        assert session.vta_counters()["runs"] == 0
+        with pytest.raises(DeviceLostError, match="1x32"):
+            session.model(library_calling(program, path)).run(pack(program.config, x))
+
+
 def test_a_library_with_a_program_runs_through_the_vta_rpc_server(tracker: int, tmp_path: Path) -> None:
     program, x = network(CONFIG), image(SHAPE, 4)
     server = subprocess.Popen(
@@ -97,19 +111,9 @@ def test_a_library_with_a_program_runs_through_the_vta_rpc_server(tracker: int, 
     )  # fmt: skip
     try:
         assert server.stdout is not None and '"key": "vta-sim"' in server.stdout.readline()
-        library = library_calling(program, tmp_path / "library.so")
         device = DeviceEntry(transport="tracker", key="vta-sim", host="127.0.0.1", port=tracker)
-        with open_session(device, vta_target(CONFIG), SessionLimits(60.0, 20.0)) as session:
-            model = session.model(library)
-            assert np.array_equal(model.run(pack(CONFIG, x)), expected(program, x))
-            found = session.vta_counters()
-            assert found["runs"] == 1 and found["gemm_counter"] == 2 * 2 * 2 * 9 * 100 + 200
-        # A second session starts from nothing, and refuses a program for another design.
-        other = library_calling(network(VtaConfig(log_block=5)), tmp_path / "other.so")
-        with open_session(device, vta_target(CONFIG), SessionLimits(60.0, 20.0)) as session:
-            assert session.vta_counters()["runs"] == 0
-            with pytest.raises(DeviceLostError, match="1x32"):
-                session.model(other).run(pack(VtaConfig(log_block=5), x))
+        _run_there(device, program, tmp_path / "library.so", x)
+        _is_refused_there(device, network(VtaConfig(log_block=5)), tmp_path / "other.so", x)
     finally:
         server.terminate()
         assert server.wait(10) == 0

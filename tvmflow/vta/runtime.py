@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tvmflow.errors import ProgramError
+from tvmflow.errors import ProgramError, TvmflowError
 from tvmflow.vta.config import COUNTERS_FUNCTION, RUN_FUNCTION, VtaConfig
 from tvmflow.vta.counters import Counters, count
 from tvmflow.vta.execution import run_launch
@@ -123,7 +123,16 @@ class Runtime:
         self.runs, self.last = 0, Counters()
 
     def run(self, blob: Any, *tensors: Any) -> None:
-        """Compute: tensors are the inputs and then the outputs, which are written."""
+        """Compute: tensors are the inputs and then the outputs, which are written. Raises RuntimeError, of one line.
+
+        The error goes through TVM and the network, where its type is lost and one line survives.
+        """
+        try:
+            self._run(blob, *tensors)
+        except TvmflowError as error:
+            raise RuntimeError(f"{error.found}; expected: {error.expected}".replace("\n", " ")) from error
+
+    def _run(self, blob: Any, *tensors: Any) -> None:
         data, arrays = np.from_dlpack(blob), [np.from_dlpack(tensor) for tensor in tensors]
         digest = data[:32].tobytes()
         if digest not in self._loaded:
