@@ -227,6 +227,16 @@ def test_a_residual_is_fused_only_when_nobody_else_reads_the_sum_before(relu: bo
     assert [launch.name for launch in read_twice.launches] == ["a", "b", "s"]
 
 
+@pytest.mark.parametrize("lefts", [(0, 3), (2, 0), (1, 4)])
+def test_a_residual_whose_operands_have_other_scales_is_fused_too(lefts: tuple[int, int]) -> None:
+    conv = random_conv("b", "x", (16, 32), 3, relu=False)
+    add = Sum("s", ("y", "b"), lefts, Tail(None, 0, 2, 2, 0, 120))
+    region = Region({"x": (1, 16, 10, 10), "y": (1, 32, 10, 10)}, (conv, add), ("s",))
+    program = check_region(CONFIG, region)
+    assert [launch.name for launch in program.launches] == ["s"]
+    check_region(CONFIG, region, "reference")
+
+
 def test_a_rounding_that_no_immediate_holds_goes_into_the_bias() -> None:
     conv = replace(random_conv("c", "x", (16, 16), 3), tail=Tail(None, 0, 1 << 16, 17))
     check_region(CONFIG, Region({"x": (1, 16, 6, 6)}, (conv,), ("c",)))

@@ -80,7 +80,7 @@ def fuse(region: Region, mode: Mode) -> list[Fused]:
     by_name = {op.name: op for op in region.operators}
     fused: dict[str, Sum] = {}
     for operator in region.operators:
-        if not isinstance(operator, Sum) or len(set(operator.inputs)) != 2 or any(operator.lefts) or operator.tail.left:
+        if not isinstance(operator, Sum) or len(set(operator.inputs)) != 2:
             continue
         hosts = [
             name
@@ -137,7 +137,9 @@ class _Compiler:
         assert isinstance(conv, Conv)
         residual = identity = None
         if step.residual is not None:
-            residual, identity = Residual(self.place(step.shortcut), 0, step.residual.tail), self.identity(0)
+            lefts = dict(zip(step.residual.inputs, step.residual.lefts, strict=True))
+            residual = Residual(self.place(step.shortcut), lefts[conv.name], step.residual.tail)
+            identity = self.identity(lefts[step.shortcut])
         return ConvJob(
             geometry(self.config, conv, self.shapes[conv.data]), self.place(conv.data), self.place(step.name),
             self.dram.constant(packed_weight(self.config, conv)), conv.tail, self._bias(conv), residual, identity,

@@ -58,10 +58,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Residual:
-    """A value added behind the first tail of a convolution, shifted left, with a second tail."""
+    """A value added behind the first tail of a convolution, with a second tail.
+
+    host_left: how far the convolution's own value is shifted left before; the other one is by its identity block.
+    """
 
     place: Place
-    left: int
+    host_left: int
     tail: Tail
 
 
@@ -367,8 +370,8 @@ class _Convolution:
     ) -> None:
         """Copy the other operand onto the clipped sum, in parts that fit a slot; then the second tail."""
         builder, plane = self.builder, rows[1] * columns[1]
-        if residual.tail.left or residual.left:
-            raise ProgramError("a fused residual with operands of different scales", "equal scales")
+        if residual.host_left:
+            apply_tail(builder, [(AluOp.SHR, -residual.host_left)], base, co[1], plane)
         whole = self.inp.size // plane
         for first, blocks in spans(co[1], max(whole, 1)):
             for row, part in spans(rows[1], rows[1] if whole else max(self.inp.size // columns[1], 1)):

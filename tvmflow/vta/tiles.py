@@ -42,7 +42,7 @@ def workload_key(config: VtaConfig, job: ConvJob) -> str:
     facts = {
         "config": config.to_json(), "geometry": asdict(job.geometry), "bias": job.bias is not None,
         "tail": [job.tail.left != 0, job.tail.right != 0, job.tail.half != 0, job.tail.saturates, job.tail.low >= 0],
-        "residual": job.residual is not None,
+        "residual": job.residual is not None and [job.residual.host_left != 0, job.residual.tail.right != 0],
     }  # fmt: skip
     return digest_of(facts)[:24]
 
