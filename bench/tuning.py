@@ -3,7 +3,7 @@
 speed    trials per minute, beside stock MetaSchedule on the same kernel, same machine, same run
 tuners   every candidate of some kernels is measured once; then each tuner searches that table, several seeds, equal trials
 fleet    four RPC servers under one key against one, device time simulated by a fixed sleep for each kernel; then the same
-         while two of the four are killed
+         while two of the four and the tracker are killed; and with the tuner killed in the middle
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from statistics import mean
 from typing import Any
 
 from tvmflow.building.lower import lower
-from tvmflow.devices.local import local_tracker
 from tvmflow.devices.session import DeviceSession, SessionLimits, open_session
-from tvmflow.devices.tracker import queue_of
+from tvmflow.devices.tracker import TrackerAddress, connect, queue_of
+from tvmflow.errors import TrackerError
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.params import DeviceEntry
 from tvmflow.passes.canonicalize import canonicalize
@@ -42,7 +42,9 @@ from tvmflow.tuning.templates import template_for
 from tvmflow.tuning.tuners import TunerFactory
 from tvmflow.tuning.workloads import Workload, anchor_extents, extract_workloads
 
-KEY, DEVICE_S = "bench", 0.5
+KEY, TRIALS = "bench", 24
+DEVICE_S = 1.5
+"""What a phone takes for a kernel, upload and repeats included; with less, the two cores that build decide."""
 TARGET = host_target()
 
 
@@ -151,30 +153,48 @@ def _simulated(found: list[Workload], tables: dict[str, dict[str, float]], name:
 
 @contextlib.contextmanager
 def servers(count: int) -> Iterator[tuple[int, list[subprocess.Popen[bytes]]]]:
-    """Run a tracker and `count` RPC servers under one key; yield the tracker's port and the further servers."""
-    with local_tracker(KEY, TARGET.threads) as address:
-        more = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tvm.exec.rpc_server", "--host", "127.0.0.1", "--port", str(19500 + 20 * at),
-                 "--port-end", str(19519 + 20 * at), "--tracker", f"127.0.0.1:{address.port}", "--key", KEY],
-                env={**os.environ, "TVM_NUM_THREADS": str(TARGET.threads)}, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, start_new_session=True,
-            )
-            for at in range(count - 1)
-        ]  # fmt: skip
-        try:
-            while queue_of(address).get(KEY, {}).get("total", 0) < count:
-                time.sleep(0.2)
-            yield address.port, more
-        finally:
-            for process in more:
-                process.kill()
-                process.wait()
+    """Run a tracker and `count` RPC servers under one key; yield the tracker's port, and all processes, the tracker first."""
+    port = 19400
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", *arguments], env={**os.environ, "TVM_NUM_THREADS": str(TARGET.threads)},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    processes = [start("tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1))]
+    try:
+        address = TrackerAddress("127.0.0.1", port)
+        _until(lambda: connect(address) is not None)
+        for at in range(count):
+            first = 19500 + 20 * at
+            processes.append(start(
+                "tvm.exec.rpc_server", "--host", "127.0.0.1", "--port", str(first), "--port-end", str(first + 19), "--tracker",
+                f"127.0.0.1:{port}", "--key", KEY,
+            ))  # fmt: skip
+        _until(lambda: queue_of(address).get(KEY, {}).get("total", 0) >= count)
+        yield port, processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            process.wait()
+
+
+def _until(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(TrackerError):
+            if ready():
+                return
+        if time.monotonic() > deadline:
+            raise SystemExit("tracker and servers did not start")
+        time.sleep(0.2)
 
 
 @contextlib.contextmanager
 def slow_session(port: int) -> Iterator[DeviceSession]:
-    """Open a session with a device that takes half a second for each kernel, so that the host's cores do not decide."""
+    """Open a session with a device that takes DEVICE_S for each kernel, so that the host's cores do not decide."""
     device = DeviceEntry(transport="tracker", key=KEY, host="127.0.0.1", port=port)
     with open_session(device, TARGET, SessionLimits(3600.0, 60.0)) as session:
         load = session.load
@@ -188,21 +208,39 @@ def slow_session(port: int) -> Iterator[DeviceSession]:
 
 
 def fleet() -> None:
-    found = small_workloads()
-    times = {}
+    found, times = small_workloads(), dict[int, float]()
     for count in (1, 4):
         with servers(count) as (port, _), tempfile.TemporaryDirectory() as folder:
-            times[count] = search(found, rules(count, 24), Path(folder) / "log", lambda p=port: slow_session(p))  # type: ignore[misc]
+            times[count] = search(found, rules(count, TRIALS), Path(folder) / "log", lambda p=port: slow_session(p))  # type: ignore[misc]
         print(f"{count} devices: {times[count]:.1f} s", flush=True)
-    print(f"four devices take {times[4] / times[1]:.2f} of the time of one")
-    with servers(4) as (port, more), tempfile.TemporaryDirectory() as folder:
+    print(f"four devices take {times[4] / times[1]:.2f} of the time of one", flush=True)
+    with servers(4) as (port, processes), tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        for after, process in zip((4.0, 8.0), more, strict=False):
-            threading.Timer(after, lambda p=process: os.killpg(p.pid, 9)).start()  # type: ignore[misc]
-        seconds = search(found, rules(4, 24), log, lambda: slow_session(port))
-        records = read_records(log)
-        wrong = [r.status for r in records if r.status != OK]
-        print(f"two of four killed: {seconds:.1f} s, {len(records)} records, {len(wrong)} of them failures")
+        for after, at in ((4.0, 1), (8.0, 2), (12.0, 0)):  # two servers, then the tracker
+            threading.Timer(after, lambda p=processes[at]: os.killpg(p.pid, 9)).start()  # type: ignore[misc]
+        seconds = search(found, rules(4, TRIALS), log, lambda: slow_session(port))
+        _report("two of four servers and the tracker killed", seconds, log)
+    with servers(4) as (port, _), tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        tuner = subprocess.Popen(
+            [sys.executable, "-m", "bench.tuning", "search", "--log", str(log), "--port", str(port)],
+            start_new_session=True,
+        )
+        _until(lambda: log.exists() and len(log.read_bytes().splitlines()) > TRIALS)
+        os.killpg(tuner.pid, 9)
+        tuner.wait()
+        kept = len(read_records(log))
+        seconds = search(found, rules(4, TRIALS), log, lambda: slow_session(port))
+        _report(f"tuner killed after {kept} records, then started again", seconds, log)
+
+
+def _report(what: str, seconds: float, log: Path) -> None:
+    """Print how much was measured; a schedule that stands there twice was measured twice."""
+    records = [r for r in read_records(log) if r.template]
+    distinct = {(r.workload, str(sorted(r.knobs.items()))) for r in records}
+    wrong = [r.status for r in records if r.status != OK]
+    print(f"{what}: {seconds:.1f} s, {len(records)} records, {len(records) - len(distinct)} of them twice, {len(wrong)} failures",
+          flush=True)  # fmt: skip
 
 
 def small_workloads() -> list[Workload]:
@@ -214,8 +252,14 @@ def small_workloads() -> list[Workload]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "tuners", "fleet"))
-    {"speed": speed, "tuners": tuners, "fleet": fleet}[parser.parse_args().what]()
+    parser.add_argument("what", choices=("speed", "tuners", "fleet", "search"))
+    parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.what == "search":  # what `fleet` kills
+        search(small_workloads(), rules(4, TRIALS), options.log, lambda: slow_session(options.port))
+        return
+    {"speed": speed, "tuners": tuners, "fleet": fleet}[options.what]()
 
 
 if __name__ == "__main__":

@@ -281,7 +281,8 @@ def devices(as_json: Json = False) -> None:
         device = target.device
         row: dict[str, Any] = {"target": name, "key": device.key, "transport": device.transport}
         if device.transport == "local":
-            row["state"] = "this machine"
+            vta = target.vta
+            row["state"] = f"this machine, which simulates {vta.resolved().name}" if vta else "this machine"
         else:
             try:
                 address = TrackerAddress.find(device.host, device.port)

@@ -119,7 +119,10 @@ RESNET_CONVS = [
     (56, 64, 64, 3, 1), (56, 64, 128, 3, 2), (56, 64, 128, 1, 2), (28, 128, 128, 3, 1), (28, 128, 256, 3, 2), (28, 128, 256, 1, 2),
     (14, 256, 256, 3, 1), (14, 256, 512, 3, 2), (14, 256, 512, 1, 2), (7, 512, 512, 3, 1),
     # of ResNet-50's bottlenecks
-    (56, 64, 256, 1, 1), (56, 256, 64, 1, 1), (28, 512, 128, 1, 1), (14, 1024, 256, 1, 1), (7, 2048, 512, 1, 1), (56, 256, 512, 1, 2),
+    (56, 64, 64, 1, 1), (56, 64, 256, 1, 1), (56, 256, 64, 1, 1), (56, 256, 128, 1, 1), (56, 256, 128, 1, 2), (56, 128, 128, 3, 2),
+    (28, 128, 512, 1, 1), (28, 512, 128, 1, 1), (56, 256, 512, 1, 2), (28, 512, 256, 1, 1), (28, 512, 256, 1, 2), (28, 256, 256, 3, 2),
+    (14, 256, 1024, 1, 1), (14, 1024, 256, 1, 1), (28, 512, 1024, 1, 2), (14, 1024, 512, 1, 1), (14, 1024, 512, 1, 2),
+    (14, 512, 512, 3, 2), (7, 512, 2048, 1, 1), (7, 2048, 512, 1, 1), (14, 1024, 2048, 1, 2),
 ]  # fmt: skip
 MOBILENET_G = [
     (112, 32, 2, 1), (112, 64, 4, 2), (56, 128, 8, 1), (56, 128, 8, 2), (28, 256, 16, 1), (28, 256, 16, 2), (14, 512, 32, 1),
@@ -128,12 +131,10 @@ MOBILENET_G = [
 
 
 def formula_equals_counters(config: VtaConfig, region: Region, program: Program) -> None:
-    for _, (name, job) in conv_workloads(config, region).items():
+    records = search_tiles(config, region)
+    for key, (name, job) in conv_workloads(config, region).items():
         launch = next(launch for launch in program.launches if launch.name == name)
-        found = count(config, launch.instructions)
-        tile = next(
-            r.tile for k, r in search_tiles(config, region).items() if conv_workloads(config, region)[k][0] == name
-        )
+        found, tile = count(config, launch.instructions), records[key].tile
         copies = found.gemm_counter - job.geometry.gemm
         plane = job.geometry.n * job.geometry.co * job.geometry.rows.out * job.geometry.columns.out
         assert copies == (plane if job.residual is not None else 0)
