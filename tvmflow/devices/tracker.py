@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass
@@ -55,7 +56,14 @@ def connect(address: TrackerAddress) -> Any:
 
 def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
     """Return key -> total, free and pending devices, as the tracker counts them."""
-    summary = connect(address).summary()
+    try:
+        summary = connect(address).summary()
+    except (OSError, ValueError, struct.error) as error:  # it went away between the two
+        raise TrackerError(
+            f"the RPC tracker at {address.host}:{address.port} does not answer ({first_line(error, 120)})",
+            "a running tracker",
+            "start it again; devices register themselves with it anew",
+        ) from error
     total: dict[str, int] = {}
     for entry in summary["server_info"]:
         key = str(entry["key"]).removeprefix("server:")

@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,15 +115,19 @@ class Fleet:
             slot.thread.join(timeout=5)
             slot.close()
 
-    def measure(self, jobs: list[Job], on_result: Callable[[Measured], None]) -> None:
-        """Measure every job, in any order. Raises the DeviceError that kept all slots from working."""
+    def measure(self, jobs: Iterable[Job], on_result: Callable[[Measured], None]) -> None:
+        """Measure every job, in any order; devices begin with those that come first while others are still being built.
+
+        Raises the DeviceError that kept all slots from working.
+        """
+        left = 0
         for job in jobs:
             self._jobs.put(job)
-        if not self._slots:  # not before there is work: what the canary needs is known by then
-            self._slots = [_Slot(self, number) for number in range(self.rules.slots)]
-            for slot in self._slots:
-                slot.start()
-        left = len(jobs)
+            left += 1
+            if not self._slots:  # not before there is work: what the canary needs is known by then
+                self._slots = [_Slot(self, number) for number in range(self.rules.slots)]
+                for slot in self._slots:
+                    slot.start()
         while left:
             try:
                 found = self._results.get(timeout=0.2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -241,10 +241,11 @@ class _Search:
                     ahead = []
                     if not batch or not self._budget_left():
                         break
-                    jobs = self._collect(batch)
                     if rules.overlap:
                         ahead = self._propose(fleet, pool)
-                    fleet.measure(jobs, self._record)
+                        fleet.measure(self._collect(batch), self._record)
+                    else:  # nothing is built while this machine measures
+                        fleet.measure(list(self._collect(batch)), self._record)
                     self._show()
                 for candidate in ahead:
                     candidate.built.cancel()
@@ -271,9 +272,9 @@ class _Search:
             batch.append(
                 _Candidate(task, None, self.old[task.workload.key].knobs, pool.build(task.workload, trace=trace))
             )
-        fleet.measure(self._collect(batch), self._record)
+        fleet.measure(list(self._collect(batch)), self._record)
         slow = [c for c in batch if c.record is not None and c.record.seconds and self._slower(c.task, c.record)]
-        fleet.measure(self._collect(slow), self._record)  # once more before it counts as slower: clocks move
+        fleet.measure(list(self._collect(slow)), self._record)  # once more before it counts as slower: clocks move
         for candidate in batch:
             if candidate.record is not None:
                 self._judge_replay(candidate.task, candidate.record)
@@ -314,9 +315,8 @@ class _Search:
                 batch.append(_Candidate(task, index, knobs, pool.build(task.workload, task.template, knobs)))
         return batch
 
-    def _collect(self, batch: list[_Candidate]) -> list[Job]:
-        """Wait for the builds. What cannot be built, or came out as something measured before, has its result already."""
-        jobs = []
+    def _collect(self, batch: list[_Candidate]) -> Iterator[Job]:
+        """Wait for one build after the other. What cannot be built, or came out as something measured before, has its result already."""
         for candidate in batch:
             built = candidate.built.result()
             if built.status != OK:
@@ -325,8 +325,7 @@ class _Search:
                 self.report.duplicates += 1
                 self._note(candidate, *candidate.task.digests[built.digest])
             else:
-                jobs.append(Job(candidate.task.workload, built.library, candidate.task.best_s, token=candidate))
-        return jobs
+                yield Job(candidate.task.workload, built.library, candidate.task.best_s, token=candidate)
 
     def _record(self, found: Measured) -> None:
         candidate: _Candidate = found.job.token
