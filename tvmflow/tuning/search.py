@@ -87,7 +87,7 @@ class Journal:
 
 @dataclass
 class Task:
-    """One workload while it is tuned."""
+    """One workload while it is tuned. in_flight: candidates that are being built or measured."""
 
     workload: Workload
     template: str
@@ -95,6 +95,7 @@ class Task:
     tuner: Tuner
     flops: float
     trials: int = 0
+    in_flight: int = 0
     since_gain: int = 0
     first_s: float = math.inf
     best_s: float = math.inf
@@ -213,7 +214,7 @@ class _Search:
 
     def _open(self, task: Task) -> bool:
         return (
-            not task.exhausted and task.trials < min(self.rules.trials, len(task.candidates))
+            not task.exhausted and task.trials + task.in_flight < min(self.rules.trials, len(task.candidates))
             and task.since_gain < self.rules.early_stopping
         )  # fmt: skip
 
@@ -305,11 +306,12 @@ class _Search:
                 break
             task = max(open_tasks, key=lambda t: (t.promise(), t.flops * t.workload.calls))
             count = 1 if task.trials == 0 else max(wanted // 2, 1)
-            indices = task.tuner.ask(min(count, self.rules.trials - task.trials, wanted - len(batch)))
+            indices = task.tuner.ask(min(count, self.rules.trials - task.trials - task.in_flight, wanted - len(batch)))
             if not indices:
                 task.exhausted = True
                 continue
             self._know(fleet, pool, task.workload)
+            task.in_flight += len(indices)
             for index in indices:
                 knobs = task.candidates[index]
                 batch.append(_Candidate(task, index, knobs, pool.build(task.workload, task.template, knobs)))
@@ -331,6 +333,7 @@ class _Search:
         candidate: _Candidate = found.job.token
         self.report.device_s += found.device_s
         if not found.status:  # no device could say: nothing is known about this candidate
+            candidate.landed()
             return
         self.report.measured += 1
         candidate.task.spent_s += found.device_s
@@ -353,6 +356,7 @@ class _Search:
         self.journal.add(record)
         if candidate.record is None or record.median_s < candidate.record.median_s:
             candidate.record = record
+        candidate.landed()
         task.learn(candidate.index, record.median_s)
 
     def _show(self) -> None:
@@ -376,6 +380,11 @@ class _Candidate:
     knobs: Knobs
     built: Future[Built]
     record: TuningRecord | None = None
+
+    def landed(self) -> None:
+        """Count the candidate as no longer under way; schedules of an older toolchain never were."""
+        if self.index is not None:
+            self.task.in_flight -= 1
 
 
 def _default(workload: Workload, target: ResolvedTarget) -> tuple[str, Knobs]:
