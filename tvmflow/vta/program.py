@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -88,10 +88,6 @@ class Program:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
-    @property
-    def instructions(self) -> int:
-        return sum(len(launch.instructions) for launch in self.launches)
-
 
 class Dram:
     """Hands out addresses of constants and micro-ops, from `base` on."""
@@ -153,13 +149,6 @@ class Loops:
 _NEVER = -1
 
 
-@dataclass
-class _Tokens:
-    """Per queue: the last instruction that pushed."""
-
-    last_push: list[int] = field(default_factory=lambda: [_NEVER] * len(QUEUES))
-
-
 class LaunchBuilder:
     """Builds one launch. Emit in an order that would be right one after the other; units overlap on their own.
 
@@ -171,7 +160,7 @@ class LaunchBuilder:
         self.with_row_hazards = with_row_hazards
         self.instructions: list[Instruction] = []
         self.uop_loads: list[tuple[Mem, int]] = []
-        self._tokens = _Tokens()
+        self._last_push = [_NEVER] * len(QUEUES)  # per queue: the last instruction that pushed
         self._resident: dict[tuple[str, tuple[Uop, ...]], int] = {}
         self._uop_top = 0
         depths = {m: config.depth(m) for m in (Memory.INP, Memory.WGT, Memory.ACC)}
@@ -288,14 +277,14 @@ class LaunchBuilder:
         """Make instruction `at` of the consumer wait for the latest of some instructions of the producer."""
         latest = int(events.max(initial=_NEVER))
         queue = QUEUES.index((producer, consumer))
-        if latest <= self._tokens.last_push[queue] or self.instructions[latest].module is not producer:
+        if latest <= self._last_push[queue] or self.instructions[latest].module is not producer:
             return
         flags, waits = self.instructions[latest].flags, self.instructions[at].flags
         if consumer > producer:
             flags.push_next = waits.pop_prev = True
         else:
             flags.push_prev = waits.pop_next = True
-        self._tokens.last_push[queue] = latest
+        self._last_push[queue] = latest
 
     def _element(self, memory: Memory, address: int) -> int:
         size = self.config.element_bytes(memory)
