@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,11 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield home
     os.environ.clear()
     os.environ.update(before)
+    waiting = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    for thread in waiting:
+        thread.join(10)
+    alive = [t.name for t in waiting if t.is_alive()]
+    assert not alive, f"these threads would keep Python from ending: {alive}"
 
 
 def small_params() -> dict[str, Any]:
