@@ -6,7 +6,8 @@ Brings the cells all the way, then measures library and peers in turns, `rounds`
 same input and threads. A figure is the median of the rounds' medians; ratios below 1 mean that the library is faster. The last
 columns are the error of the library's answer and of ONNX Runtime's, relative to the largest answer of PyTorch in float64.
 For int8 cells ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes of the same network and calibration samples;
-PyTorch stays in float32.
+for bfloat16 cells OpenVINO runs as it comes and PyTorch in bfloat16; what has no such form stays in float32. LiteRT takes
+Keras models, in float32.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from tasks.golden import read_description
 from tvmflow.params import Cell
+from tvmflow.sources.tool_environments import python_of
 from tvmflow.workspace import Workspace
 
 CELLS = tuple(
@@ -35,7 +38,7 @@ CELLS = tuple(
         "resnet18", "resnet50", "mobilenet_v2", "mobilenetv2_050", "squeezenet_v1_1", "vgg16", "inception_v3",
     )
 )  # fmt: skip
-PEERS = ("tvmflow", "onnxruntime", "openvino", "torch", "torch_compile")
+PEERS = ("tvmflow", "onnxruntime", "openvino", "torch", "torch_compile", "litert")
 SECONDS, LEAST_RUNS = 2.0, 15
 
 
@@ -166,14 +169,15 @@ def _openvino(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callabl
     with tempfile.TemporaryDirectory() as folder:
         model = core.read_model(_onnx_file(workspace, cell, Path(folder)))
         model.reshape(x.shape)
-    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    if cell.precision != "bfloat16":
+        options["INFERENCE_PRECISION_HINT"] = "f32"
     request = core.compile_model(model, "CPU", options).create_infer_request()
     request.set_input_tensor(openvino.Tensor(np.ascontiguousarray(x)))
     return lambda: request.infer()
 
 
 def _module(workspace: Workspace, cell: Cell) -> Any:
-    from tasks.golden import read_description
     from tvmflow.frontends.table import load_source
 
     fetched = workspace.folder("fetch", cell)
@@ -185,6 +189,8 @@ def _torch(workspace: Workspace, cell: Cell, x: Any, threads: int, compiled: boo
 
     torch.set_num_threads(threads)
     module, tensor = _module(workspace, cell), torch.from_numpy(x)
+    if cell.precision == "bfloat16":
+        module, tensor = module.bfloat16(), tensor.bfloat16()
     if compiled:
         module = torch.compile(module)
 
@@ -199,9 +205,43 @@ def _torch_compile(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Ca
     return _torch(workspace, cell, x, threads, compiled=True)
 
 
+_CONVERT = """
+import sys
+import tensorflow as tf
+model = tf.keras.models.load_model(sys.argv[1], compile=False)
+open(sys.argv[2], "wb").write(tf.lite.TFLiteConverter.from_keras_model(model).convert())
+"""
+
+
+def _litert(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
+    """Convert the Keras model in TensorFlow's environment; LiteRT hands all of it to XNNPACK."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    entry = workspace.params.models[cell.model]
+    if entry.framework != "keras":
+        raise SystemExit("LiteRT takes Keras models only")
+    from tvmflow.frontends.keras import source_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        file, converted = Path(folder) / "model.keras", Path(folder) / "model.tflite"
+        fetched = workspace.folder("fetch", cell)
+        source_model(fetched, read_description(fetched)).save(file)
+        done = subprocess.run(
+            [python_of("tensorflow"), "-c", _CONVERT, file, converted], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"TensorFlow could not convert it: {done.stderr[-300:]}")
+        interpreter = Interpreter(str(converted), num_threads=threads)
+        interpreter.allocate_tensors()
+    (given,) = interpreter.get_input_details()
+    channels_last = tuple(given["shape"]) != x.shape
+    interpreter.set_tensor(given["index"], np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if channels_last else x)
+    return interpreter.invoke
+
+
 _RUNNERS: dict[str, Callable[[Workspace, Cell, Any, int], Callable[[], Any]]] = {
     "tvmflow": _tvmflow, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch,
-    "torch_compile": _torch_compile,
+    "torch_compile": _torch_compile, "litert": _litert,
 }  # fmt: skip
 
 

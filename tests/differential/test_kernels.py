@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import s_tir
 
-from tvmflow.building.ir_files import load_module, save_module
+from tvmflow.building.ir_files import load_module, numpy_dtype, save_module
 from tvmflow.building.library import LocalRunner, build_scheduled, compile_lowered
 from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
@@ -22,6 +22,8 @@ from tvmflow.passes.legalize_convolutions import convolution_keys, tileable_widt
 from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
 from tvmflow.passes.schedule_kernels import ScheduleKernels, replay
 from tvmflow.passes.winograd import TILES, winograd_error
+from tvmflow.quantization.emit import constant
+from tvmflow.quantization.mixed import MixedPrecision, to_mixed
 from tvmflow.sources.torch_networks import build
 from tvmflow.targets.machine import machine_of
 from tvmflow.targets.resolve import ResolvedTarget, host_target
@@ -72,9 +74,14 @@ def test_any_convolution_packed_and_scheduled_equals_torch(
     assert _error(LocalRunner(packed, host_target()).run(x), model.run(x)) < BOUND
 
 
-@pytest.mark.parametrize("winograd", [0, 2, 4])
-def test_candidates_of_every_template_keep_the_answer(winograd: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "winograd", "bound"),
+    [("float32", 0, BOUND), ("float32", 2, 10 * BOUND), ("float32", 4, 10 * BOUND), ("bfloat16", 0, 2e-2)],
+)
+def test_candidates_of_every_template_keep_the_answer(form: str, winograd: int, bound: float) -> None:
     module, model = _imported(build("digits_cnn", 3), (1, 1, 8, 8))
+    if form != "float32":
+        module = to_mixed(module, MixedPrecision(form, "float32", ("conv2d", "matmul"), ("mean",)))
     x = np.random.default_rng(1).standard_normal((1, 1, 8, 8), dtype=np.float32)
     reference, target = model.run(x), host_target().tvm_target()
     packed = PackChannels(16)(module)
@@ -99,7 +106,7 @@ def test_candidates_of_every_template_keep_the_answer(winograd: int) -> None:
         step = ScheduleKernels(best, MACHINE)
         executable = compile_lowered(step(lowered), target)
         assert sum(choice.how == "record" for choice in step.choices) == len(best)
-        assert _error(_run(executable, x), reference) < (10 * BOUND if winograd else BOUND)
+        assert _error(_run(executable, x), reference) < bound
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -146,9 +153,11 @@ def test_widths_without_tiles_are_computed_wider_and_cut(channels: tuple[int, in
         ("znver4", "x86_64-linux-gnu", "uint8", "vpdpbusd"),
         ("cortex-a76", "aarch64-linux-gnu", "int8", "sdot"),
         ("neoverse-v1", "aarch64-linux-gnu", "uint8", "usdot"),
+        ("znver4", "x86_64-linux-gnu", "bfloat16", "vdpbf16ps"),
+        ("neoverse-v1", "aarch64-linux-gnu", "bfloat16", "bfdot"),
     ],
 )
-def test_bytes_are_multiplied_by_the_instruction_of_the_target(
+def test_neighbours_are_multiplied_by_the_instruction_of_the_target(
     mcpu: str, mtriple: str, data: str, instruction: str
 ) -> None:
     """For targets that are not at hand the code is looked at; where this machine has the instruction, tests run it."""
@@ -157,13 +166,14 @@ def test_bytes_are_multiplied_by_the_instruction_of_the_target(
 
     target = ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++")
     x = relax.Var("x", relax.TensorType((1, 2, 8, 8, 16), data))
-    weight = relax.const(np.ones((2, 2, 3, 3, 16, 16), np.int8))
+    low, total = ("bfloat16", "float32") if data == "bfloat16" else ("int8", "int32")
+    weight = constant(np.ones((2, 2, 3, 3, 16, 16), np.float32).astype(numpy_dtype(low)), low)
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
             conv = relax.op.nn.conv2d(
                 x, weight, padding=1, data_layout="NCHW16c", kernel_layout="OIHW16i16o", out_layout="NCHW16c",
-                out_dtype="int32",
+                out_dtype=total,
             )  # fmt: skip
             out = builder.emit_output(conv)
         builder.emit_func_output(out)

@@ -15,12 +15,17 @@ MAX_UNPACKED_BYTES = 8 << 30
 
 def load(folder: Path, description: SourceDescription) -> ExportedModel:
     """Load a model. Code in model files (Lambda layers) is refused. Raises ModelFileError."""
-    path = folder / description.weights_file
-    model = _whole_file(path) if description.network is None else _with_weights(path, description.network)
+    model = source_model(folder, description)
     shape, wanted = tuple(model.input_shape), description.input_shape
     if len(wanted) == 4 and shape[1:] == (wanted[2], wanted[3], wanted[1]) and shape[1:] != wanted[1:]:
         model = _from_channels_first(model)
     return ExportedModel(model.eval(), description.input_name, wanted)
+
+
+def source_model(folder: Path, description: SourceDescription) -> Any:
+    """Return the keras.Model as it was fetched. Raises ModelFileError."""
+    path = folder / description.weights_file
+    return _whole_file(path) if description.network is None else _with_weights(path, description.network)
 
 
 def _from_channels_first(model: Any) -> Any:

@@ -15,6 +15,7 @@ from tvm import relax, te, topi
 
 from tvmflow.building.tvm_names import constant_value, type_of
 from tvmflow.passes.winograd import transform_weight, winograd_conv2d
+from tvmflow.targets.machine import sums_pairs_of_bfloat16
 
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
 
@@ -63,11 +64,12 @@ def _legalize(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
                 winograd_conv2d, call.args[0], relax.const(weight, "float32"), padding, m,
                 primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
             )  # fmt: skip
-        if _is_byte_convolution(call):
+        group = _summed_together(call)
+        if group:
             constant = constant_value(call.args[1])
-            weight = relax.const(interleave_by_four(constant.numpy()), "int8")
+            weight = relax.const(interleave(constant.numpy(), group), str(constant.dtype))
             return builder.call_te(
-                packed_conv2d, call.args[0], weight, strides, padding, dilation, int(attrs.groups), "int32",
+                packed_conv2d, call.args[0], weight, strides, padding, dilation, int(attrs.groups), _out_dtype(call),
                 primfunc_name_hint="conv2d_nchwc", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
             )  # fmt: skip
         if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
@@ -85,17 +87,23 @@ def _legalize(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
     return legalize
 
 
-def _is_byte_convolution(call: Any) -> bool:
-    weight = constant_value(call.args[1])
-    if weight is None or len(weight.shape) != 6 or str(weight.dtype) != "int8" or int(weight.shape[4]) % 4:
-        return False
-    return str(type_of(call.args[0]).dtype) in ("int8", "uint8") and _out_dtype(call) == "int32"
+def _summed_together(call: Any) -> int:
+    """Return how many neighbouring channels an instruction of the target sums at once: 4 bytes, 2 bfloat16; else 0."""
+    weight, data, total = constant_value(call.args[1]), str(type_of(call.args[0]).dtype), _out_dtype(call)
+    if weight is None or len(weight.shape) != 6:
+        return 0
+    form, inner = str(weight.dtype), int(weight.shape[4])
+    if form == "int8" and data in ("int8", "uint8") and total == "int32" and inner % 4 == 0:
+        return 4
+    if form == data == "bfloat16" and total == "float32" and inner % 2 == 0:
+        return 2 if sums_pairs_of_bfloat16(tvm.target.Target.current()) else 0
+    return 0
 
 
-def interleave_by_four(weight: Any) -> Any:
-    """(OC, IC, KH, KW, b of I, b of O) -> (OC, IC, KH, KW, b/4 of I, b of O, 4 of I), as dot products of bytes read it."""
+def interleave(weight: Any, group: int) -> Any:
+    """(OC, IC, KH, KW, b of I, b of O) -> (OC, IC, KH, KW, b/group of I, b of O, group of I), as dot products read it."""
     oc, ic, kh, kw, inner, lanes = weight.shape
-    split = weight.reshape(oc, ic, kh, kw, inner // 4, 4, lanes)
+    split = weight.reshape(oc, ic, kh, kw, inner // group, group, lanes)
     return np.ascontiguousarray(split.transpose(0, 1, 2, 3, 4, 6, 5))
 
 
@@ -105,7 +113,8 @@ def packed_conv2d(
     """Return the te.Tensor (N, OC, OH, OW, lane) of a convolution.
 
     data: (N, C, H, W) or (N, C/b, H, W, b); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
-    (OC, IC, KH, KW, b of I, b of O), of bytes (OC, IC, KH, KW, b/4, b of O, 4); padding: top, left, bottom, right.
+    (OC, IC, KH, KW, b of I, b of O), or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of bytes, with 2 of bfloat16; padding:
+    top, left, bottom, right.
     """
     dtype = out_dtype or str(data.dtype)
     top, left, bottom, right = padding
@@ -148,20 +157,21 @@ def packed_conv2d(
         )
         return _cropped(made, wanted)
     u = te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
-    q = te.reduce_axis((0, 4), "ic_byte")
     per_group = oc // groups
 
     def first(o: Any) -> Any:
         return i if groups == 1 else (o // per_group) * ic + i
 
     if len(weight.shape) == 7:
+        group = int(weight.shape[6])
+        q = te.reduce_axis((0, group), "ic_byte" if group == 4 else "ic_pair")
         made = te.compute(
             shape,
             lambda b, o, h, w, v: te.sum(
-                term(data[b, first(o), h * sh + y * dh, w * sw + x * dw, u * 4 + q], weight[o, i, y, x, u, v, q]),
+                term(data[b, first(o), h * sh + y * dh, w * sw + x * dw, u * group + q], weight[o, i, y, x, u, v, q]),
                 axis=[i, y, x, u, q],
             ),
-            name="conv2d_bytes",
+            name="conv2d_bytes" if group == 4 else "conv2d_pairs",
         )
         return _cropped(made, wanted)
     made = te.compute(

@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 from tvmflow.targets.machine import Machine
 from tvmflow.tuning.blocks import new_schedule
 from tvmflow.tuning.templates import scheduled, template_for
+from tvmflow.tuning.templates.dot import register_those_in
 from tvmflow.tuning.workloads import count_calls, operations, workload_key
 
 MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
@@ -36,6 +37,7 @@ def coverage(choices: list[Choice]) -> float:
 
 def replay(function: Any, trace: Any) -> Any:
     """Return a kernel's schedule rebuilt from the JSON of a trace. Raises where the trace does not fit."""
+    register_those_in(trace)
     schedule = new_schedule(function)
     s_tir.Trace.apply_json_to_schedule(trace, schedule)
     return schedule

@@ -1,21 +1,32 @@
 """Mixed precision by a list of operators: which compute in 16 bits, which stay in float32, the rest follows its inputs.
 
-float16 sums in float16; float16_acc32 and bfloat16 sum products in float32 and round once. Input and output of the network
-stay float32. Weights are rounded here, once.
+float16 sums in float16; float16_acc32 and bfloat16 sum products in float32, add bias and residual and apply the activation
+there, and round once, when the value is stored. Input and output of the network stay float32. Weights are rounded here, once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tvmflow.building.ir_files import numpy_dtype
-from tvmflow.quantization.emit import call_again, constant
+from tvmflow.quantization.emit import call_again, constant, convolution, straight_line
 from tvmflow.quantization.graph import Argument, Graph, Ref, Step, read_graph
 
 _PRODUCTS = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "relax.nn.conv1d", "relax.nn.conv3d")
+# What may be computed on a float32 sum before it is rounded, in the kernel that made the sum.
+_ON_SUMS = frozenset(
+    f"relax.{name}"
+    for name in (
+        "add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "sigmoid", "tanh", "nn.relu", "nn.leakyrelu",
+        "nn.silu",
+    )
+)  # fmt: skip
+# Averages sum in float32; TVM 0.27 cannot vectorize the first value of a maximum in bfloat16. What they make is rounded.
+_THROUGH_FLOAT32 = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"))
 
 
 @dataclass(frozen=True)
@@ -47,31 +58,43 @@ class _Mixer:
         self.builder = relax.BlockBuilder()
         self.high: dict[str, Any] = {}
         self.low: dict[str, Any] = {}
+        self.sums: set[str] = set()  # low values that are still float32, in `high`: their only reader decides
+        self.readers = Counter(ref for step in graph.steps for ref in step.refs)
+        self.readers[graph.output] += 1
 
     def module(self) -> Any:
-        from tvm import relax
+        return straight_line(self.builder, self.graph, self._body)
 
-        parameter = relax.Var(self.graph.input_name, relax.TensorType(self.graph.input_shape, self.graph.input_dtype))
-        with self.builder.function("main", [parameter]):
-            with self.builder.dataflow():
-                self.high[self.graph.input_name] = parameter
-                for step in self.graph.steps:
-                    self._step(step)
-                output = self.builder.emit_output(self._as(self.graph.output, "float32"), "answer")
-            self.builder.emit_func_output(output)
-        return relax.transform.DeadCodeElimination(["main"])(self.builder.get())
+    def _body(self, parameter: Any) -> Any:
+        self.high[self.graph.input_name] = parameter
+        for step in self.graph.steps:
+            self._step(step)
+        return self._as(self.graph.output, "float32")
 
     def _step(self, step: Step) -> None:
         low = self._is_low(step)
         form = self.rules.dtype if low else "float32"
-        made = self.low if low else self.high
         if step.op == "constant":
             value = constant(np.asarray(step.args[0]), step.dtype)
         elif low and step.op in _PRODUCTS:
-            value = self._product(step)
+            value, form = self._product(step)
+        elif low and (step.op in _THROUGH_FLOAT32 or (step.op in _ON_SUMS and self.sums.intersection(step.refs))):
+            value, form = call_again(self._cast_constants(step, "float32"), self._widened), "float32"
         else:
             value = call_again(self._cast_constants(step, form), lambda name: self._as(name, form))
-        made[step.name] = self.builder.emit(value, step.name)
+        made = self.builder.emit(value, step.name)
+        if low and form == "float32":
+            self._made_sum(step, made)
+        else:
+            (self.low if low else self.high)[step.name] = made
+
+    def _made_sum(self, step: Step, made: Any) -> None:
+        """Keep a value in float32 for a reader that is alone; where several read it, it is stored, and so rounded."""
+        if self.readers[step.name] == 1:
+            self.high[step.name] = made
+            self.sums.add(step.name)
+        else:
+            self.low[step.name] = self._cast(made, self.rules.dtype, step.name)
 
     def _is_low(self, step: Step) -> bool:
         name = step.op.split(".")[-1]
@@ -81,18 +104,25 @@ class _Mixer:
             return True
         if name in self.rules.high or not step.refs:
             return False
-        return all(ref in self.low for ref in step.refs)
+        return all(ref in self.low or ref in self.sums for ref in step.refs)
+
+    def _cast(self, value: Any, form: str, name: str) -> Any:
+        from tvm import relax
+
+        return self.builder.emit(relax.op.astype(value, form), f"{name}_{form}")
 
     def _as(self, name: str, form: str) -> Any:
         """Return a value in float32 or in the low dtype; values that are no floats have one form only."""
-        from tvm import relax
-
         have, other = (self.high, self.low) if form == "float32" else (self.low, self.high)
         if name not in have:
             if self.graph.input_name != name and self.graph.step(name).dtype != "float32":
                 return other[name]
-            have[name] = self.builder.emit(relax.op.astype(other[name], form), f"{name}_{form}")
+            have[name] = self._cast(other[name], form, name)
         return have[name]
+
+    def _widened(self, name: str) -> Any:
+        """Return a value in float32 for one reader, whose kernel does the conversion: memory has the low form only."""
+        return self.high[name] if name in self.high else self._cast(self.low[name], "float32", name)
 
     def _cast_constants(self, step: Step, form: str) -> Step:
         def cast(argument: Argument) -> Argument:
@@ -102,7 +132,8 @@ class _Mixer:
 
         return Step(step.name, step.op, tuple(cast(a) for a in step.args), step.call, step.shape, step.dtype)
 
-    def _product(self, step: Step) -> Any:
+    def _product(self, step: Step) -> tuple[Any, str]:
+        """Return the sum of products and its dtype."""
         from tvm import relax
 
         form, total = self.rules.dtype, self.rules.accumulate
@@ -111,14 +142,7 @@ class _Mixer:
             for a in step.args
         ]
         if step.op == "relax.matmul":
-            value = relax.op.matmul(*operands, out_dtype=total)
-        elif step.op == "relax.nn.conv2d":
-            attrs = step.call.attrs
-            value = relax.op.nn.conv2d(
-                *operands, strides=list(attrs.strides), padding=list(attrs.padding), dilation=list(attrs.dilation),
-                groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout, out_dtype=total,
-            )  # fmt: skip
-        else:
-            value = call_again(self._cast_constants(step, form), lambda name: self._as(name, form))
-            return value
-        return value if total == form else relax.op.astype(self.builder.emit(value, f"{step.name}_sum"), form)
+            return relax.op.matmul(*operands, out_dtype=total), total
+        if step.op == "relax.nn.conv2d":
+            return convolution(step, operands[0], operands[1], total), total
+        return call_again(self._cast_constants(step, form), lambda name: self._as(name, form)), form

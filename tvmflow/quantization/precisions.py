@@ -10,9 +10,6 @@ from tvmflow.quantization.mixed import MixedPrecision, low_steps, to_mixed
 from tvmflow.quantization.quantizer import Int8Options, Report, VtaOptions, quantize_int8, quantize_vta
 from tvmflow.sources.datasets import Samples
 
-# TVM 0.27 cannot vectorize the first value of a maximum in bfloat16, so pooling stays in float32 there.
-_FLOAT32_IN_BFLOAT16 = ("max_pool2d",)
-
 
 @dataclass(frozen=True)
 class PrecisionRequest:
@@ -32,8 +29,7 @@ def _float32(mod: Any, _request: PrecisionRequest) -> tuple[Any, dict[str, Any]]
 
 def _mixed(dtype: str, accumulate: str) -> Convert:
     def convert(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
-        high = tuple(request.options["high"]) + (_FLOAT32_IN_BFLOAT16 if dtype == "bfloat16" else ())
-        rules = MixedPrecision(dtype, accumulate, tuple(request.options["low"]), high)
+        rules = MixedPrecision(dtype, accumulate, tuple(request.options["low"]), tuple(request.options["high"]))
         converted = to_mixed(mod, rules)
         low, steps = low_steps(converted, dtype)
         return converted, {"low_steps": low, "steps": steps}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -16,14 +17,14 @@ from tvmflow.targets.resolve import ResolvedTarget
 class Machine:
     """lanes: float32 values in a vector register; registers: how many of them; near_cache: bytes of a core's own L2.
 
-    int8_dot: instructions that sum 4 products of bytes into int32: vnni, dotprod, i8mm.
+    dots: instructions that sum products of neighbours: of 4 bytes vnni, dotprod, i8mm; of 2 bfloat16 avx512bf16, bf16.
     """
 
     lanes: int
     registers: int
     threads: int
     near_cache: int
-    int8_dot: tuple[str, ...] = ()
+    dots: tuple[str, ...] = ()
 
     def accumulators(self, block: int) -> int:
         """Return how many vectors of `block` float32 values stay in registers, three left for operands."""
@@ -39,12 +40,22 @@ class Machine:
 def features_of(mcpu: str, mtriple: str, mattr: tuple[str, ...]) -> frozenset[str]:
     """Return LLVM's features of a processor."""
     import tvm
-    from tvm.target import codegen
 
     options: dict[str, object] = {"kind": "llvm", "mcpu": mcpu, "mtriple": mtriple}
     if mattr:
         options["mattr"] = list(mattr)
-    return frozenset(str(feature) for feature in codegen.llvm_get_cpu_features(tvm.target.Target(options)))
+    return _features(tvm.target.Target(options))
+
+
+def _features(target: Any) -> frozenset[str]:
+    from tvm.target import codegen
+
+    return frozenset(str(feature) for feature in codegen.llvm_get_cpu_features(target))
+
+
+def sums_pairs_of_bfloat16(target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target has an instruction for it."""
+    return target.kind.name == "llvm" and bool(_features(target) & {"avx512bf16", "bf16"})
 
 
 def machine_of(target: ResolvedTarget) -> Machine:
@@ -53,7 +64,8 @@ def machine_of(target: ResolvedTarget) -> Machine:
     dots = tuple(
         name
         for name, wanted in (
-            ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"})
+            ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"}),
+            ("avx512bf16", {"avx512bf16"}), ("bf16", {"neon", "bf16"}),
         )
         if wanted <= features
     )  # fmt: skip

@@ -24,7 +24,7 @@ from tvmflow.tuning.templates.dot import dot_for, dot_numbered, intrinsic
 def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
     """Return loop extents and number of reduced axes of a convolution or pool on packed channels.
 
-    Loops are (n, c, h, w, lane) over 4 axes (convolution), 5 (of bytes), 3 (first layer) or 2 (depthwise, pools).
+    Loops are (n, c, h, w, lane) over 4 axes (convolution), 5 (of bytes or pairs), 3 (first layer) or 2 (depthwise, pools).
     """
     if kernel.anchor is None or len(kernel.before) > 1:
         return None
@@ -165,6 +165,8 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         init = schedule.decompose_reduction(anchor, steps[0])
         schedule.vectorize(schedule.get_loops(init)[-1])
         schedule.tensorize(c_lane, intrinsic(dot))
+        if dot.imports:
+            schedule.annotate(rows, "pragma_import_llvm", dot.imports)
         return
     schedule.vectorize(c_lane)
     if knobs["unroll"]:
