@@ -18,7 +18,7 @@ demo: setup  ## set up, run the main job on the embedded default, show the resul
 	$(BIN)/tvmflow report
 
 test: check  ## all checks and tests, as CI runs them
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal
 
 check: setup  ## style, types, direction of imports, documentation against the disk
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import requests
 import yaml
+from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CELL = "digits_torch@local-cpu:float32"
@@ -26,15 +27,24 @@ PRIVACY = {
 }  # fmt: skip
 
 
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that the processes of one run have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give the session a home, so that no test reads or writes the user's; git and DVC get what they need there."""
     home = tmp_path_factory.mktemp("home")
-    before = dict(os.environ)
+    before, threads = dict(os.environ), set(threading.enumerate())
     os.environ.update(PRIVACY)
     for name in ("PREFECT_API_URL", "TVM_TRACKER_HOST", "TVM_TRACKER_PORT", "TVMFLOW_ROOT", "DVC_STAGE", "DVC_ROOT"):
         os.environ.pop(name, None)
     os.environ["HOME"] = str(home)
+    os.environ.setdefault(
+        "TVMFLOW_TOOLS", str(shared_folder(tmp_path_factory) / "tools")
+    )  # they take minutes to install
     os.environ["DVC_SITE_CACHE_DIR"] = str(home / "dvc-site")
     os.environ["DVC_GLOBAL_CONFIG_DIR"] = os.environ["DVC_SYSTEM_CONFIG_DIR"] = str(home / "dvc-config")
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -42,7 +52,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield home
     os.environ.clear()
     os.environ.update(before)
-    waiting = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    waiting = [thread for thread in threading.enumerate() if not thread.daemon and thread not in threads]
     for thread in waiting:
         thread.join(10)
     alive = [t.name for t in waiting if t.is_alive()]
@@ -112,7 +122,16 @@ def stage(
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a clone of the repository in which the digits cell ran all the way; tests must not change it."""
-    root = tmp_path_factory.mktemp("finished") / "clone"
+    root = shared_folder(tmp_path_factory) / "finished" / "clone"
+    done = root.parent / "done"
+    with FileLock(root.parent.with_suffix(".lock")):
+        if not done.exists():
+            _finish(root)
+            done.touch()
+    return root
+
+
+def _finish(root: Path) -> None:
     files = subprocess.run(
         ["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     ).stdout.split("\n")
@@ -127,7 +146,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(command, cwd=root, check=True)
     tvmflow(root, "init")
     tvmflow(root, "run", "digits")
-    return root
 
 
 @pytest.fixture
