@@ -1,7 +1,9 @@
-"""The tuner against what it is to beat: `python -m bench.tuning {speed,tuners,fleet}`.
+"""The tuner against what it is to beat: `python -m bench.tuning {speed,tuners,transfer,fleet}`.
 
 speed    trials per minute, beside stock MetaSchedule on the same kernel, same machine, same run
 tuners   every candidate of some kernels is measured once; then each tuner searches that table, several seeds, equal trials
+transfer ResNet-50 from nothing, and from the records of ResNet-18: when each reaches the sum of kernel times, within 2 %,
+         that the search from nothing ends with
 fleet    four RPC servers under one key against one, device time simulated by a fixed sleep for each kernel; then the same
          while two of the four and the tracker are killed; and with the tuner killed in the middle
 """
@@ -18,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -37,7 +40,7 @@ from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.fleet import FleetRules
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.records import OK, read_records
-from tvmflow.tuning.search import Journal, SearchRules, tune
+from tvmflow.tuning.search import Journal, SearchRules, Task, TuneReport, Watch, tune
 from tvmflow.tuning.templates import template_for
 from tvmflow.tuning.tuners import TunerFactory
 from tvmflow.tuning.workloads import Workload, anchor_extents, extract_workloads
@@ -48,11 +51,15 @@ DEVICE_S = 1.5
 TARGET = host_target()
 
 
+def kernels(network: str, shape: tuple[int, ...] = (3, 224, 224)) -> list[Workload]:
+    """Return the distinct kernels of a network with random weights."""
+    model = ExportedModel(build(network, 0).eval(), "input", (1, *shape))
+    return extract_workloads(lower(PackChannels(16)(canonicalize(model.to_relax())), TARGET.tvm_target()))
+
+
 def workloads(network: str = "torchvision/resnet18", count: int = 6) -> list[Workload]:
     """Return the costliest distinct convolutions of a network with random weights."""
-    model = ExportedModel(build(network, 0).eval(), "input", (1, 3, 224, 224))
-    lowered = lower(PackChannels(16)(canonicalize(model.to_relax())), TARGET.tvm_target())
-    found = [w for w in extract_workloads(lowered) if w.name.startswith("conv2d_nchwc_add_relu")]
+    found = [w for w in kernels(network) if w.name.startswith("conv2d_nchwc_add_relu")]
     return sorted(found, key=lambda w: -math.prod(anchor_extents(w.function)))[:count]
 
 
@@ -67,12 +74,14 @@ def rules(slots: int = 1, trials: int = 16, tuner: str = "xgb") -> SearchRules:
     )  # fmt: skip
 
 
-def search(found: list[Workload], chosen: SearchRules, log: Path, opener: Callable[[], Any]) -> float:
+def search(
+    found: list[Workload], chosen: SearchRules, log: Path, opener: Callable[[], Any], watch: Watch | None = None
+) -> float:
     """Tune and return the seconds it took."""
     journal = Journal(log, TARGET.device_kind, {"bench": "1"})
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        tune(found, opener, TARGET, chosen, journal, Path(folder), silent)
+        tune(found, opener, TARGET, chosen, journal, Path(folder), silent, watch)
     return time.monotonic() - started
 
 
@@ -122,6 +131,36 @@ def tuners() -> None:
             for name in ("grid", "random", "ga", "xgb")
         ]
         print(f"{trials:8}" + "".join(f"{value:10.3f}" for value in row), flush=True)
+
+
+def transfer() -> None:
+    first, second = kernels("torchvision/resnet18"), kernels("torchvision/resnet50")
+    chosen = replace(rules(trials=24), early_stopping=10)
+    with tempfile.TemporaryDirectory() as folder:
+        own, own_s = _curve(second, chosen, Path(folder) / "own" / "resnet50.jsonl")
+        after = Path(folder) / "after"
+        _, first_s = _curve(first, chosen, after / "resnet18.jsonl")
+        helped, helped_s = _curve(second, chosen, after / "resnet50.jsonl")
+    wanted = own[-1][1] * 1.02
+    for name, curve, seconds in (
+        ("from nothing", own, own_s),
+        (f"after ResNet-18 ({first_s:.0f} s)", helped, helped_s),
+    ):
+        reached = next((at for at, total in curve if total <= wanted), math.nan)
+        print(
+            f"{name}: {wanted * 1e3:.2f} ms after {reached:.0f} s; ended after {seconds:.0f} s at {curve[-1][1] * 1e3:.2f} ms"
+        )
+
+
+def _curve(found: list[Workload], chosen: SearchRules, log: Path) -> tuple[list[tuple[float, float]], float]:
+    """Tune and return (seconds so far, sum of all calls' kernel times) after each batch, and the seconds it took."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    curve, started = [], time.monotonic()
+
+    def watch(tasks: list[Task], _report: TuneReport) -> None:
+        curve.append((time.monotonic() - started, sum(task.workload.calls * task.best_s for task in tasks)))
+
+    return curve, search(found, chosen, log, local, watch)
 
 
 def _simulated(found: list[Workload], tables: dict[str, dict[str, float]], name: str, trials: int, seed: int) -> float:
@@ -245,21 +284,19 @@ def _report(what: str, seconds: float, log: Path) -> None:
 
 def small_workloads() -> list[Workload]:
     """Return small kernels: what takes time is to be the sleep."""
-    model = ExportedModel(build("digits_cnn", 0).eval(), "input", (1, 1, 8, 8))
-    lowered = lower(PackChannels(16)(canonicalize(model.to_relax())), TARGET.tvm_target())
-    return [w for w in extract_workloads(lowered) if w.name.startswith("conv2d")]
+    return [w for w in kernels("digits_cnn", (1, 8, 8)) if w.name.startswith("conv2d")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "tuners", "fleet", "search"))
+    parser.add_argument("what", choices=("speed", "tuners", "transfer", "fleet", "search"))
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.what == "search":  # what `fleet` kills
         search(small_workloads(), rules(4, TRIALS), options.log, lambda: slow_session(options.port))
         return
-    {"speed": speed, "tuners": tuners, "fleet": fleet}[options.what]()
+    {"speed": speed, "tuners": tuners, "transfer": transfer, "fleet": fleet}[options.what]()
 
 
 if __name__ == "__main__":
