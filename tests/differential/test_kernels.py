@@ -27,6 +27,8 @@ from tvmflow.quantization.mixed import MixedPrecision, to_mixed
 from tvmflow.sources.torch_networks import build
 from tvmflow.targets.machine import machine_of
 from tvmflow.targets.resolve import ResolvedTarget, host_target
+from tvmflow.tuning.exchange import every_form, export_metaschedule, import_metaschedule
+from tvmflow.tuning.records import TuningRecord
 from tvmflow.tuning.templates import scheduled, template_for
 from tvmflow.tuning.traces import trace_json
 from tvmflow.tuning.workloads import extract_workloads, workload_key
@@ -255,6 +257,23 @@ def test_packing_is_exact_about_what_it_packs() -> None:
         4,
         4,
     )  # three convolutions, and the dense layer as one of a single pixel
+
+
+def test_kernels_of_every_form_go_to_metaschedule_and_come_back(tmp_path: Path) -> None:
+    target = host_target()
+    module = PackChannels(16)(_imported(build("digits_cnn", 3), (1, 1, 8, 8))[0])
+    best = {}
+    for workload in every_form(module, target):
+        found = template_for(workload.function, MACHINE)
+        assert found is not None
+        trace = trace_json(scheduled(workload.function, found[0], found[1][0]))
+        best[workload.key] = TuningRecord(
+            workload.key, workload.name, found[0].name, found[1][0], trace, (1e-3,), "ok", "here", {}, "now"
+        )
+    assert len([r for r in best.values() if r.template == "winograd"]) >= 2 * len(convolution_keys(module)) > 0
+    assert export_metaschedule(every_form(module, target), best, target, tmp_path) == len(best)
+    back = {record.workload: record for record in import_metaschedule(tmp_path, "here")}
+    assert back.keys() == best.keys() and all(back[key].trace for key in back)
 
 
 def test_ir_files_give_the_same_module_back(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from tvmflow.building.ir_files import IR_NAME, load_module
 from tvmflow.building.lower import lower
 from tvmflow.errors import StoreError, first_line
 from tvmflow.params import Cell
+from tvmflow.passes.legalize_convolutions import convolution_keys
 from tvmflow.passes.schedule_kernels import replay
+from tvmflow.passes.winograd import TILES
 from tvmflow.targets.resolve import ResolvedTarget, resolve
 from tvmflow.tuning.records import OK, TuningRecord, append_record, best_of, merge_records, read_records
 from tvmflow.tuning.traces import trace_json
@@ -95,6 +97,14 @@ def _record(entry: Any, seconds: tuple[float, ...], device_kind: str) -> TuningR
     )  # fmt: skip
 
 
+def every_form(packed: Any, target: ResolvedTarget) -> list[Workload]:
+    """Return the kernels of a network, its convolutions in the direct form and in those of Winograd."""
+    keys = convolution_keys(packed)
+    forms = [{}, *({key: m for key in keys} for m in TILES if keys)]
+    lowered = [lower(packed, target.tvm_target(), winograd=form) for form in forms]
+    return list({w.key: w for mod in lowered for w in extract_workloads(mod)}.values())
+
+
 def exchange(
     workspace: Workspace, cell: Cell, merge: list[Path], export: Path | None, bring: Path | None
 ) -> dict[str, Any]:
@@ -121,7 +131,7 @@ def exchange(
             raise StoreError(
                 f"{cell} has no packed model", "a cell that was brought to graph_pack", f"run 'tvmflow run {cell}'"
             )
-        workloads = extract_workloads(lower(load_module(packed), target.tvm_target()))
+        workloads = every_form(load_module(packed), target)
         best = best_of([r for r in records if r.device_kind == target.cpu_kind])
         done["exported"] = export_metaschedule(workloads, best, target, export)
     for record in records:
