@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, te, topi
+from tvm import relax, te, tirx, topi
 
 from tvmflow.building.tvm_names import constant_value, type_of
 from tvmflow.passes.winograd import transform_weight, winograd_conv2d
@@ -74,7 +74,7 @@ def _legalize(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
             )  # fmt: skip
         if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
             return builder.call_te(
-                packed_conv2d, call.args[0], call.args[1], strides, padding, dilation, int(attrs.groups),
+                packed_conv2d, call.args[0], _weight_of(call), strides, padding, dilation, int(attrs.groups),
                 _out_dtype(call), primfunc_name_hint="conv2d_nchwc",
                 primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
             )  # fmt: skip
@@ -100,6 +100,22 @@ def _summed_together(call: Any) -> int:
     return 0
 
 
+def _weight_of(call: Any) -> Any:
+    """Return the weight of a packed convolution; of depthwise ones in float32, where that computes the same, and faster.
+
+    Sums of few products of bytes are exact in float32; products of 16-bit values are summed in float32 anyway.
+    """
+    weight = constant_value(call.args[1])
+    if weight is None or len(weight.shape) != 5 or len(type_of(call.args[0]).shape) != 5:
+        return call.args[1]
+    data, form, taps = str(type_of(call.args[0]).dtype), str(weight.dtype), int(weight.shape[2]) * int(weight.shape[3])
+    of_bytes = data in ("int8", "uint8") and form == "int8" and taps * 255 * 128 < 2**24
+    if of_bytes or (data == form in ("bfloat16", "float16") and _out_dtype(call) == "float32"):
+        constant: Any = weight
+        return relax.const(constant.numpy().astype(np.float32), "float32")
+    return call.args[1]
+
+
 def interleave(weight: Any, group: int) -> Any:
     """(OC, IC, KH, KW, b of I, b of O) -> (OC, IC, KH, KW, b/group of I, b of O, group of I), as dot products read it."""
     oc, ic, kh, kw, inner, lanes = weight.shape
@@ -119,25 +135,28 @@ def packed_conv2d(
     dtype = out_dtype or str(data.dtype)
     top, left, bottom, right = padding
     (sh, sw), (dh, dw) = strides, dilation
+    depthwise = len(weight.shape) == 5 and len(data.shape) == 5
+    # Of a depthwise convolution each value is read by every tap, so it is widened once, where the padding is copied.
+    form = str(weight.dtype) if depthwise else str(data.dtype)
     oc, ic, kh, kw = (int(d) for d in weight.shape[:4])
     reach = (kw - 1) * dw + 1
     width = int(data.shape[3]) + left + right
     wanted = (width - reach) // sw + 1
     computed = tileable_width(wanted)
     right += max((computed - 1) * sw + reach - width, 0)
-    if top or left or bottom or right:
-        before, after = [0, 0, top, left], [0, 0, bottom, right]
-        tail = [0] * (len(data.shape) - 4)
-        data = topi.nn.pad(data, before + tail, after + tail, name="pad")
+    if top or left or bottom or right or form != str(data.dtype):
+        data = _padded(data, padding[:2], [bottom, right], form)
     n, _, height, _ = (int(d) for d in data.shape[:4])
     lanes = int(weight.shape[-2 if len(weight.shape) == 7 else -1])
     shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)
     y, x = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
 
-    def term(pixel: Any, value: Any) -> Any:
-        return pixel.astype(dtype) * value.astype(dtype)
+    total = form if depthwise and form == "float32" else dtype
 
-    if len(weight.shape) == 5 and len(data.shape) == 5:
+    def term(pixel: Any, value: Any) -> Any:
+        return pixel.astype(total) * value.astype(total)
+
+    if depthwise:
         made = te.compute(
             shape,
             lambda b, o, h, w, v: te.sum(
@@ -145,6 +164,8 @@ def packed_conv2d(
             ),
             name="depthwise_conv2d",
         )
+        if total != dtype:
+            made = te.compute(made.shape, lambda *at: made[at].astype(dtype), name="exact")
         return _cropped(made, wanted)
     i = te.reduce_axis((0, ic), "ic")
     if len(weight.shape) == 5:
@@ -182,6 +203,22 @@ def packed_conv2d(
         name="conv2d",
     )
     return _cropped(made, wanted)
+
+
+def _padded(data: Any, before: list[int], after: list[int], form: str) -> Any:
+    """Return an image with a border of zeros, in another type."""
+    n, c, height, width, *lanes = (int(d) for d in data.shape)
+    (top, left), (bottom, right) = before, after
+
+    def at(*index: Any) -> Any:
+        b, o, h, w, *v = index
+        inside = [c for c, any_ in (
+            (h >= top, top), (h < height + top, bottom), (w >= left, left), (w < width + left, right)
+        ) if any_]  # fmt: skip
+        value = data[b, o, h - top, w - left, *v].astype(form)
+        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, form)) if inside else value
+
+    return te.compute((n, c, height + top + bottom, width + left + right, *lanes), at, name="pad")
 
 
 def tileable_width(width: int) -> int:

@@ -142,6 +142,11 @@ class _Packer:
         data, padding = self._through_padding(step)
         outputs, inputs = weight.shape[0], weight.shape[1] * groups
         if groups == 1 and 2 * outputs >= b:
+            few = _few_lanes(inputs, weight.dtype, b)
+            if data not in self.packed and few:
+                return lambda: self._emit_convolution(
+                    step, self._as_few(data, few), padding, f"NCHW{few}c", _pack_both(weight, b, few), 1
+                )
             if data not in self.packed and inputs < b:  # a first layer: too few channels to pack
                 return lambda: self._emit_convolution(
                     step, self._as_plain(data), padding, "NCHW", _pack_outputs(weight, b), 1
@@ -159,6 +164,15 @@ class _Packer:
                 step, self._as_packed(data), padding, f"NCHW{b}c", _pack_both(weight, b), groups
             )
         return None
+
+    def _as_few(self, name: str, lanes: int) -> Any:
+        """Return an image of few channels with its channels side by side, (N, 1, H, W, lanes)."""
+        n, c, h, w = self.shapes[name]
+        value = self._as_plain(name)
+        if lanes > c:
+            value = self.builder.emit(relax.op.nn.pad(value, [0, 0, 0, lanes - c, 0, 0, 0, 0]))
+        split = relax.op.reshape(value, (n, 1, lanes, h, w))
+        return self.builder.emit(relax.op.permute_dims(split, [0, 1, 3, 4, 2]), f"{name}_few")
 
     def _through_padding(self, step: Step) -> tuple[str, list[int]]:
         """Return what a convolution reads and its padding, a zero padding in front of it included."""
@@ -180,7 +194,7 @@ class _Packer:
         return relax.op.nn.conv2d(
             data, constant(weight, str(weight.dtype)), strides=list(attrs.strides), padding=padding,
             dilation=list(attrs.dilation), groups=groups, data_layout=layout, out_layout=f"NCHW{b}c",
-            kernel_layout=f"OIHW{b}i{b}o" if weight.ndim == 6 else f"OIHW{b}o", out_dtype=step.dtype,
+            kernel_layout=f"OIHW{weight.shape[4]}i{b}o" if weight.ndim == 6 else f"OIHW{b}o", out_dtype=step.dtype,
         )  # fmt: skip
 
     def _binary(self, step: Step) -> Callable[[], Any] | None:
@@ -281,11 +295,21 @@ def _pack_outputs(weight: Array, block: int) -> Array:
     return np.ascontiguousarray(full.reshape(o // block, block, i, kh, kw).transpose(0, 2, 3, 4, 1))
 
 
-def _pack_both(weight: Array, block: int) -> Array:
-    """(O, I, KH, KW) -> (O/block, I/block, KH, KW, block of I, block of O)."""
-    full = _fill(_fill(weight, 0, block), 1, block)
+def _few_lanes(channels: int, dtype: Any, block: int) -> int:
+    """Return to how many channels an image is filled whose neighbours an instruction sums; 0 where nothing is won.
+
+    An image of one channel would be mostly filling; one of float32 has no such instruction.
+    """
+    group = {"int8": 4, "bfloat16": 2}.get(str(dtype), 0)
+    return -(-channels // group) * group if group and 3 <= channels < block else 0
+
+
+def _pack_both(weight: Array, block: int, inner: int = 0) -> Array:
+    """(O, I, KH, KW) -> (O/block, I/inner, KH, KW, inner of I, block of O); inner: the same as block unless given."""
+    inner = inner or block
+    full = _fill(_fill(weight, 0, block), 1, inner)
     o, i, kh, kw = full.shape
-    split = full.reshape(o // block, block, i // block, block, kh, kw)
+    split = full.reshape(o // block, block, i // inner, inner, kh, kw)
     return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
 
 
