@@ -17,13 +17,23 @@ from tvmflow.targets.resolve import ResolvedTarget
 Array = np.ndarray[Any, Any]
 
 
-def compile_lowered(lowered: Any, target: Any) -> Any:
-    """Return TVM's executable of a module whose kernels are scheduled."""
+def compile_module(mod: Any, target: Any) -> Any:
+    """Return TVM's executable of a module; raises whatever TVM raises.
+
+    TVM 0.27 does not know that rounding can be vectorized, and would write a loop over single values in its place.
+    """
     import tvm
 
+    if tvm.ir.Op.get("tirx.nearbyint").get_attr("TVectorizable") is None:
+        tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
+    with target:
+        return tvm.compile(mod, target)
+
+
+def compile_lowered(lowered: Any, target: Any) -> Any:
+    """Return TVM's executable of a module whose kernels are scheduled. Raises StageError."""
     try:
-        with target:
-            return tvm.compile(lowered, target)
+        return compile_module(lowered, target)
     except Exception as error:  # the compiler raises RuntimeError, tvm.error.*, and ValueError alike
         raise StageError(f"TVM could not compile the module: {last_line(error, 400)}") from error
 

@@ -1,9 +1,10 @@
-"""int8: 8-bit activations with a zero point, 8-bit weights per channel, 32-bit sums, requantization in integers.
+"""int8: 8-bit activations with a zero point, 8-bit weights per channel, 32-bit sums.
 
-A layer computes  y = clip((sum * multiplier + offset) >> shift)  where sum is int32, multiplier and offset int64 per
-channel; bias, zero points and the rounding half are all in the offset. Rounds halves up.
+A layer computes  y = clip(round(float32(sum + offset) * factor) + zero point)  where sum and offset are int32 and factor is
+float32, per channel; bias and the zero point of the input are in the offset. Rounds halves to even. Every step is rounded
+as IEEE 754 says, and none can be contracted with another, so the answer is the same on all processors.
 Source of the form: B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference", CVPR 2018, section 2; here with one rounding instead of two.
+Integer-Arithmetic-Only Inference", CVPR 2018, section 2; the factor in float32, as processors multiply it fastest.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tvmflow.quantization.scales import Scale, fixed_point, quantize_weight
 
 SCALED = "_scaled"  # the name of a layer's value before it is clipped, in units of the output's scale
 _ADD_BITS = 20
+_BIAS_BITS = 29  # of a bias in units of the sum; a channel of next to no weights gets larger units
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ class Int8Arithmetic:
 
         assert layer.weight is not None
         data, zero = inputs[0].value, inputs[0].scale.zero_point
-        weight, weight_scales = quantize_weight(layer.weight, 0 if self.per_channel else None)
+        weight, weight_scales = quantize_weight(
+            layer.weight, 0 if self.per_channel else None, _least(layer, inputs[0].scale)
+        )
         padding = [int(p) for p in layer.step.call.attrs.padding]
         if zero and any(padding):
             top, left, bottom, right = padding
@@ -79,7 +83,9 @@ class Int8Arithmetic:
         from tvm import relax
 
         assert layer.weight is not None
-        weight, weight_scales = quantize_weight(layer.weight, 1 if self.per_channel else None)
+        weight, weight_scales = quantize_weight(
+            layer.weight, 1 if self.per_channel else None, _least(layer, inputs[0].scale)
+        )
         total = relax.op.matmul(inputs[0].value, constant(weight, "int8"), out_dtype="int32")
         return self._finish(writer, layer, total, inputs[0].scale, weight_scales, weight.sum(0, np.int64), out)
 
@@ -97,37 +103,42 @@ class Int8Arithmetic:
         return Quantized(total, Scale(1.0, 0, "int32", -(2**31), 2**31 - 1, tuple(float(s) for s in scales)))
 
     def _affine(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
+        """A batch norm alone, in 64 bits: its factor may be 0 where its bias is not."""
         from tvm import relax
 
         assert layer.weight is not None
-        ones = np.ones(layer.shape[1], np.int64)
-        total = relax.op.astype(inputs[0].value, "int32")
-        return self._finish(writer, layer, total, inputs[0].scale, layer.weight.astype(np.float64), ones, out)
+        data = inputs[0].scale
+        multiplier, shift = fixed_point(data.scale * layer.weight.astype(np.float64) / out.scale)
+        bias = np.zeros(len(multiplier)) if layer.bias is None else layer.bias.astype(np.float64)
+        offset = np.rint(np.clip(bias / out.scale, -(2.0**15), 2.0**15) * 2.0**shift).astype(np.int64)
+        offset += (out.zero_point << shift) + ((1 << shift) >> 1) - data.zero_point * multiplier
+        value = relax.op.astype(inputs[0].value, "int64")
+        value = relax.op.multiply(value, constant(writer.column(layer, multiplier), "int64"))
+        value = relax.op.add(value, constant(writer.column(layer, offset), "int64"))
+        value = writer.emit(relax.op.right_shift(value, constant(shift, "int64")), layer.name + SCALED)
+        return self._clip(writer, layer, value, out, "int64")
 
     def _finish(
         self, writer: Writer, layer: Layer, total: Any, data: Scale, weight_scales: Array, weight_sums: Array, out: Scale
     ) -> Any:  # fmt: skip
-        factors = np.broadcast_to(data.scale * weight_scales / out.scale, weight_sums.shape)
-        multiplier, shift = fixed_point(factors)
+        units = np.broadcast_to(data.scale * weight_scales, weight_sums.shape)
         bias = np.zeros(len(weight_sums)) if layer.bias is None else layer.bias.astype(np.float64)
-        offset = np.rint(np.clip(bias / out.scale, -(2.0**15), 2.0**15) * 2.0**shift).astype(np.int64)
-        offset -= data.zero_point * weight_sums * multiplier
-        return self._requantize(writer, layer, total, multiplier, offset, shift, out)
+        offset = np.rint(np.clip(bias / units, -(2.0**30), 2.0**30)) - data.zero_point * weight_sums
+        return self._rescale(writer, layer, total, offset, units / out.scale, out)
 
-    def _requantize(
-        self, writer: Writer, layer: Layer, total: Any, multiplier: Array, offset: Array, shift: int, out: Scale,
-        dtype: str = "int64",
+    def _rescale(
+        self, writer: Writer, layer: Layer, total: Any, offset: Array, factors: Array, out: Scale
     ) -> Any:  # fmt: skip
-        """Write clip((total * multiplier + offset + zero point and half, shifted) >> shift)."""
+        """Write clip(round((total + offset) * factor) + zero point); total is int32."""
         from tvm import relax
 
-        half = (1 << shift) >> 1
-        offset = offset + (out.zero_point << shift) + half
-        value = total if dtype == "int32" else relax.op.astype(total, dtype)
-        value = relax.op.multiply(value, constant(writer.column(layer, multiplier), dtype))
-        value = relax.op.add(value, constant(writer.column(layer, offset), dtype))
-        value = writer.emit(relax.op.right_shift(value, constant(shift, dtype)), layer.name + SCALED)
-        return self._clip(writer, layer, value, out, dtype)
+        if np.any(offset):
+            total = relax.op.add(total, constant(writer.column(layer, offset), "int32"))
+        value = relax.op.multiply(relax.op.astype(total, "float32"), constant(writer.column(layer, factors), "float32"))
+        value = relax.op.round(value)
+        if out.zero_point:
+            value = relax.op.add(value, constant(float(out.zero_point), "float32"))
+        return self._clip(writer, layer, writer.emit(value, layer.name + SCALED), out, "float32")
 
     def _clip(self, writer: Writer, layer: Layer, value: Any, out: Scale, dtype: str) -> Any:
         from tvm import relax
@@ -135,7 +146,8 @@ class Int8Arithmetic:
         low = np.clip(_limit(layer.low, out), out.low, out.high).astype(np.int64)
         high = np.clip(_limit(layer.high, out), out.low, out.high).astype(np.int64)
         if low.ndim == 0 and high.ndim == 0:
-            value = relax.op.clip(value, int(low), int(high))
+            number = float if dtype == "float32" else int
+            value = relax.op.clip(value, number(low), number(high))
         else:
             value = relax.op.minimum(value, constant(writer.column(layer, high), dtype))
             value = relax.op.maximum(value, constant(writer.column(layer, low), dtype))
@@ -177,12 +189,10 @@ class Int8Arithmetic:
         return writer.emit(relax.op.concat(parts, axis=int(layer.step.call.attrs.axis)), f"{layer.name}_q")
 
     def _mean(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        """Average pooling: integer sums, the division in the multiplier."""
+        """Average pooling: integer sums, the division in the factor."""
         data = inputs[0].scale
         total, divisors, counts = window_sums(writer, layer, inputs[0].value)
-        multiplier, shift = fixed_point(data.scale / out.scale / divisors)
-        offset = -data.zero_point * counts.astype(np.int64) * multiplier
-        return self._requantize(writer, layer, total, multiplier, offset, shift, out)
+        return self._rescale(writer, layer, total, -data.zero_point * counts, data.scale / out.scale / divisors, out)
 
 
 def window_sums(writer: Writer, layer: Layer, data: Any) -> tuple[Any, Array, Array]:
@@ -216,6 +226,11 @@ def window_sums(writer: Writer, layer: Layer, data: Any) -> tuple[Any, Array, Ar
     if np.ptp(counts) == 0:
         counts, divisors = counts.reshape(-1)[0], divisors.reshape(-1)[0]
     return writer.emit(total, f"{layer.name}_sum"), np.asarray(divisors), np.asarray(counts)
+
+
+def _least(layer: Layer, data: Scale) -> Array | None:
+    """Return the least weight scales with which the bias still fits into the sum."""
+    return None if layer.bias is None else np.abs(layer.bias.astype(np.float64)) / data.scale / 2.0**_BIAS_BITS
 
 
 def data_shape(value: Any) -> tuple[int, ...]:

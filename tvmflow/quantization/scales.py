@@ -71,11 +71,16 @@ def round_half_away(x: Array) -> Array:
     return np.asarray(whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0.0))
 
 
-def quantize_weight(weight: Array, channel_axis: int | None) -> tuple[Array, Array]:
-    """Return int8 weights in [-127, 127] and their scales: (channels,), or (1,) when channel_axis is None."""
+def quantize_weight(weight: Array, channel_axis: int | None, least: Array | None = None) -> tuple[Array, Array]:
+    """Return int8 weights in [-127, 127] and their scales: (channels,), or (1,) when channel_axis is None.
+
+    least: (channels,), what scales may not be smaller than.
+    """
     axes = tuple(axis for axis in range(weight.ndim) if axis != channel_axis)
     largest = np.abs(weight).max(axis=axes if channel_axis is not None else None)
     scales = np.atleast_1d(np.where(largest > 0, largest, 127.0) / 127.0).astype(np.float64)
+    if least is not None:
+        scales = np.maximum(scales, least if channel_axis is not None else least.max())
     column = [1] * weight.ndim
     if channel_axis is not None:
         column[channel_axis] = -1

@@ -21,7 +21,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     import tvm
     from tvm import s_tir
 
-    from tvmflow.building.library import export
+    from tvmflow.building.library import compile_module, export
     from tvmflow.passes.schedule_kernels import replay
     from tvmflow.targets.resolve import from_json
     from tvmflow.tuning.records import COMPILE_ERROR, ILLEGAL_SCHEDULE, OK
@@ -43,8 +43,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"status": ILLEGAL_SCHEDULE, "error": str(error)[-300:]}
     try:
         target = from_json(request["target"])
-        with target.tvm_target() as tvm_target:
-            built = tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), tvm_target)
+        module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        built = compile_module(module, target.tvm_target())
         export(built, Path(request["path"]), target)
     except Exception as error:  # whatever the compiler raises: this schedule cannot be built, and that is the result
         return {"status": COMPILE_ERROR, "error": str(error)[-300:]}
