@@ -2,9 +2,9 @@
 
     pip install --group bench && python -m bench.peers [CELL ...] [--rounds 3]
 
-Brings the cells all the way, then measures library and peers in turns, `rounds` times, each in a process of its own with the
-same input and threads. A figure is the median of the rounds' medians; ratios below 1 mean that the library is faster. The last
-columns are the error of the library's answer and of ONNX Runtime's, relative to the largest answer of PyTorch in float64.
+Brings the cells all the way, then measures library and peers, each in a process of its own with the same input and threads, in
+turns of a fraction of a second, so that a clock that moves moves for all. A figure is the median of the turns' medians, a ratio
+the median of the turns' ratios; below 1 the library is faster. The last columns are the error of the library's answer and of ONNX Runtime's, relative to the largest answer of PyTorch in float64.
 For int8 cells ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes of the same network and calibration samples;
 for bfloat16 cells OpenVINO runs as it comes and PyTorch in bfloat16; what has no such form stays in float32. LiteRT takes
 Keras models, in float32.
@@ -13,9 +13,11 @@ Keras models, in float32.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,77 +41,111 @@ CELLS = tuple(
     )
 )  # fmt: skip
 PEERS = ("tvmflow", "onnxruntime", "openvino", "torch", "torch_compile", "litert")
-SECONDS, LEAST_RUNS = 2.0, 15
+TURN_S, LEAST_RUNS = 0.3, 5
+REST_S = 0.05  # for the threads of the one before to stop spinning
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", default=list(CELLS))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peers", nargs="+", choices=PEERS[1:], default=list(PEERS[1:]))
     parser.add_argument("--peer", choices=(*PEERS, "errors"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     workspace = Workspace(Path.cwd())
     if options.peer:
-        cell = workspace.params.cell(options.cells[0])
-        found = _errors(workspace, cell) if options.peer == "errors" else _one(workspace, cell, options)
-        print(json.dumps(found))
+        _serve(workspace, workspace.params.cell(options.cells[0]), options)
         return
     subprocess.run([sys.executable, "-m", "tvmflow", "run", *options.cells], check=True, stdout=subprocess.DEVNULL)
-    names = ["tvmflow", *options.peers]
-    print(
-        f"{'cell':36}" + "".join(f"{name:>22}" for name in names) + f"{'best peer':>12}{'error':>10}{'ORT error':>11}"
-    )
+    print(f"{'cell':36}" + "".join(f"{name:>22}" for name in ("tvmflow", *options.peers))
+          + f"{'best peer':>12}{'error':>10}{'ORT error':>11}")  # fmt: skip
     ratios = []
     for cell in options.cells:
-        times: dict[str, list[float]] = {name: [] for name in names}
-        for turn in range(options.rounds):
-            for name in names if turn % 2 == 0 else reversed(names):
-                times[name].append(_in_own_process(cell, name, options).get("ms", math.nan))
-        errors = _in_own_process(cell, "errors", options)
-        medians = {name: median(values) for name, values in times.items()}
-        ours = medians["tvmflow"]
-        ratio = ours / min(value for name, value in medians.items() if name != "tvmflow" and not math.isnan(value))
+        turns = _measure(cell, ["tvmflow", *options.peers], options)
+        found = {name: median(turns["tvmflow"][i] / turns[name][i] for i in range(options.rounds)) for name in turns}
+        ratio = max(value for name, value in found.items() if name != "tvmflow")
         ratios.append(ratio)
-        columns = [f"{ours:.3g} ms"] + [
-            f"{medians[name]:.3g} ms ({ours / medians[name]:.2f})" for name in options.peers
+        with _Peer(cell, "errors", options) as judge:
+            errors = judge.ask() or {}
+        columns = [f"{median(turns['tvmflow']):.3g} ms"] + [
+            f"{median(turns[name]):.3g} ms ({found[name]:.2f})" if name in found else "-" for name in options.peers
         ]
         print(f"{cell:36}" + "".join(f"{text:>22}" for text in columns) + f"{ratio:12.2f}"
               f"{errors.get('tvmflow', math.nan):10.1e}{errors.get('onnxruntime', math.nan):11.1e}", flush=True)  # fmt: skip
     print(f"geometric mean against the best peer of each: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
 
 
-def _in_own_process(cell: str, peer: str, options: argparse.Namespace) -> dict[str, float]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "TVM_NUM_THREADS": str(options.threads)}
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.peers", cell, "--peer", peer, "--threads", str(options.threads)],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        print(f"{cell} {peer}: {(done.stderr.strip().splitlines() or ['failed'])[-1][:150]}", file=sys.stderr)
-        return {}
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def _measure(cell: str, names: list[str], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Return the milliseconds of each turn, of those that run the cell at all."""
+    with contextlib.ExitStack() as stack:
+        peers: dict[str, _Peer] = {}
+        for name in names:
+            peer = stack.enter_context(_Peer(cell, name, options))
+            if peer.ask() is not None:  # loads, compiles and warms up
+                peers[name] = peer
+        turns: dict[str, list[float]] = {name: [] for name in peers}
+        for turn in range(options.rounds):
+            for name in peers if turn % 2 == 0 else reversed(peers):
+                time.sleep(REST_S)
+                turns[name].append((peers[name].ask() or {}).get("ms", math.nan))
+        return turns
+
+
+class _Peer:
+    """A process that runs the cell in one way, a turn each time it is asked."""
+
+    def __init__(self, cell: str, name: str, options: argparse.Namespace) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "TVM_NUM_THREADS": str(options.threads)}
+        self.label = f"{cell} {name}"
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.peers", cell, "--peer", name, "--threads", str(options.threads)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment,
+        )  # fmt: skip
+
+    def __enter__(self) -> _Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.errors.close()
+
+    def ask(self) -> dict[str, float] | None:
+        """Return what the process answers, None where it ended; then why is printed."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                found: dict[str, float] = json.loads(line)
+                return found
+        self.errors.seek(0)
+        print(f"{self.label}: {(self.errors.read().strip().splitlines() or ['failed'])[-1][:150]}", file=sys.stderr)
+        return None
+
+
+def _serve(workspace: Workspace, cell: Cell, options: argparse.Namespace) -> None:
+    if options.peer == "errors":
+        print(json.dumps(_errors(workspace, cell)), flush=True)
+        return
+    run = _RUNNERS[options.peer](workspace, cell, _input(workspace, cell), options.threads)
+    for _ in sys.stdin:
+        times: list[float] = []
+        end = time.perf_counter() + TURN_S
+        while time.perf_counter() < end or len(times) < LEAST_RUNS:
+            started = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - started)
+        print(json.dumps({"ms": median(times) * 1e3}), flush=True)
 
 
 def _input(workspace: Workspace, cell: Cell) -> np.ndarray[Any, Any]:
     with np.load(workspace.folder("fetch", cell) / "golden.npz", allow_pickle=False) as data:
         x: np.ndarray[Any, Any] = data["x"][:1]
         return x
-
-
-def _one(workspace: Workspace, cell: Cell, options: argparse.Namespace) -> dict[str, float]:
-    run = _RUNNERS[options.peer](workspace, cell, _input(workspace, cell), options.threads)
-    for _ in range(5):
-        run()
-    times: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while time.perf_counter() < end or len(times) < LEAST_RUNS:
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return {"ms": median(times) * 1e3}
 
 
 def _tvmflow(workspace: Workspace, cell: Cell, x: Any, _threads: int) -> Callable[[], Any]:
@@ -143,8 +179,10 @@ def _onnx_file(workspace: Workspace, cell: Cell, folder: Path) -> Path:
             return next(self.rest, None)
 
     result = folder / "int8.onnx"
+    for file in plain.parent.glob("peer.onnx*"):  # the quantizer leaves files beside what it reads
+        shutil.copyfile(file, folder / file.name)
     quantize_static(
-        plain, result, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8,
+        folder / plain.name, result, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
     )  # fmt: skip
     return result
