@@ -99,7 +99,7 @@ def run(context: StageContext) -> dict[str, Any]:
     workloads = base[: settings["max_workloads"]]
     if settings["trials_per_workload"]:
         # Whole networks are compared on the device; until build, an accelerator's part there is its slow definition.
-        bound = settings["winograd_max_error"] if target.vta is None else 0.0
+        bound = settings["winograd_max_error"] if target.vta is None else {}
         others = alternatives(packed, target.tvm_target(), base, bound)
         workloads = _distinct([*workloads, *(w for other in others for w in other.added)])
         with tempfile.TemporaryDirectory() as folder, _live_table() as watch:

@@ -293,7 +293,7 @@ class TuneParams(_Frozen):
     max_seconds: Annotated[float, Field(ge=0)]
     early_stopping: Positive
     max_workloads: Positive
-    winograd_max_error: Annotated[float, Field(ge=0)]
+    winograd_max_error: dict[Literal["float32", "bfloat16"], Annotated[float, Field(ge=0)]]
     measure_repeats: Positive
     measure_min_ms: PositiveFloat
     replay_slowdown: PositiveFloat

@@ -32,10 +32,14 @@ def convolution_key(call: Any) -> str:
         return ""
     shape = tuple(int(d) for d in weight.shape)
     ones = all(int(v) == 1 for v in (*attrs.strides, *attrs.dilation, attrs.groups))
-    if len(shape) != 6 or shape[2:4] != (3, 3) or not ones or str(weight.dtype) != "float32":
+    form = str(weight.dtype)
+    if len(shape) != 6 or shape[2:4] != (3, 3) or shape[4] != shape[5] or not ones:
+        return ""
+    if form != "float32" and (form != "bfloat16" or _out_dtype(call) != "float32"):
         return ""
     data = "x".join(str(int(d)) for d in type_of(call.args[0]).shape)
-    return f"{data} {'x'.join(map(str, shape))} p{','.join(str(int(p)) for p in attrs.padding)}"
+    key = f"{data} {'x'.join(map(str, shape))} p{','.join(str(int(p)) for p in attrs.padding)}"
+    return key if form == "float32" else f"{key} {form}"
 
 
 def convolution_keys(mod: Any) -> list[str]:
@@ -56,17 +60,17 @@ def _legalize(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
         strides, padding, dilation = (
             [int(v) for v in values] for values in (attrs.strides, attrs.padding, attrs.dilation)
         )
+        group = _summed_together(call)
+        constant: Any = constant_value(call.args[1])
         m = winograd.get(convolution_key(call), 0)
-        if m:
-            constant: Any = constant_value(call.args[1])
+        if m and (group or str(constant.dtype) == "float32"):
             weight = transform_weight(constant.numpy(), m)
+            weight = interleave(weight, group) if group else weight
             return builder.call_te(
-                winograd_conv2d, call.args[0], relax.const(weight, "float32"), padding, m,
+                winograd_conv2d, call.args[0], relax.const(weight, str(constant.dtype)), padding, m,
                 primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
             )  # fmt: skip
-        group = _summed_together(call)
         if group:
-            constant = constant_value(call.args[1])
             weight = relax.const(interleave(constant.numpy(), group), str(constant.dtype))
             return builder.call_te(
                 packed_conv2d, call.args[0], weight, strides, padding, dilation, int(attrs.groups), _out_dtype(call),

@@ -46,21 +46,23 @@ def transform_weight(weight: NDArray[Any], m: int) -> NDArray[Any]:
 
 
 def winograd_error(weight: NDArray[Any], m: int) -> float:
-    """Return the largest error of random tiles in float32, relative to their largest answer in float64.
+    """Return the largest error of random tiles, relative to their largest answer in float64.
 
-    weight: packed, (OC, IC, 3, 3, b, b). The first block of output channels stands for all.
+    weight: packed, (OC, IC, 3, 3, b, b), float32 or bfloat16, as which transformed values are then stored. The first block
+    of output channels stands for all.
     """
     a, b, _ = matrices(m)
     alpha = m + _TAPS - 1
     w = weight[:1].astype(np.float64)
-    tiles = np.random.default_rng(0).standard_normal((8, *w.shape[1:2], alpha, alpha, w.shape[4])).astype(np.float32)
+    tiles = np.random.default_rng(0).standard_normal((8, *w.shape[1:2], alpha, alpha, w.shape[4]))
+    tiles = tiles.astype(weight.dtype).astype(np.float32)
     exact = np.zeros((8, m, m, w.shape[5]))
     for y in range(m):
         for x in range(m):
             exact[:, y, x] = np.einsum("tiyxu,iyxuv->tv", tiles[:, :, y : y + 3, x : x + 3].astype(np.float64), w[0])
     low = [matrix.astype(np.float32) for matrix in (a, b)]
-    v = np.einsum("ye,tiyxu,xn->tienu", low[1], tiles, low[1])
-    u = transform_weight(weight[:1].astype(np.float32), m)[0]
+    v = np.einsum("ye,tiyxu,xn->tienu", low[1], tiles, low[1]).astype(weight.dtype).astype(np.float32)
+    u = transform_weight(weight[:1], m)[0].astype(np.float32)
     product = np.einsum("tienu,eniuv->tenv", v, u)
     found = np.einsum("ey,tenv,nx->tyxv", low[0], product, low[0])
     return float(np.abs(found - exact).max() / max(np.abs(exact).max(), 1e-30))
@@ -88,7 +90,8 @@ def _combine(table: Matrix, column: Any, term: Any) -> Any:
 def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
     """Return the te.Tensor (N, OC, OH, OW, lane) of a 3x3 convolution of stride 1.
 
-    data: (N, IC, H, W, b); weight: from `transform_weight`; padding: top, left, bottom, right.
+    data: (N, IC, H, W, b); weight: from `transform_weight`, of bfloat16 interleaved by pairs of input channels: (OC, alpha,
+    alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32.
     """
     from tvm import te, topi
 
@@ -104,21 +107,32 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
     half = te.compute(
         (alpha, alpha, ic, n * rows, columns, lanes),
         lambda e, j, i, y, x, v: _combine(
-            b, e, lambda row: data[y // rows, i, (y % rows) * m + row, x * m + j, v]
+            b, e, lambda row: data[y // rows, i, (y % rows) * m + row, x * m + j, v].astype("float32")
         ),
         name="tile_half",
     )  # fmt: skip
     tile = te.compute(
         (alpha, alpha, ic, n * rows, columns, lanes),
-        lambda e, j, i, y, x, v: _combine(b, j, lambda row: half[e, row, i, y, x, v]),
+        lambda e, j, i, y, x, v: _combine(b, j, lambda row: half[e, row, i, y, x, v]).astype(str(weight.dtype)),
         name="tile",
     )
-    i, u = te.reduce_axis((0, ic), "ic"), te.reduce_axis((0, lanes), "ic_lane")
-    product = te.compute(
-        (alpha, alpha, oc, n * rows, columns, lanes),
-        lambda e, j, o, y, x, v: te.sum(tile[e, j, i, y, x, u] * weight[o, e, j, i, u, v], axis=[i, u]),
-        name="winograd",
-    )
+    i, u = te.reduce_axis((0, ic), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
+    if len(weight.shape) == 7:
+        q = te.reduce_axis((0, 2), "ic_pair")
+        product = te.compute(
+            (alpha, alpha, oc, n * rows, columns, lanes),
+            lambda e, j, o, y, x, v: te.sum(
+                tile[e, j, i, y, x, u * 2 + q].astype("float32") * weight[o, e, j, i, u, v, q].astype("float32"),
+                axis=[i, u, q],
+            ),
+            name="winograd_pairs",
+        )
+    else:
+        product = te.compute(
+            (alpha, alpha, oc, n * rows, columns, lanes),
+            lambda e, j, o, y, x, v: te.sum(tile[e, j, i, y, x, u] * weight[o, e, j, i, u, v], axis=[i, u]),
+            name="winograd",
+        )
     back_half = te.compute(
         (m, alpha, oc, n * rows, columns, lanes),
         lambda e, j, o, y, x, v: _combine(a, e, lambda row: product[row, j, o, y, x, v]),

@@ -35,15 +35,22 @@ class Alternative:
     added: tuple[Workload, ...]
 
 
-def alternatives(packed: Any, target: Any, base: list[Workload], max_error: float) -> list[Alternative]:
-    """Return every way to replace a convolution shape whose rounding error stays below `max_error` for all its weights."""
+def alternatives(
+    packed: Any, target: Any, base: list[Workload], max_error: Mapping[str, float]
+) -> list[Alternative]:  # fmt: skip
+    """Return every way to replace a convolution shape whose rounding error stays in bounds for all its weights.
+
+    max_error: dtype of the weights -> bound; what it does not have is never replaced.
+    """
     found = []
     for key, weights in _weights_by_key(packed).items():
         for m in TILES:
-            if max(winograd_error(weight, m) for weight in weights) > max_error:
+            if max(winograd_error(weight, m) for weight in weights) > max_error.get(str(weights[0].dtype), 0.0):
                 continue
             other = extract_workloads(lower(packed, target, winograd={key: m}))
-            found.append(Alternative(key, m, _difference(base, other), _difference(other, base)))
+            added = _difference(other, base)
+            if added:  # none where the target has no instruction that would make it worth while
+                found.append(Alternative(key, m, _difference(base, other), added))
     return found
 
 

@@ -8,10 +8,14 @@ from typing import Any
 from tvmflow.targets.machine import Machine
 from tvmflow.tuning.blocks import Kernel, block_ref, extents
 from tvmflow.tuning.templates.common import Knobs, Template, distinct, divisors, packed_loops, spread, weight_bytes
+from tvmflow.tuning.templates.dot import dot_for, dot_numbered, intrinsic
 
 
 def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
-    """Return the extents (alpha, alpha, c, rows of tiles, columns of tiles, lane, ic, ic lane) of Winograd's product."""
+    """Return the extents (alpha, alpha, c, rows of tiles, columns of tiles, lane, ic, ic lane) of Winograd's product.
+
+    Of bfloat16 the last axis counts the pairs, and one more the two of a pair.
+    """
     if kernel.anchor is None or not kernel.anchor.startswith("winograd"):
         return None
     whole = [
@@ -41,13 +45,23 @@ def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
             / (min(p[0] * p[1] * p[2], 12) / 12)
         )
     )
+    dot = dot_for(machine, "bfloat16", lanes) if len(sizes) == 9 else None
+    with_dot = {"dot": dot.number} if dot else {}
     by_rows = [rows // d for d in (2, 4, 6, 8) if rows % d == 0] or [1]
     places = [(1, chunk) for chunk in by_rows] + [(0, rows)]
     if weight_bytes(schedule, kernel) > machine.near_cache:
         places.reverse()
     return distinct(
         [
-            {"tiles_first": first, "chunk": max(chunk, y), "c_tile": c, "y_tile": y, "x_tile": x, "c_block": c * blocks}
+            {
+                "tiles_first": first,
+                "chunk": max(chunk, y),
+                "c_tile": c,
+                "y_tile": y,
+                "x_tile": x,
+                "c_block": c * blocks,
+                **with_dot,
+            }
             for blocks in (1, 2)
             for first, chunk in places
             for c, y, x in points[:10]
@@ -100,11 +114,18 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         schedule.unroll(axis)
     schedule.vectorize(v)
     schedule.compute_at(product, tx_outer, preserve_unit_loops=True)
-    *_, e, j, o, ty, tx, v, ic, ic_lane = schedule.get_loops(product)
-    schedule.reorder(ic, ic_lane, e, j, o, ty, tx, v)
+    dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
+    axes = list(schedule.get_loops(product))
+    pair = [axes.pop()] if dot else []
+    e, j, o, ty, tx, v, ic, ic_lane = axes[-8:]
+    schedule.reorder(ic, ic_lane, e, j, o, ty, tx, v, *pair)
     for axis in (o, ty, tx):
         schedule.unroll(axis)
-    schedule.vectorize(v)
+    if dot:
+        groups, summed = schedule.split(v, [None, dot.lanes])
+        schedule.unroll(groups)
+    else:
+        schedule.vectorize(v)
 
     *paddings, half_name, tile_name = kernel.before
     tile, half = block_ref(schedule, tile_name), block_ref(schedule, half_name)
@@ -130,7 +151,11 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
             spread(schedule, name, 1)
     if not knobs["tiles_first"]:
         schedule.parallel(i)
-    schedule.decompose_reduction(product, ic)
+    init = schedule.decompose_reduction(product, ic)
+    if dot:
+        schedule.vectorize(schedule.get_loops(init)[-1])
+        schedule.tensorize(summed, intrinsic(dot))
+        schedule.annotate(outermost, "pragma_import_llvm", dot.imports)
 
 
 WINOGRAD = Template("winograd", lambda schedule, kernel: _winograd(schedule, kernel) is not None, _candidates, _apply)
