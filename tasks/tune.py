@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tvmflow.tuning.search import SearchRules, Task, TuneReport
     from tvmflow.tuning.workloads import Workload
 
-TOOLS = ("tvm", "ffi", "llvm")
+TOOLS = ("tvm", "ffi", "llvm", "codegen")
 _COMPARE_AT_LEAST_S = 60.0
 _NOT_FOR_BUILD = ("created", "canary_s")
 _SETTINGS = (

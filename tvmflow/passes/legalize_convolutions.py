@@ -42,16 +42,21 @@ def convolution_key(call: Any) -> str:
     return key if form == "float32" else f"{key} {form}"
 
 
-def convolution_keys(mod: Any) -> list[str]:
-    """Return the keys of a module's convolutions that could be computed in another way, each once."""
-    found: dict[str, None] = {}
+def convolutions(mod: Any) -> list[Any]:
+    """Return the calls of conv2d in a module's main."""
+    found: list[Any] = []
 
     def visit(expression: Any) -> None:
         if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.nn.conv2d":
-            found.setdefault(convolution_key(expression))
+            found.append(expression)
 
     relax.analysis.post_order_visit(mod["main"], visit)
-    return [key for key in found if key]
+    return found
+
+
+def convolution_keys(mod: Any) -> list[str]:
+    """Return the keys of a module's convolutions that could be computed in another way, each once."""
+    return [key for key in dict.fromkeys(convolution_key(call) for call in convolutions(mod)) if key]
 
 
 def _legalize(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:

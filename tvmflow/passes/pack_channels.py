@@ -14,6 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmflow.passes.legalize_convolutions import convolutions
 from tvmflow.quantization.emit import call_again, constant, straight_line
 from tvmflow.quantization.graph import Argument, Array, Graph, Ref, Step, read_graph
 
@@ -315,11 +316,5 @@ def _pack_both(weight: Array, block: int, inner: int = 0) -> Array:
 
 def packed_convolutions(mod: Any) -> tuple[int, int]:
     """Return how many of a module's convolutions write packed channels, and how many there are."""
-    layouts: list[str] = []
-
-    def visit(expression: Any) -> None:
-        if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.nn.conv2d":
-            layouts.append(str(expression.attrs.out_layout))
-
-    relax.analysis.post_order_visit(mod["main"], visit)
+    layouts = [str(call.attrs.out_layout) for call in convolutions(mod)]
     return sum(layout not in ("NCHW", "") for layout in layouts), len(layouts)

@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax
-
 from tvmflow.building.lower import lower
 from tvmflow.building.tvm_names import constant_value
-from tvmflow.passes.legalize_convolutions import convolution_key
+from tvmflow.passes.legalize_convolutions import convolution_key, convolutions
 from tvmflow.passes.winograd import TILES, winograd_error
 from tvmflow.tuning.records import TuningRecord
 from tvmflow.tuning.workloads import Workload, extract_workloads
@@ -56,15 +54,10 @@ def alternatives(
 
 def _weights_by_key(packed: Any) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
-
-    def visit(expression: Any) -> None:
-        if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.nn.conv2d":
-            key = convolution_key(expression)
-            if key:
-                constant: Any = constant_value(expression.args[1])
-                found.setdefault(key, []).append(constant.numpy())
-
-    relax.analysis.post_order_visit(packed["main"], visit)
+    for call in convolutions(packed):
+        key, constant = convolution_key(call), constant_value(call.args[1])
+        if key and constant is not None:
+            found.setdefault(key, []).append(constant.numpy())
     return found
 
 
