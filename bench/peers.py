@@ -63,6 +63,8 @@ def main() -> None:
     ratios = []
     for cell in options.cells:
         turns = _measure(cell, ["tvmflow", *options.peers], options)
+        if "tvmflow" not in turns or len(turns) < 2:
+            raise SystemExit(f"{cell}: the library and at least one peer must run; why they did not is above")
         found = {name: median(turns["tvmflow"][i] / turns[name][i] for i in range(options.rounds)) for name in turns}
         ratio = max(value for name, value in found.items() if name != "tvmflow")
         ratios.append(ratio)
