@@ -20,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -245,8 +246,11 @@ def _torch_compile(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Ca
     return _torch(workspace, cell, x, threads, compiled=True)
 
 
+# TensorFlow's environment has no Keras; ours is used, behind all that it has itself.
 _CONVERT = """
-import sys
+import os, sys
+sys.path.append(sys.argv[3])
+os.environ["KERAS_BACKEND"] = "tensorflow"
 import tensorflow as tf
 model = tf.keras.models.load_model(sys.argv[1], compile=False)
 open(sys.argv[2], "wb").write(tf.lite.TFLiteConverter.from_keras_model(model).convert())
@@ -267,7 +271,10 @@ def _litert(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[
         fetched = workspace.folder("fetch", cell)
         source_model(fetched, read_description(fetched)).save(file)
         done = subprocess.run(
-            [python_of("tensorflow"), "-c", _CONVERT, file, converted], capture_output=True, text=True, check=False
+            [python_of("tensorflow"), "-c", _CONVERT, file, converted, sysconfig.get_path("purelib")],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise SystemExit(f"TensorFlow could not convert it: {done.stderr[-300:]}")
