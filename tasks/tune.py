@@ -14,7 +14,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +24,7 @@ from tasks.device import device_limits, session_of
 from tasks.run_alone import main
 from tvmflow.building.ir_files import IR_NAME, WEIGHTS_NAME, load_module
 from tvmflow.params import Cell
-from tvmflow.stages import Stage, StageContext
+from tvmflow.stages import Progress, Stage, StageContext
 from tvmflow.targets.resolve import from_json, resolve
 from tvmflow.toolchain import versions
 from tvmflow.tuning.records import TuningRecord
@@ -32,7 +32,7 @@ from tvmflow.workspace import Workspace
 
 if TYPE_CHECKING:
     from tvmflow.targets.resolve import ResolvedTarget
-    from tvmflow.tuning.search import SearchRules, Task, TuneReport
+    from tvmflow.tuning.search import SearchRules, Task, TuneReport, Watch
     from tvmflow.tuning.workloads import Workload
 
 TOOLS = ("tvm", "ffi", "llvm", "codegen")
@@ -102,14 +102,14 @@ def run(context: StageContext) -> dict[str, Any]:
         bound = settings["winograd_max_error"] if target.vta is None else {}
         others = alternatives(packed, target.tvm_target(), base, bound)
         workloads = _distinct([*workloads, *(w for other in others for w in other.added)])
-        with tempfile.TemporaryDirectory() as folder, _live_table() as watch:
+        with tempfile.TemporaryDirectory() as folder, _live_table(context.progress) as (watch, progress):
             report = tune(
                 workloads, lambda: session_of(context.limits, target), target, _rules(settings, context.limits), journal,
-                Path(folder), context.progress, watch,
+                Path(folder), progress, watch,
             )  # fmt: skip
             winograd = choose(others, report.best)
             if others:
-                context.progress("comparing whole networks", 0, 0)
+                progress("comparing whole networks", 0, 0)
                 with NetworkComparison(
                     packed, target, report.best, journal, Path(folder), lambda: session_of(context.limits, target)
                 ) as comparison:
@@ -184,12 +184,12 @@ def _table(used: list[Workload], report: TuneReport) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _live_table() -> Iterator[Callable[[list[Task], TuneReport], None] | None]:
-    """Show a table of all workloads while they are tuned, on a terminal only."""
+def _live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
+    """Show a table of all workloads while they are tuned, on a terminal only; what is going on is then said below it."""
     if not sys.stderr.isatty():
-        yield None
+        yield None, progress
         return
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
     from rich.table import Table
 
@@ -197,21 +197,34 @@ def _live_table() -> Iterator[Callable[[list[Task], TuneReport], None] | None]:
         table = Table(
             title=f"{report.measured} measured, {report.reused} known, {sum(report.failures.values())} failed"
         )
-        for name in ("workload", "calls", "default ms", "best ms", "GFLOP/s", "trials", "device s"):
+        fastest = max((t.flops / t.best_s for t in tasks if math.isfinite(t.best_s)), default=0.0)
+        for name in ("workload", "calls", "default ms", "best ms", "GFLOP/s", "of the fastest", "trials", "device s"):
             table.add_column(name, justify="left" if name == "workload" else "right")
         shown = sorted(tasks, key=lambda t: -t.workload.calls * (t.best_s if math.isfinite(t.best_s) else 0.0))
         for task in shown[:24]:
             known = math.isfinite(task.best_s)
             table.add_row(
-                task.workload.name, str(task.workload.calls), f"{task.first_s * 1e3:.3f}" if known else "-",
-                f"{task.best_s * 1e3:.3f}" if known else "-",
-                f"{task.flops / task.best_s / 1e9:.0f}" if known and task.flops else "-", str(task.trials),
+                task.workload.name, str(task.workload.calls), f"{task.first_s * 1e3:.3g}" if known else "-",
+                f"{task.best_s * 1e3:.3g}" if known else "-",
+                f"{task.flops / task.best_s / 1e9:.0f}" if known and task.flops else "-",
+                f"{task.flops / task.best_s / fastest:.0%}" if known and task.flops else "-", str(task.trials),
                 f"{task.spent_s:.1f}",
             )  # fmt: skip
         return table
 
+    shown: list[Any] = ["", ""]  # the table, and the line below it
+
     with Live(console=Console(stderr=True), refresh_per_second=2) as live:
-        yield lambda tasks, report: live.update(render(tasks, report))
+
+        def watch(tasks: list[Task], report: TuneReport) -> None:
+            shown[0] = render(tasks, report)
+            live.update(Group(*shown))
+
+        def say(text: str, done: int, total: int) -> None:
+            shown[1] = f"{text} {done}/{total}" if total else text
+            live.update(Group(*shown))
+
+        yield watch, say
 
 
 def write_best(

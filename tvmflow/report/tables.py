@@ -64,7 +64,7 @@ def scorecard_table(cards: list[dict[str, Any]]) -> Table:
     peers = sorted({name for card in cards for name in card["peers"]})
     table = Table(title="scorecards")
     for column in ("cell", "device", *FORMS, "top-1 agreement", "latency", *peers, "library"):
-        table.add_column(column, justify="left" if column in ("cell", "device") else "right")
+        table.add_column(column, justify="left" if column in ("cell", "device") else "right", overflow="fold")
     for card in cards:
         accuracy = card["accuracy"]
         cells = [card["cell"], f"{card['device']['kind']}"]
