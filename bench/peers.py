@@ -1,10 +1,11 @@
 """Latency of built networks beside everything that people would use instead, in one run.
 
-    pip install --group bench && python -m bench.peers [CELL ...] [--rounds 3]
+    pip install --group bench && python -m bench.peers [CELL ...] [--rounds 15]
 
 Brings the cells all the way, then measures library and peers, each in a process of its own with the same input and threads, in
 turns of a fraction of a second, so that a clock that moves moves for all. A figure is the median of the turns' medians, a ratio
-the median of the turns' ratios; below 1 the library is faster. The last columns are the error of the library's answer and of ONNX Runtime's, relative to the largest answer of PyTorch in float64.
+the median of the turns' ratios; below 1 the library is faster. The last columns are the error of the library's answer and of
+ONNX Runtime's, relative to the largest answer of PyTorch in float64.
 For int8 cells ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes of the same network and calibration samples;
 for bfloat16 cells OpenVINO runs as it comes and PyTorch in bfloat16; what has no such form stays in float32. LiteRT takes
 Keras models, in float32.

@@ -167,7 +167,7 @@ def _ledger(report: TuneReport) -> dict[str, Any]:
 def _table(used: list[Workload], report: TuneReport) -> list[dict[str, Any]]:
     """Return one row per kernel of the network as it will be built, the costliest first."""
     tasks = {task.workload.key: task for task in report.tasks}
-    peak = max((t.flops / t.best_s / 1e9 for t in report.tasks if t.flops and math.isfinite(t.best_s)), default=0.0)
+    peak = _fastest(report.tasks) / 1e9
     rows = []
     for workload in used:
         task = tasks.get(workload.key)
@@ -181,6 +181,11 @@ def _table(used: list[Workload], report: TuneReport) -> list[dict[str, Any]]:
             "spent_s": task.spent_s,
         })  # fmt: skip
     return sorted(rows, key=lambda row: -row["total_ms"])
+
+
+def _fastest(tasks: list[Task]) -> float:
+    """Return the operations per second of the fastest kernel so far, 0 where none was measured."""
+    return max((t.flops / t.best_s for t in tasks if t.flops and math.isfinite(t.best_s)), default=0.0)
 
 
 @contextmanager
@@ -197,7 +202,7 @@ def _live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
         table = Table(
             title=f"{report.measured} measured, {report.reused} known, {sum(report.failures.values())} failed"
         )
-        fastest = max((t.flops / t.best_s for t in tasks if math.isfinite(t.best_s)), default=0.0)
+        fastest = _fastest(tasks)
         for name in ("workload", "calls", "default ms", "best ms", "GFLOP/s", "of the fastest", "trials", "device s"):
             table.add_column(name, justify="left" if name == "workload" else "right")
         shown = sorted(tasks, key=lambda t: -t.workload.calls * (t.best_s if math.isfinite(t.best_s) else 0.0))
@@ -212,17 +217,17 @@ def _live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
             )  # fmt: skip
         return table
 
-    shown: list[Any] = ["", ""]  # the table, and the line below it
+    parts: list[Any] = ["", ""]  # the table, and the line below it
 
     with Live(console=Console(stderr=True), refresh_per_second=2) as live:
 
         def watch(tasks: list[Task], report: TuneReport) -> None:
-            shown[0] = render(tasks, report)
-            live.update(Group(*shown))
+            parts[0] = render(tasks, report)
+            live.update(Group(*parts))
 
         def say(text: str, done: int, total: int) -> None:
-            shown[1] = f"{text} {done}/{total}" if total else text
-            live.update(Group(*shown))
+            parts[1] = f"{text} {done}/{total}" if total else text
+            live.update(Group(*parts))
 
         yield watch, say
 

@@ -42,9 +42,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("PREFECT_API_URL", "TVM_TRACKER_HOST", "TVM_TRACKER_PORT", "TVMFLOW_ROOT", "DVC_STAGE", "DVC_ROOT"):
         os.environ.pop(name, None)
     os.environ["HOME"] = str(home)
-    os.environ.setdefault(
-        "TVMFLOW_TOOLS", str(shared_folder(tmp_path_factory) / "tools")
-    )  # they take minutes to install
+    # Tool environments take minutes to install: once for all processes.
+    os.environ.setdefault("TVMFLOW_TOOLS", str(shared_folder(tmp_path_factory) / "tools"))
     os.environ["DVC_SITE_CACHE_DIR"] = str(home / "dvc-site")
     os.environ["DVC_GLOBAL_CONFIG_DIR"] = os.environ["DVC_SYSTEM_CONFIG_DIR"] = str(home / "dvc-config")
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,9 +14,9 @@ import pytest
 
 from tests.conftest import REPOSITORY, free_port
 from tests.differential.test_vta import BOARD, CONFIG, image, random_conv
+from tvmflow.devices.local import local_tracker
 from tvmflow.devices.session import SessionLimits, open_session
-from tvmflow.devices.tracker import TrackerAddress, queue_of
-from tvmflow.errors import DeviceError, DeviceLostError, TrackerError
+from tvmflow.errors import DeviceError, DeviceLostError
 from tvmflow.params import DeviceEntry, VtaEntry
 from tvmflow.targets.resolve import ResolvedTarget, VtaTarget, host_target
 from tvmflow.vta import driver
@@ -85,22 +82,8 @@ def vta_target(config: VtaConfig) -> ResolvedTarget:
 
 @pytest.fixture
 def tracker() -> Iterator[int]:
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 60
-    try:
-        while time.monotonic() < deadline:
-            with contextlib.suppress(TrackerError):
-                queue_of(TrackerAddress("127.0.0.1", port))
-                break
-            time.sleep(0.2)
-        yield port
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with local_tracker("another", 1) as address:
+        yield address.port
 
 
 def _run_there(device: DeviceEntry, program: Program, path: Path, x: Array) -> None:

@@ -75,15 +75,9 @@ def _legalize(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
                 winograd_conv2d, call.args[0], relax.const(weight, str(constant.dtype)), padding, m,
                 primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
             )  # fmt: skip
-        if group:
-            weight = relax.const(interleave(constant.numpy(), group), str(constant.dtype))
-            return builder.call_te(
-                packed_conv2d, call.args[0], weight, strides, padding, dilation, int(attrs.groups), _out_dtype(call),
-                primfunc_name_hint="conv2d_nchwc", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
-            )  # fmt: skip
         if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
             return builder.call_te(
-                packed_conv2d, call.args[0], _weight_of(call), strides, padding, dilation, int(attrs.groups),
+                packed_conv2d, call.args[0], _weight_of(call, group), strides, padding, dilation, int(attrs.groups),
                 _out_dtype(call), primfunc_name_hint="conv2d_nchwc",
                 primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
             )  # fmt: skip
@@ -109,19 +103,20 @@ def _summed_together(call: Any) -> int:
     return 0
 
 
-def _weight_of(call: Any) -> Any:
-    """Return the weight of a packed convolution; of depthwise ones in float32, where that computes the same, and faster.
+def _weight_of(call: Any, group: int) -> Any:
+    """Return the weight of a packed convolution as its kernel reads it: interleaved by `group`, or widened, or as it is.
 
-    Sums of few products of bytes are exact in float32; products of 16-bit values are summed in float32 anyway.
+    Depthwise ones are in float32, where that computes the same, and faster: sums of few products of bytes are exact in float32; products of 16-bit values are summed in float32 anyway.
     """
-    weight = constant_value(call.args[1])
+    weight: Any = constant_value(call.args[1])
+    if group:
+        return relax.const(interleave(weight.numpy(), group), str(weight.dtype))
     if weight is None or len(weight.shape) != 5 or len(type_of(call.args[0]).shape) != 5:
         return call.args[1]
     data, form, taps = str(type_of(call.args[0]).dtype), str(weight.dtype), int(weight.shape[2]) * int(weight.shape[3])
     of_bytes = data in ("int8", "uint8") and form == "int8" and taps * 255 * 128 < 2**24
     if of_bytes or (data == form in ("bfloat16", "float16") and _out_dtype(call) == "float32"):
-        constant: Any = weight
-        return relax.const(constant.numpy().astype(np.float32), "float32")
+        return relax.const(weight.numpy().astype(np.float32), "float32")
     return call.args[1]
 
 
@@ -221,9 +216,8 @@ def _padded(data: Any, before: list[int], after: list[int], form: str) -> Any:
 
     def at(*index: Any) -> Any:
         b, o, h, w, *v = index
-        inside = [c for c, any_ in (
-            (h >= top, top), (h < height + top, bottom), (w >= left, left), (w < width + left, right)
-        ) if any_]  # fmt: skip
+        sides = ((top, h >= top), (bottom, h < height + top), (left, w >= left), (right, w < width + left))
+        inside = [condition for border, condition in sides if border]
         value = data[b, o, h - top, w - left, *v].astype(form)
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, form)) if inside else value
 

@@ -96,7 +96,7 @@ class Int8Arithmetic:
         assert layer.weight is not None
         weight, weight_scales = quantize_weight(layer.weight, 1 if self.per_channel else None)
         scales = np.broadcast_to(data.scale.scale * weight_scales, (weight.shape[1],))
-        bias = np.zeros(len(scales)) if layer.bias is None else layer.bias.astype(np.float64)
+        bias = _bias(layer, len(scales))
         offset = np.clip(np.rint(bias / scales), -(2.0**30), 2.0**30) - data.scale.zero_point * weight.sum(0, np.int64)
         total = relax.op.matmul(data.value, constant(weight, "int8"), out_dtype="int32")
         total = writer.emit(relax.op.add(total, constant(offset[None], "int32")), layer.name + SCALED)
@@ -109,7 +109,7 @@ class Int8Arithmetic:
         assert layer.weight is not None
         data = inputs[0].scale
         multiplier, shift = fixed_point(data.scale * layer.weight.astype(np.float64) / out.scale)
-        bias = np.zeros(len(multiplier)) if layer.bias is None else layer.bias.astype(np.float64)
+        bias = _bias(layer, len(multiplier))
         offset = np.rint(np.clip(bias / out.scale, -(2.0**15), 2.0**15) * 2.0**shift).astype(np.int64)
         offset += (out.zero_point << shift) + ((1 << shift) >> 1) - data.zero_point * multiplier
         value = relax.op.astype(inputs[0].value, "int64")
@@ -122,7 +122,7 @@ class Int8Arithmetic:
         self, writer: Writer, layer: Layer, total: Any, data: Scale, weight_scales: Array, weight_sums: Array, out: Scale
     ) -> Any:  # fmt: skip
         units = np.broadcast_to(data.scale * weight_scales, weight_sums.shape)
-        bias = np.zeros(len(weight_sums)) if layer.bias is None else layer.bias.astype(np.float64)
+        bias = _bias(layer, len(weight_sums))
         offset = np.rint(np.clip(bias / units, -(2.0**30), 2.0**30)) - data.zero_point * weight_sums
         return self._rescale(writer, layer, total, offset, units / out.scale, out)
 
@@ -226,6 +226,10 @@ def window_sums(writer: Writer, layer: Layer, data: Any) -> tuple[Any, Array, Ar
     if np.ptp(counts) == 0:
         counts, divisors = counts.reshape(-1)[0], divisors.reshape(-1)[0]
     return writer.emit(total, f"{layer.name}_sum"), np.asarray(divisors), np.asarray(counts)
+
+
+def _bias(layer: Layer, channels: int) -> Array:
+    return np.zeros(channels) if layer.bias is None else layer.bias.astype(np.float64)
 
 
 def _least(layer: Layer, data: Scale) -> Array | None:

@@ -42,8 +42,11 @@ def alternatives(
     """
     found = []
     for key, weights in _weights_by_key(packed).items():
+        bound = max_error.get(str(weights[0].dtype), 0.0)
+        if not bound:
+            continue
         for m in TILES:
-            if max(winograd_error(weight, m) for weight in weights) > max_error.get(str(weights[0].dtype), 0.0):
+            if max(winograd_error(weight, m) for weight in weights) > bound:
                 continue
             other = extract_workloads(lower(packed, target, winograd={key: m}))
             added = _difference(other, base)

@@ -112,6 +112,17 @@ def dot_numbered(number: int) -> Dot:
     return DOTS[number - 1]
 
 
+def sum_with(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, outermost: Any) -> None:
+    """Let a block sum by an instruction along its loop `lane`; it starts from zero before the loop `reduction`."""
+    groups, summed = schedule.split(lane, [None, dot.lanes])
+    schedule.unroll(groups)
+    init = schedule.decompose_reduction(block, reduction)
+    schedule.vectorize(schedule.get_loops(init)[-1])
+    schedule.tensorize(summed, intrinsic(dot))
+    if dot.imports:
+        schedule.annotate(outermost, "pragma_import_llvm", dot.imports)
+
+
 def register_those_in(trace: Any) -> None:
     """Register the instructions that a trace names, so that it can be replayed in a process that scheduled nothing yet."""
     text = str(trace)

@@ -18,7 +18,7 @@ from tvmflow.tuning.templates.common import (
     weight_bytes,
     work_of,
 )
-from tvmflow.tuning.templates.dot import dot_for, dot_numbered, intrinsic
+from tvmflow.tuning.templates.dot import dot_for, dot_numbered, sum_with
 
 
 def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
@@ -160,13 +160,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     for tile in (c_inner, h_inner, w_inner):
         schedule.unroll(tile)
     if dot:
-        groups, c_lane = schedule.split(c_lane, [None, dot.lanes])
-        schedule.unroll(groups)
-        init = schedule.decompose_reduction(anchor, steps[0])
-        schedule.vectorize(schedule.get_loops(init)[-1])
-        schedule.tensorize(c_lane, intrinsic(dot))
-        if dot.imports:
-            schedule.annotate(rows, "pragma_import_llvm", dot.imports)
+        sum_with(schedule, dot, anchor, c_lane, steps[0], rows)
         return
     schedule.vectorize(c_lane)
     if knobs["unroll"]:

@@ -8,7 +8,7 @@ from typing import Any
 from tvmflow.targets.machine import Machine
 from tvmflow.tuning.blocks import Kernel, block_ref, extents
 from tvmflow.tuning.templates.common import Knobs, Template, distinct, divisors, packed_loops, spread, weight_bytes
-from tvmflow.tuning.templates.dot import dot_for, dot_numbered, intrinsic
+from tvmflow.tuning.templates.dot import dot_for, dot_numbered, sum_with
 
 
 def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
@@ -77,19 +77,19 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     for name in kernel.after[2:-1]:
         schedule.compute_inline(block_ref(schedule, name))
     out = block_ref(schedule, kernel.after[-1])
-    batch, c, h, w, lane = packed_loops(schedule, out)
+    batch, c, h, w, written = packed_loops(schedule, out)
     c_outer, c_inner = schedule.split(c, [None, knobs["c_block"]])
     y_chunk, y, dy = schedule.split(h, [None, knobs["chunk"], m])
     x, dx = schedule.split(w, [None, m])
     if knobs["tiles_first"]:
-        schedule.reorder(batch, y_chunk, c_outer, y, x, c_inner, dy, dx, lane)
+        schedule.reorder(batch, y_chunk, c_outer, y, x, c_inner, dy, dx, written)
         outermost = schedule.fuse(batch, y_chunk)
     else:
-        schedule.reorder(batch, c_outer, y_chunk, y, x, c_inner, dy, dx, lane)
+        schedule.reorder(batch, c_outer, y_chunk, y, x, c_inner, dy, dx, written)
         outermost = schedule.fuse(batch, c_outer, y_chunk)
         c_outer = outermost
     schedule.parallel(outermost)
-    schedule.vectorize(lane)
+    schedule.vectorize(written)
     for name in (kernel.after[1], kernel.after[0]):
         block = block_ref(schedule, name)
         schedule.compute_at(block, c_inner, preserve_unit_loops=True)
@@ -117,15 +117,10 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
     axes = list(schedule.get_loops(product))
     pair = [axes.pop()] if dot else []
-    e, j, o, ty, tx, v, ic, ic_lane = axes[-8:]
-    schedule.reorder(ic, ic_lane, e, j, o, ty, tx, v, *pair)
+    e, j, o, ty, tx, lane, ic, ic_lane = axes[-8:]
+    schedule.reorder(ic, ic_lane, e, j, o, ty, tx, lane, *pair)
     for axis in (o, ty, tx):
         schedule.unroll(axis)
-    if dot:
-        groups, summed = schedule.split(v, [None, dot.lanes])
-        schedule.unroll(groups)
-    else:
-        schedule.vectorize(v)
 
     *paddings, half_name, tile_name = kernel.before
     tile, half = block_ref(schedule, tile_name), block_ref(schedule, half_name)
@@ -151,11 +146,11 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
             spread(schedule, name, 1)
     if not knobs["tiles_first"]:
         schedule.parallel(i)
-    init = schedule.decompose_reduction(product, ic)
     if dot:
-        schedule.vectorize(schedule.get_loops(init)[-1])
-        schedule.tensorize(summed, intrinsic(dot))
-        schedule.annotate(outermost, "pragma_import_llvm", dot.imports)
+        sum_with(schedule, dot, product, lane, ic, outermost)
+    else:
+        schedule.vectorize(lane)
+        schedule.decompose_reduction(product, ic)
 
 
 WINOGRAD = Template("winograd", lambda schedule, kernel: _winograd(schedule, kernel) is not None, _candidates, _apply)
