@@ -194,6 +194,42 @@ def test_neighbours_are_multiplied_by_the_instruction_of_the_target(
     assert f"\t{instruction}" in built.mod.inspect_source("asm")
 
 
+@pytest.mark.parametrize("length", [1, 5, 6, 7, 8, 11, 20, 96])
+@pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
+def test_bfloat16_rounds_to_nearest_ties_to_even(length: int, mcpu: str) -> None:
+    """Ties are half of all values; -0, the largest and infinity are there too, in vectors of many widths."""
+    target = host_target() if mcpu == "host" else ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++")
+    executable = build_scheduled(_cast_to_bfloat16(length), target, {})[0]
+    bits = np.random.default_rng(length).integers(0x00800000, 0x7F000000, (3, length), dtype=np.uint32)
+    bits[::2] = bits[::2] & 0xFFFF0000 | 0x8000
+    x = bits.view(np.float32) * np.where(bits & 1, -1, 1).astype(np.float32)
+    x[0, :1], x[1, :1], x[2, :1] = -0.0, np.finfo(np.float32).max, -np.inf
+    found = _run(executable, x)
+    assert np.array_equal(found.view(np.uint16), x.astype(numpy_dtype("bfloat16")).view(np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "mtriple", "instruction"),
+    [("znver4", "x86_64-linux-gnu", "cvtneps2bf16"), ("neoverse-v1", "aarch64-linux-gnu", "bfcvtn")],
+)
+def test_bfloat16_is_rounded_by_the_instruction_of_the_target(mcpu: str, mtriple: str, instruction: str) -> None:
+    executable, _ = build_scheduled(_cast_to_bfloat16(96), ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++"), {})
+    code = "".join(m.inspect_source("asm") for m in [executable.mod, *executable.mod.imports] if m.kind == "llvm")
+    assert instruction in code
+
+
+def _cast_to_bfloat16(length: int) -> Any:
+    from tvm import relax
+
+    x = relax.Var("x", relax.TensorType((3, length), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.astype(x, "bfloat16"))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("m", [0, 2, 4])
 @pytest.mark.parametrize("reader", ["pool", "convolution"])

@@ -10,6 +10,7 @@ import numpy as np
 
 from tvmflow.building.lower import lower
 from tvmflow.errors import StageError, TvmflowError, last_line
+from tvmflow.passes.round_bfloat16 import with_rounding
 from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
 from tvmflow.targets.machine import machine_of
 from tvmflow.targets.resolve import ResolvedTarget
@@ -27,7 +28,7 @@ def compile_module(mod: Any, target: Any) -> Any:
     if tvm.ir.Op.get("tirx.nearbyint").get_attr("TVectorizable") is None:
         tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
     with target:
-        return tvm.compile(mod, target)
+        return tvm.compile(with_rounding(mod, target), target)
 
 
 def compile_lowered(lowered: Any, target: Any) -> Any:

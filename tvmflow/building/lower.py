@@ -7,16 +7,17 @@ from typing import Any
 
 from tvm import relax
 
-from tvmflow.passes.legalize_convolutions import LegalizeConvolutions
+from tvmflow.passes.legalize_convolutions import legalize_conv2d
+from tvmflow.passes.round_bfloat16 import legalize_astype
 
 Dump = Callable[[str, Any], None]
 
 
 def phases(winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
     """Return (name, pass) in order: operators become kernels, kernels that belong together become one."""
+    own = {"relax.nn.conv2d": legalize_conv2d(winograd), "relax.astype": legalize_astype}
     return [
-        ("legalize_convolutions", LegalizeConvolutions(winograd)),
-        ("legalize_operators", relax.transform.LegalizeOps()),
+        ("legalize_operators", relax.transform.LegalizeOps(own)),
         ("annotate_patterns", relax.transform.AnnotateTIROpPattern()),
         ("fold_constants", relax.transform.FoldConstant()),
         ("fuse_operators", relax.transform.FuseOps()),

@@ -1,4 +1,4 @@
-"""LegalizeConvolutions: lower conv2d to TensorIR, in NCHW and in packed layouts (which TVM's own table leaves out).
+"""Lower conv2d to TensorIR, in NCHW and in packed layouts (which TVM's own table leaves out).
 
 A packed convolution becomes one padding block (where it pads) and one reduction with plain, separate axes:
 (n, oc, oh, ow, lane) over (ic, kh, kw, input lane); depthwise and first layers over (kh, kw) and (ic, kh, kw).
@@ -15,7 +15,7 @@ from tvm import relax, te, tirx, topi
 
 from tvmflow.building.tvm_names import constant_value, type_of
 from tvmflow.passes.winograd import transform_weight, winograd_conv2d
-from tvmflow.targets.machine import sums_pairs_of_bfloat16
+from tvmflow.targets.machine import computes_in_bfloat16
 
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
 
@@ -59,7 +59,12 @@ def convolution_keys(mod: Any) -> list[str]:
     return [key for key in dict.fromkeys(convolution_key(call) for call in convolutions(mod)) if key]
 
 
-def _legalize(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
+def legalize_conv2d(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
+    """Return how relax.nn.conv2d is lowered; needs a target in scope.
+
+    winograd: convolution key -> tile size m of those that are computed as F(m x m, 3 x 3).
+    """
+
     def legalize(builder: Any, call: Any) -> Any:
         attrs = call.attrs
         strides, padding, dilation = (
@@ -99,7 +104,7 @@ def _summed_together(call: Any) -> int:
     if form == "int8" and data in ("int8", "uint8") and total == "int32" and inner % 4 == 0:
         return 4
     if form == data == "bfloat16" and total == "float32" and inner % 2 == 0:
-        return 2 if sums_pairs_of_bfloat16(tvm.target.Target.current()) else 0
+        return 2 if computes_in_bfloat16(tvm.target.Target.current()) else 0
     return 0
 
 
@@ -243,17 +248,3 @@ def _cropped(made: Any, width: int) -> Any:
         return made
     n, oc, height, _, lanes = made.shape
     return te.compute((n, oc, height, width, lanes), lambda b, o, h, w, v: made[b, o, h, w, v], name="crop")
-
-
-@tvm.transform.module_pass(opt_level=0, name="LegalizeConvolutions")
-class LegalizeConvolutions:
-    """IRModule -> IRModule without relax.nn.conv2d. Needs a target in scope.
-
-    winograd: convolution key -> tile size m of those that are computed as F(m x m, 3 x 3).
-    """
-
-    def __init__(self, winograd: Mapping[str, int]) -> None:
-        self.winograd = winograd
-
-    def transform_module(self, mod: Any, _context: Any) -> Any:
-        return relax.transform.LegalizeOps({"relax.nn.conv2d": _legalize(self.winograd)})(mod)

@@ -95,6 +95,8 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
     """
     from tvm import te, topi
 
+    from tvmflow.passes.round_bfloat16 import rounded
+
     a, b, _ = matrices(m)
     alpha = m + _TAPS - 1
     n, ic, height, width, lanes = (int(d) for d in data.shape)
@@ -113,7 +115,7 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
     )  # fmt: skip
     tile = te.compute(
         (alpha, alpha, ic, n * rows, columns, lanes),
-        lambda e, j, i, y, x, v: _combine(b, j, lambda row: half[e, row, i, y, x, v]).astype(str(weight.dtype)),
+        lambda e, j, i, y, x, v: rounded(_combine(b, j, lambda row: half[e, row, i, y, x, v]), str(weight.dtype)),
         name="tile",
     )
     i, u = te.reduce_axis((0, ic), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")

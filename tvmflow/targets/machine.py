@@ -53,8 +53,8 @@ def _features(target: Any) -> frozenset[str]:
     return frozenset(str(feature) for feature in codegen.llvm_get_cpu_features(target))
 
 
-def sums_pairs_of_bfloat16(target: Any) -> bool:
-    """Whether the processor of a tvm.target.Target has an instruction for it."""
+def computes_in_bfloat16(target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target sums pairs of bfloat16 and rounds to it, each in one instruction."""
     return target.kind.name == "llvm" and bool(_features(target) & {"avx512bf16", "bf16"})
 
 

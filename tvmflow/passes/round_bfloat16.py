@@ -1,0 +1,103 @@
+"""Rounding float32 to bfloat16 by the processor's own instruction, where it has one.
+
+TVM's passes turn the cast into six integer operations. Here it is an operator of ours, which loops carry into their vectors
+like any other, and which becomes a call of a function in LLVM's language that is inlined: `vcvtneps2bf16` on x86,
+`bfcvtn` on arm64. Registered when this file is imported; kernels that are read back need that too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import te, tirx, topi
+from tvm.ir import _ffi_api
+from tvm.tirx.op import register_intrin_lowering
+
+from tvmflow.building.tvm_names import constant_value, type_of
+from tvmflow.targets.machine import computes_in_bfloat16
+from tvmflow.tuning.blocks import new_schedule
+
+_OPERATOR = "tvmflow.round_bfloat16"
+_FUNCTION = """
+define weak_odr <{lanes} x i16> @tvmflow_round_{lanes}(<{lanes} x float> %x) alwaysinline nounwind {{
+  %rounded = fptrunc <{lanes} x float> %x to <{lanes} x bfloat>
+  %bits = bitcast <{lanes} x bfloat> %rounded to <{lanes} x i16>
+  ret <{lanes} x i16> %bits
+}}
+"""
+_LANES = (2, 4, 8, 16, 32, 64)
+_ALONE = """
+define weak_odr i16 @tvmflow_round(float %x) alwaysinline nounwind {
+  %rounded = fptrunc float %x to bfloat
+  %bits = bitcast bfloat %rounded to i16
+  ret i16 %bits
+}
+"""
+
+
+def _call(call: Any) -> Any:
+    """Return what the operator becomes: the function for as many lanes as its loop was given, or integer operations."""
+    dtype, value = str(call.ty.dtype), call.args[0]
+    lanes = dtype.removeprefix("uint16").lstrip("x")
+    if not lanes:
+        return tirx.call_pure_extern(dtype, "tvmflow_round", value)
+    if int(lanes) in _LANES:
+        return tirx.call_pure_extern(dtype, f"tvmflow_round_{lanes}", value)
+    wide = f"uint32x{lanes}"
+    bits = tirx.reinterpret(wide, value)
+    sixteen, one, half = (tirx.const(number, wide) for number in (16, 1, 0x7FFF))
+    return ((bits + ((bits >> sixteen) & one) + half) >> sixteen).astype(dtype)
+
+
+def _register() -> None:
+    if _OPERATOR in _ffi_api.ListOpNames():
+        return
+    _ffi_api.RegisterOp(_OPERATOR, "float32 to the bits of bfloat16, to the nearest, ties to even")
+    _ffi_api.OpSetNumInputs(tvm.ir.Op.get(_OPERATOR), 1)
+    tvm.ir.register_op_attr(_OPERATOR, "TVectorizable", True)
+    tvm.ir.register_op_attr(_OPERATOR, "TCallEffectKind", int(tirx.expr.CallEffectKind.Pure.value))
+    register_intrin_lowering(_OPERATOR, target="default", f=_call)
+
+
+_register()
+
+
+def rounded(value: Any, dtype: str) -> Any:
+    """Return a float32 expression in another type; as bfloat16 by the instruction, where the target in scope has it."""
+    if dtype == "bfloat16" and computes_in_bfloat16(tvm.target.Target.current()):
+        return tirx.reinterpret(dtype, tirx.call_intrin("uint16", _OPERATOR, value))
+    return value.astype(dtype)
+
+
+def legalize_astype(builder: Any, call: Any) -> Any:
+    """Lower relax.astype to a kernel, which TVM's passes fuse into the one that made the value."""
+    data, dtype = call.args[0], str(call.attrs.dtype)
+    if str(type_of(data).dtype) != "float32" or constant_value(data) is not None:
+        return builder.call_te(topi.cast, data, dtype, primfunc_name_hint="cast")
+    return builder.call_te(
+        lambda x: te.compute(x.shape, lambda *at: rounded(x[at], dtype), name="compute"),
+        data,
+        primfunc_name_hint="cast",
+    )
+
+
+def with_rounding(mod: Any, target: Any) -> Any:
+    """Return a module whose kernels that round bring the functions that do it."""
+    if not computes_in_bfloat16(target):
+        return mod
+    made = {
+        variable: _with_functions(function)
+        if isinstance(function, tirx.PrimFunc) and _OPERATOR in function.script(show_meta=False)
+        else function
+        for variable, function in mod.functions.items()
+    }
+    return tvm.IRModule(made, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _with_functions(function: Any) -> Any:
+    text = _ALONE + "".join(_FUNCTION.format(lanes=lanes) for lanes in _LANES)
+    schedule = new_schedule(function)
+    root = schedule.get_sblock("root", "main")
+    schedule.annotate(root, "pragma_import_llvm", text)
+    return schedule.mod["main"]
