@@ -176,7 +176,7 @@ def _table(used: list[Workload], report: TuneReport) -> list[dict[str, Any]]:
         speed = task.flops / task.best_s / 1e9
         rows.append({
             "name": workload.name, "calls": workload.calls, "template": task.template, "trials": task.trials,
-            "default_ms": task.first_s * 1e3 if math.isfinite(task.first_s) else None, "best_ms": task.best_s * 1e3,
+            "default_ms": task.default_s * 1e3 if math.isfinite(task.default_s) else None, "best_ms": task.best_s * 1e3,
             "total_ms": task.best_s * 1e3 * workload.calls, "gflops": speed, "of_best": speed / peak if peak else 0.0,
             "spent_s": task.spent_s,
         })  # fmt: skip
@@ -209,7 +209,7 @@ def _live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
         for task in shown[:24]:
             known = math.isfinite(task.best_s)
             table.add_row(
-                task.workload.name, str(task.workload.calls), f"{task.first_s * 1e3:.3g}" if known else "-",
+                task.workload.name, str(task.workload.calls), f"{task.default_s * 1e3:.3g}" if math.isfinite(task.default_s) else "-",
                 f"{task.best_s * 1e3:.3g}" if known else "-",
                 f"{task.flops / task.best_s / 1e9:.0f}" if known and task.flops else "-",
                 f"{task.flops / task.best_s / fastest:.0%}" if known and task.flops else "-", str(task.trials),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tvm import s_tir
+from tvm import relax, s_tir
 
 from tvmflow.building.ir_files import load_module, numpy_dtype, save_module
 from tvmflow.building.library import LocalRunner, build_scheduled, compile_lowered
@@ -170,7 +172,6 @@ def test_neighbours_are_multiplied_by_the_instruction_of_the_target(
 ) -> None:
     """For targets that are not at hand the code is looked at; where this machine has the instruction, tests run it."""
     import tvm
-    from tvm import relax
 
     target = ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++")
     x = relax.Var("x", relax.TensorType((1, 2, 8, 8, 16), data))
@@ -219,15 +220,81 @@ def test_bfloat16_is_rounded_by_the_instruction_of_the_target(mcpu: str, mtriple
 
 
 def _cast_to_bfloat16(length: int) -> Any:
-    from tvm import relax
+    return _of_one_operator(lambda x: relax.op.astype(x, "bfloat16"), (3, length))
 
-    x = relax.Var("x", relax.TensorType((3, length), "float32"))
+
+def _of_one_operator(operator: Callable[[Any], Any], shape: tuple[int, ...]) -> Any:
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
-            out = builder.emit_output(relax.op.astype(x, "bfloat16"))
+            out = builder.emit_output(operator(x))
         builder.emit_func_output(out)
     return builder.get()
+
+
+@pytest.mark.parametrize("length", [1, 6, 20, 96])
+@pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
+def test_exp_is_right_to_one_unit_in_the_last_place(length: int, mcpu: str) -> None:
+    """From where it is 0 to where it is infinite, and of what is no number."""
+    target = host_target() if mcpu == "host" else ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++")
+    executable = build_scheduled(_of_one_operator(relax.op.exp, (64, length)), target, {})[0]
+    x = np.random.default_rng(length).uniform(-106, 90, (64, length)).astype(np.float32)
+    x[:8, 0] = 0.0, -0.0, np.inf, -np.inf, np.nan, 88.722, 88.723, -103.97
+    found = _run(executable, x)
+    with np.errstate(over="ignore"):
+        wanted = np.exp(x.astype(np.float64))
+        rounded = wanted.astype(np.float32)
+    assert np.array_equal(np.isnan(found), np.isnan(x))
+    limited = np.isfinite(rounded)
+    assert np.array_equal(found[np.isinf(rounded)], rounded[np.isinf(rounded)])
+    assert (np.abs(found[limited] - wanted[limited]) <= np.spacing(rounded[limited])).all()
+
+
+@pytest.mark.parametrize(("mcpu", "mtriple"), [("znver4", "x86_64-linux-gnu"), ("cortex-a72", "aarch64-linux-gnu")])
+@pytest.mark.parametrize(
+    "operator", [relax.op.exp, relax.op.sigmoid, relax.op.tanh, relax.op.nn.silu, relax.op.nn.softmax]
+)
+def test_no_exp_is_a_call_for_single_values(operator: Callable[[Any], Any], mcpu: str, mtriple: str) -> None:
+    target = ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++")
+    executable = build_scheduled(_of_one_operator(operator, (4, 96)), target, {})[0]
+    code = "".join(m.inspect_source("asm") for m in [executable.mod, *executable.mod.imports] if m.kind == "llvm")
+    assert not re.search(r"\b(expf?|tanhf?)\b", code)
+
+
+def _layer_norm(x: Any) -> Any:
+    scale, shift = (constant(np.full(x.ty.shape[-1].value, value, np.float32), "float32") for value in (1.5, 0.5))
+    return relax.op.nn.layer_norm(x, scale, shift, axes=[-1])
+
+
+@pytest.mark.parametrize("shape", [(5, 96), (1, 1000), (2, 21, 6, 8), (3, 7)])
+@pytest.mark.parametrize(
+    ("operator", "same"),
+    [
+        (lambda x: relax.op.nn.softmax(x, -1), lambda x: torch.softmax(x, -1)),
+        (lambda x: relax.op.nn.softmax(x, 1), lambda x: torch.softmax(x, 1)),
+        (lambda x: relax.op.nn.log_softmax(x, -1), lambda x: torch.log_softmax(x, -1)),
+        (_layer_norm, lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]) * 1.5 + 0.5),
+        (lambda x: relax.op.mean(x, [-1]), lambda x: x.mean(-1)),
+        (lambda x: relax.op.max(x, [-2, -1]), lambda x: x.amax((-2, -1))),
+        (lambda x: relax.op.argmax(x, -1), lambda x: x.argmax(-1)),
+    ],
+    ids=["softmax", "softmax_1", "log_softmax", "layer_norm", "mean", "max", "argmax"],
+)
+def test_every_schedule_of_rows_keeps_the_answer(
+    operator: Callable[[Any], Any], same: Callable[[Any], Any], shape: tuple[int, ...]
+) -> None:
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    target = host_target().tvm_target()
+    lowered = lower(_of_one_operator(operator, shape), target)
+    (workload,) = extract_workloads(lowered)
+    covered = template_for(workload.function, MACHINE)
+    assert covered is not None
+    assert covered[0].name == "rows"
+    for knobs in covered[1]:
+        best = {workload.key: {"trace": trace_json(scheduled(workload.function, covered[0], knobs))}}
+        executable = compile_lowered(ScheduleKernels(best, MACHINE)(lowered), target)
+        assert _error(_run(executable, x), same(torch.from_numpy(x)).numpy()) < BOUND
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
@@ -259,7 +326,6 @@ def test_winograd_errors_grow_with_the_tile_and_are_measured() -> None:
 
 def _run(executable: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     import tvm
-    from tvm import relax
 
     return np.asarray(relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy())
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.building import intrinsics
 from tvmflow.building.lower import lower
 from tvmflow.errors import StageError, TvmflowError, last_line
 from tvmflow.passes.round_bfloat16 import with_rounding
@@ -19,14 +20,10 @@ Array = np.ndarray[Any, Any]
 
 
 def compile_module(mod: Any, target: Any) -> Any:
-    """Return TVM's executable of a module; raises whatever TVM raises.
-
-    TVM 0.27 does not know that rounding can be vectorized, and would write a loop over single values in its place.
-    """
+    """Return TVM's executable of a module; raises whatever TVM raises."""
     import tvm
 
-    if tvm.ir.Op.get("tirx.nearbyint").get_attr("TVectorizable") is None:
-        tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
+    intrinsics.register()
     with target:
         return tvm.compile(with_rounding(mod, target), target)
 

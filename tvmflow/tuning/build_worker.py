@@ -17,13 +17,14 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Build one kernel: under a template's knobs, under a trace, or as it is. Returns status, trace, digest, error."""
+    """Build one kernel: under a template's knobs, under a trace, or plainly. Returns status, trace, digest, error."""
     import tvm
     from tvm import s_tir
 
     from tvmflow.building.library import compile_module, export
     from tvmflow.passes.schedule_kernels import replay
     from tvmflow.targets.resolve import from_json
+    from tvmflow.tuning.plain import plain
     from tvmflow.tuning.records import COMPILE_ERROR, ILLEGAL_SCHEDULE, OK
     from tvmflow.tuning.templates import scheduled, template_named
     from tvmflow.tuning.traces import trace_json
@@ -39,6 +40,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 return {"status": ILLEGAL_SCHEDULE, "error": f"no template {request['template']!r}"}
             schedule = scheduled(function, template, request["knobs"])
             function, trace = schedule.mod["main"], trace_json(schedule)
+        else:
+            function = plain(function)
     except (s_tir.ScheduleError, RuntimeError, ValueError, TypeError, IndexError) as error:
         return {"status": ILLEGAL_SCHEDULE, "error": str(error)[-300:]}
     try:

@@ -59,7 +59,7 @@ class BuildPool:
     def build(
         self, workload: Workload, template: str | None = None, knobs: Knobs | None = None, trace: Any = None
     ) -> Future[Built]:
-        """Build a workload under a template's knobs, under a trace, or, with neither, as it is."""
+        """Build a workload under a template's knobs, under a trace, or, with neither, plainly."""
         return self._threads.submit(self._build, workload, template, knobs, trace)
 
     def _build(self, workload: Workload, template: str | None, knobs: Knobs | None, trace: Any) -> Built:

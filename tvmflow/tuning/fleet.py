@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 from tvmflow.devices.session import DeviceSession
 from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, last_line
+from tvmflow.tuning.builder import Built
 from tvmflow.tuning.measure import Array, KernelBench, MeasureRules
 from tvmflow.tuning.records import KERNEL_TIMEOUT
 from tvmflow.tuning.workloads import Workload
@@ -50,7 +52,7 @@ class FleetRules:
 
 @dataclass
 class Job:
-    """One candidate to measure. plain: the unscheduled kernel, where no device has given the reference yet."""
+    """One candidate to measure. best_s: of its workload so far"""
 
     workload: Workload
     library: Path
@@ -84,11 +86,11 @@ class FleetCounts:
 
 @dataclass
 class References:
-    """The inputs and the right answer of each workload, shared by all devices."""
+    """The inputs and the right answer of each workload, shared by all devices; plain: the kernel that gives the answer."""
 
     arrays: dict[str, list[Array]] = field(default_factory=dict)
     answers: dict[str, Array] = field(default_factory=dict)
-    plain: dict[str, Path] = field(default_factory=dict)
+    plain: dict[str, Future[Built]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -297,7 +299,7 @@ class _Slot:
             shared = self.fleet.references
             bench = KernelBench(
                 workload, self._session, self.fleet.rules.measure, shared.arrays[workload.key],
-                shared.answers.get(workload.key), shared.plain.get(workload.key),
+                shared.answers.get(workload.key), shared.plain[workload.key].result().library,
             )  # fmt: skip
             with shared.lock:
                 shared.answers.setdefault(workload.key, bench.reference)

@@ -93,22 +93,26 @@ class Task:
     template: str
     candidates: list[Knobs]
     tuner: Tuner
-    flops: float
+    extents: tuple[int, ...]
     trials: int = 0
     in_flight: int = 0
     since_gain: int = 0
-    first_s: float = math.inf
+    default_s: float = math.inf
     best_s: float = math.inf
     spent_s: float = 0.0
     exhausted: bool = False
     digests: dict[str, tuple[str, tuple[float, ...], float]] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * math.prod(self.extents) if self.extents else 0.0
 
     def learn(self, index: int | None, seconds: float) -> None:
         """Take in a measurement, of this run or of an earlier one; infinity where it failed."""
         self.trials += 1
         if index is not None:
             self.tuner.tell(index, seconds)
-        self.first_s = min(self.first_s, seconds) if math.isinf(self.first_s) else self.first_s
+            self.default_s = seconds if index == 0 else self.default_s
         self.since_gain = 0 if seconds < self.best_s * (1 - _GAIN) else self.since_gain + 1
         self.best_s = min(self.best_s, seconds)
 
@@ -180,9 +184,9 @@ class _Search:
         factory = TunerFactory(rules.tuner, rules.loss, rules.seed)
         self.tasks = [task for w in workloads if (task := self._task(w, factory)) is not None]
         for key in self.known.keys() - {task.workload.key for task in self.tasks}:  # what other networks taught
-            for at, record in enumerate(self.known[key]):
+            for record in self.known[key]:
                 if record.extents and record.template != REPLAYED:
-                    factory.learn(key, record.template, list(record.extents), record.knobs, record.median_s, at == 0)
+                    factory.learn(key, record.template, list(record.extents), record.knobs, record.median_s)
         self.report.tasks = self.tasks
         self.to_replay = [task for task in self.tasks if task.workload.key in self.old]
         for task in self.tasks:
@@ -197,7 +201,7 @@ class _Search:
         template, candidates = found
         sizes = anchor_extents(workload.function)
         tuner = factory.make(workload.key, template.name, candidates, sizes)
-        return Task(workload, template.name, candidates, tuner, 2.0 * math.prod(sizes) if sizes else 0.0)
+        return Task(workload, template.name, candidates, tuner, tuple(sizes))
 
     def _recall(self, task: Task) -> None:
         index = {knob_key(knobs): at for at, knobs in enumerate(task.candidates)}
@@ -244,9 +248,9 @@ class _Search:
                         break
                     if rules.overlap:
                         ahead = self._propose(fleet, pool)
-                        fleet.measure(self._collect(batch), self._record)
+                        fleet.measure(self._collect(fleet, batch), self._record)
                     else:  # nothing is built while this machine measures
-                        fleet.measure(list(self._collect(batch)), self._record)
+                        fleet.measure(list(self._collect(fleet, batch)), self._record)
                     self._show()
                 for candidate in ahead:
                     candidate.built.cancel()
@@ -259,10 +263,10 @@ class _Search:
             )  # fmt: skip
 
     def _know(self, fleet: Fleet, pool: BuildPool, workload: Workload) -> None:
-        """Make the inputs of a workload and its unscheduled kernel, whose answer every schedule must give."""
+        """Make the inputs of a workload and the plain kernel, whose answer every schedule must give."""
         if workload.key not in fleet.references.arrays:
             fleet.references.arrays[workload.key] = inputs_of(workload)
-            fleet.references.plain[workload.key] = pool.build(workload).result().library
+            fleet.references.plain[workload.key] = pool.build(workload)
 
     def _replay_all(self, fleet: Fleet, pool: BuildPool) -> None:
         tasks, self.to_replay = self.to_replay, []
@@ -273,9 +277,10 @@ class _Search:
             batch.append(
                 _Candidate(task, None, self.old[task.workload.key].knobs, pool.build(task.workload, trace=trace))
             )
-        fleet.measure(list(self._collect(batch)), self._record)
+        fleet.measure(list(self._collect(fleet, batch)), self._record)
         slow = [c for c in batch if c.record is not None and c.record.seconds and self._slower(c.task, c.record)]
-        fleet.measure(list(self._collect(slow)), self._record)  # once more before it counts as slower: clocks move
+        # Once more before it counts as slower: clocks move.
+        fleet.measure(list(self._collect(fleet, slow)), self._record)
         for candidate in batch:
             if candidate.record is not None:
                 self._judge_replay(candidate.task, candidate.record)
@@ -317,12 +322,12 @@ class _Search:
                 batch.append(_Candidate(task, index, knobs, pool.build(task.workload, task.template, knobs)))
         return batch
 
-    def _collect(self, batch: list[_Candidate]) -> Iterator[Job]:
+    def _collect(self, fleet: Fleet, batch: list[_Candidate]) -> Iterator[Job]:
         """Wait for one build after the other. What cannot be built, or came out as something measured before, has its result already."""
         for candidate in batch:
-            built = candidate.built.result()
-            if built.status != OK:
-                self._note(candidate, built.status, (), 0.0)
+            plain, built = fleet.references.plain[candidate.task.workload.key].result(), candidate.built.result()
+            if built.status != OK or plain.status != OK:
+                self._note(candidate, plain.status if built.status == OK else built.status, (), 0.0)
             elif built.digest in candidate.task.digests and candidate.record is None:
                 self.report.duplicates += 1
                 self._note(candidate, *candidate.task.digests[built.digest])
@@ -348,7 +353,7 @@ class _Search:
             knobs=candidate.knobs, trace=None if status == ILLEGAL_SCHEDULE else built.trace, seconds=seconds,
             status=status, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
             created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=canary_s, flops=task.flops,
-            extents=tuple(anchor_extents(task.workload.function)),
+            extents=task.extents,
         )  # fmt: skip
         if status != OK:
             self.last_error = built.error or status

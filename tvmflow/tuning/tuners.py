@@ -44,9 +44,11 @@ class _Unasked:
     def rest(self) -> list[int]:
         return [at for at in range(self.total) if at not in self.asked]
 
-    def take(self, order: list[int], count: int) -> list[int]:
-        """Return the first `count` of an order, candidate 0 (the default) before all, and mark them."""
-        chosen = list(dict.fromkeys(([0] if 0 not in self.asked else []) + [i for i in order if i not in self.asked]))
+    def take(self, order: list[int], count: int, ahead: int = 0) -> list[int]:
+        """Return the first `count` of an order and mark them; candidate 0, the default, comes after `ahead` others."""
+        chosen = [at for at in order if at not in self.asked]
+        if 0 not in self.asked:
+            chosen = list(dict.fromkeys([*chosen[:ahead], 0, *chosen[ahead:]]))
         self.asked.update(chosen[:count])
         return chosen[:count]
 
@@ -138,20 +140,17 @@ def describe(extents: list[int], knobs: Knobs) -> list[float]:
 class CostModel:
     """Gradient-boosted trees over all measurements of one template on one device kind.
 
-    The label of a measurement is how much faster than its workload's default it was, so that shapes can be compared.
+    The label of a measurement is its speed as a share of the best of its workload, so that shapes can be compared.
     """
 
     def __init__(self, loss: Loss, seed: int) -> None:
         self.loss, self.seed = loss, seed
         self._rows: dict[str, list[tuple[list[float], float]]] = {}
-        self._default: dict[str, float] = {}
         self._booster: Any = None
         self._fitted = 0
 
-    def add(self, workload: str, row: list[float], seconds: float, is_default: bool) -> None:
+    def add(self, workload: str, row: list[float], seconds: float) -> None:
         key = f"{len(row)}:{workload}"  # knobs of an older version of the template teach nothing
-        if is_default and math.isfinite(seconds):
-            self._default[key] = seconds
         self._rows.setdefault(key, []).append((row, seconds))
 
     def scores(self, rows: list[list[float]]) -> NDArray[np.float32] | None:
@@ -165,7 +164,11 @@ class CostModel:
 
     def _fit(self, width: int) -> None:
         """Learn from the workloads whose candidates are described by `width` numbers, as those of this version are."""
-        known = {k: rows for k, rows in self._rows.items() if k in self._default and len(rows[0][0]) == width}
+        known = {
+            key: rows
+            for key, rows in self._rows.items()
+            if len(rows) > 1 and len(rows[0][0]) == width and any(math.isfinite(seconds) for _, seconds in rows)
+        }
         count = sum(len(rows) for rows in known.values())
         if count < _LEAST_TO_LEARN or count < self._fitted + 4:
             return
@@ -174,11 +177,11 @@ class CostModel:
         x: list[list[float]] = []
         y: list[float] = []
         groups: list[int] = []
-        for key, rows in known.items():
+        for rows in known.values():
             best = min(seconds for _, seconds in rows)
             for row, seconds in rows:
                 x.append(row)
-                y.append(self._label(seconds, self._default[key], best))
+                y.append(self._label(seconds, best))
             groups.append(len(rows))
         data = xgboost.DMatrix(np.asarray(x, np.float32), np.asarray(y, np.float32))
         objective = "reg:squarederror"
@@ -189,15 +192,18 @@ class CostModel:
         self._booster = xgboost.train(options, data, 60)
         self._fitted = count
 
-    def _label(self, seconds: float, default: float, best: float) -> float:
+    def _label(self, seconds: float, best: float) -> float:
         if self.loss == "rank-binary":
             return float(seconds <= _GOOD * best)
-        speed = default / seconds if math.isfinite(seconds) else 0.0
-        return math.log2(speed + 1e-3) if self.loss == "reg" else min(speed * 8, 31.0)
+        speed = best / seconds
+        return math.log2(speed + 1e-3) if self.loss == "reg" else 31.0 * speed
 
 
 class ModelTuner:
-    """Asks the cost model; a share of the candidates is drawn at random, and the template's order decides before it knows."""
+    """Asks the cost model, also for the first candidate where other workloads have taught it.
+
+    A share of the later ones is drawn at random; while the model knows nothing, the template's order decides.
+    """
 
     def __init__(self, workload: str, candidates: list[Knobs], extents: list[int], model: CostModel, seed: str) -> None:
         self.workload, self.model = workload, model
@@ -210,6 +216,8 @@ class ModelTuner:
         scores = self.model.scores([self.rows[at] for at in rest]) if rest else None
         if scores is not None:
             rest = [rest[at] for at in np.argsort(-scores, kind="stable")]
+        if scores is not None and not self._unasked.asked:
+            return self._unasked.take(rest, count, ahead=1)
         for at in range(len(rest[:count])):
             if self._random.random() < _EXPLORE:
                 other = self._random.randrange(len(rest))
@@ -218,7 +226,7 @@ class ModelTuner:
 
     def tell(self, index: int, seconds: float) -> None:
         self._unasked.asked.add(index)
-        self.model.add(self.workload, self.rows[index], seconds, index == 0)
+        self.model.add(self.workload, self.rows[index], seconds)
 
 
 @dataclass
@@ -240,12 +248,10 @@ class TunerFactory:
             return GeneticTuner(candidates, seed)
         return ModelTuner(workload, candidates, extents, self._model(template), seed)
 
-    def learn(
-        self, workload: str, template: str, extents: list[int], knobs: Knobs, seconds: float, is_first: bool
-    ) -> None:  # fmt: skip
-        """Take in a measurement of a workload that is not tuned now; its first one stands for its default."""
+    def learn(self, workload: str, template: str, extents: list[int], knobs: Knobs, seconds: float) -> None:
+        """Take in a measurement of a workload that is not tuned now."""
         if self.name == "xgb":
-            self._model(template).add(workload, describe(extents, knobs), seconds, is_first)
+            self._model(template).add(workload, describe(extents, knobs), seconds)
 
     def _model(self, template: str) -> CostModel:
         return self.models.setdefault(template, CostModel(self.loss, self.seed))

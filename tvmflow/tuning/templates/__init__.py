@@ -14,10 +14,11 @@ from tvmflow.tuning.blocks import look_at, new_schedule
 from tvmflow.tuning.templates.common import Knobs, Template
 from tvmflow.tuning.templates.elementwise import ELEMENTWISE
 from tvmflow.tuning.templates.reduction import REDUCTION
+from tvmflow.tuning.templates.rows import ROWS
 from tvmflow.tuning.templates.window import WINDOW
 from tvmflow.tuning.templates.winograd import WINOGRAD
 
-TEMPLATES = (WINOGRAD, WINDOW, REDUCTION, ELEMENTWISE)
+TEMPLATES = (WINOGRAD, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
 
 __all__ = ["TEMPLATES", "Knobs", "Template", "scheduled", "template_for", "template_named"]
 

@@ -1,0 +1,63 @@
+"""What TVM's LLVM backend leaves to calls of single values, as arithmetic that loops carry into their vectors.
+
+TVM lowers exp to a call of the C library for every lane, and softmax, sigmoid, tanh, swish and mish consist of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.tirx.op import register_intrin_lowering
+
+_LOWEST, _HIGHEST = -104.0, 89.0  # beyond: 0 and infinity
+_LOG2_E = 1.4426950408889634
+_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.4286068203094172e-06  # the first has 15 bits: its product with n is exact
+_SHIFT = 12582912.0  # 1.5 * 2**23: added to a float32, it leaves the nearest integer in the lowest bits
+_POLYNOMIAL = (0.001381459878757596, 0.008368716575205326, 0.04166838899254799, 0.1666652113199234, 0.4999999403953552)
+"""exp(r) = 1 + r + r**2 * p(r) for |r| <= ln(2) / 2, minimax in relative error (3e-9), highest power first."""
+
+
+def _exp(call: Any) -> Any:
+    """Return exp of float32 within one unit in the last place, infinities, NaN and subnormal results included."""
+    dtype, x = str(call.ty.dtype), call.args[0]
+    if not dtype.startswith("float32"):
+        return tirx.call_llvm_pure_intrin(dtype, "llvm.exp", x)
+    integer = dtype.replace("float", "int")
+
+    def real(value: float) -> Any:
+        return tirx.const(value, dtype)
+
+    def whole(value: int) -> Any:
+        return tirx.const(value, integer)
+
+    def power(exponent: Any) -> Any:
+        return tirx.reinterpret(dtype, (exponent + whole(127)) << whole(23))
+
+    value = tirx.Var("x", dtype)
+    bounded = tirx.Select(value > real(_HIGHEST), real(_HIGHEST), value)  # a NaN stays one
+    bounded = tirx.Select(bounded < real(_LOWEST), real(_LOWEST), bounded)
+    clipped = tirx.Var("clipped", dtype)
+    shifted = tirx.Var("shifted", dtype)
+    nearest = shifted - real(_SHIFT)
+    rest = tirx.Var("rest", dtype)
+    sum_ = real(_POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        sum_ = sum_ * rest + real(coefficient)
+    sum_ = sum_ * (rest * rest) + rest + real(1.0)
+    n = tirx.Var("n", integer)
+    half = n >> whole(1)  # in two steps, so that subnormal results are rounded once and large ones overflow
+    found = sum_ * power(half) * power(n - half)
+    found = tirx.Let(n, tirx.reinterpret(integer, shifted) - whole(0x4B400000), found)
+    found = tirx.Let(rest, clipped - nearest * real(_LN2_HIGH) - nearest * real(_LN2_LOW), found)
+    found = tirx.Let(shifted, clipped * real(_LOG2_E) + real(_SHIFT), found)
+    found = tirx.Let(clipped, bounded, found)
+    return tirx.Let(value, x, found)
+
+
+def register() -> None:
+    """Teach TVM, in this process: exp as above, and that rounding to the nearest integer can be vectorized."""
+    if tvm.ir.Op.get("tirx.nearbyint").get_attr("TVectorizable") is None:
+        tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
+        register_intrin_lowering("tirx.exp", target="llvm", f=_exp, level=99)
