@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tvm import relax, s_tir
+from tvm import relax, s_tir, tirx
 
 from tvmflow.building.ir_files import load_module, numpy_dtype, save_module
 from tvmflow.building.library import LocalRunner, build_scheduled, compile_lowered
@@ -30,6 +30,7 @@ from tvmflow.sources.torch_networks import build
 from tvmflow.targets.machine import machine_of
 from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.tuning.exchange import every_form, export_metaschedule, import_metaschedule
+from tvmflow.tuning.plain import plain
 from tvmflow.tuning.records import TuningRecord
 from tvmflow.tuning.templates import scheduled, template_for
 from tvmflow.tuning.traces import trace_json
@@ -117,6 +118,20 @@ def test_candidates_of_every_template_keep_the_answer(form: str, winograd: int, 
         executable = compile_lowered(step(lowered), target)
         assert sum(choice.how == "record" for choice in step.choices) == len(best)
         assert _error(_run(executable, x), reference) < bound
+
+
+@pytest.mark.parametrize("winograd", [0, 2])
+def test_the_plain_kernels_that_schedules_are_compared_with_are_right(winograd: int) -> None:
+    module, model = _imported(build("digits_cnn", 3), (1, 1, 8, 8))
+    packed, target = PackChannels(16)(module), host_target().tvm_target()
+    lowered = lower(packed, target, winograd=dict.fromkeys(convolution_keys(packed), winograd) if winograd else None)
+    for name, function in lowered.functions.items():
+        if isinstance(function, tirx.PrimFunc):
+            spread = plain(function)
+            assert "T.parallel" in spread.script()
+            lowered[name] = spread
+    x = np.random.default_rng(1).standard_normal((1, 1, 8, 8), dtype=np.float32)
+    assert _error(_run(compile_lowered(lowered, target), x), model.run(x)) < (10 if winograd else 1) * BOUND
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))

@@ -297,10 +297,11 @@ class _Slot:
         if workload.key not in self._benches:
             assert self._session is not None
             shared = self.fleet.references
+            reference = shared.answers.get(workload.key)
+            plain = shared.plain[workload.key].result().library if reference is None else None
             bench = KernelBench(
-                workload, self._session, self.fleet.rules.measure, shared.arrays[workload.key],
-                shared.answers.get(workload.key), shared.plain[workload.key].result().library,
-            )  # fmt: skip
+                workload, self._session, self.fleet.rules.measure, shared.arrays[workload.key], reference, plain
+            )
             with shared.lock:
                 shared.answers.setdefault(workload.key, bench.reference)
             while len(self._benches) >= _KEPT_BENCHES:

@@ -51,7 +51,7 @@ class KernelBench:
 
     def __init__(
         self, workload: Workload, session: DeviceSession, rules: MeasureRules, arrays: list[Array],
-        reference: Array | None, plain: Path,
+        reference: Array | None, plain: Path | None,
     ) -> None:  # fmt: skip
         self.workload, self.session, self.rules = workload, session, rules
         self._arguments = [session.tensor(array) for array in arrays]
@@ -59,6 +59,7 @@ class KernelBench:
         low = any(array.dtype.itemsize == 2 and array.dtype.kind not in "iu" for array in arrays)
         self._tolerance = _LOW_TOLERANCE if low else _TOLERANCE
         if reference is None:
+            assert plain is not None
             reference = self._answer(session.load(plain))
         self.reference = reference
 

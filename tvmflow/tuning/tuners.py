@@ -48,7 +48,8 @@ class _Unasked:
         """Return the first `count` of an order and mark them; candidate 0, the default, comes after `ahead` others."""
         chosen = [at for at in order if at not in self.asked]
         if 0 not in self.asked:
-            chosen = list(dict.fromkeys([*chosen[:ahead], 0, *chosen[ahead:]]))
+            chosen = [*chosen[:ahead], 0, *chosen[ahead:]]
+        chosen = list(dict.fromkeys(chosen))
         self.asked.update(chosen[:count])
         return chosen[:count]
 
