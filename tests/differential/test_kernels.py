@@ -120,6 +120,29 @@ def test_candidates_of_every_template_keep_the_answer(form: str, winograd: int, 
         assert _error(_run(executable, x), reference) < bound
 
 
+@pytest.mark.parametrize(
+    "options", [{"mode": "nearest"}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}]
+)
+def test_a_resize_stays_on_packed_channels(options: dict[str, Any]) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Conv2d(3, 24, 3), torch.nn.Conv2d(24, 16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            larger = torch.nn.functional.interpolate(torch.relu(self.a(x)), size=(17, 26), **options)
+            return self.b(larger).mean((2, 3))
+
+    torch.manual_seed(0)
+    module, model = _imported(Net(), (1, 3, 11, 15))
+    x = np.random.default_rng(0).standard_normal((1, 3, 11, 15), dtype=np.float32)
+    packed = PackChannels(16)(module)
+    names = [workload.name for workload in extract_workloads(lower(packed, host_target().tvm_target()))]
+    assert "resize2d 1x2x17x26x16" in names
+    assert not any("transpose" in name for name in names)
+    assert _error(LocalRunner(packed, host_target()).run(x), model.run(x)) < BOUND
+
+
 @pytest.mark.parametrize("winograd", [0, 2])
 def test_the_plain_kernels_that_schedules_are_compared_with_are_right(winograd: int) -> None:
     module, model = _imported(build("digits_cnn", 3), (1, 1, 8, 8))

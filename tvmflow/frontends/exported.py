@@ -80,7 +80,7 @@ class ExportedModel:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                module = from_exported_program(program, unwrap_unit_return_tuple=True)
+                module = from_exported_program(program, unwrap_unit_return_tuple=True, custom_convert_map=_OWN)
                 return module if max_batch is not None else _bound(module, self.shape)
         except (AssertionError, NotImplementedError, KeyError) as error:
             raise unsupported("PyTorch", str(error)) from error
@@ -105,6 +105,20 @@ class ExportedModel:
             torch.onnx.export(
                 self.exported(), (), path, input_names=[self.input_name], external_data=False, verbose=False
             )
+
+
+def _nearest(node: Any, importer: Any) -> Any:
+    """Convert upsample_nearest2d; TVM's own takes the pixel nearest to the middle, PyTorch the one to the upper left."""
+    from tvm import relax
+
+    size = tuple(int(extent) for extent in node.meta["val"].shape[2:])
+    return importer.block_builder.emit(relax.op.image.resize2d(
+        importer.env[node.args[0]], size, layout="NCHW", method="nearest_neighbor",
+        coordinate_transformation_mode="asymmetric", rounding_method="floor",
+    ))  # fmt: skip
+
+
+_OWN = {"upsample_nearest2d.vec": _nearest}
 
 
 def _bound(module: Any, shape: tuple[int, ...]) -> Any:

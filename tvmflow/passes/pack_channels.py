@@ -125,6 +125,8 @@ class _Packer:
             size = [int(d) for d in step.shape[2:]]
             layout = f"NCHW{self.block}c"
             return lambda: relax.op.nn.adaptive_avg_pool2d(self.packed[step.refs[0]], size, layout=layout)
+        if step.op == "relax.image.resize2d" and str(step.call.attrs.layout) == "NCHW":
+            return lambda: self._resize(step)
         if step.op in ("relax.mean", "relax.sum", "relax.max"):
             return self._reduction(step)
         if step.op == "relax.concat" and len(step.shape) == 4 and int(step.call.attrs.axis) % 4 == 1:
@@ -232,6 +234,14 @@ class _Packer:
             self.packed[step.refs[0]], pool_size=list(attrs.pool_size), strides=list(attrs.strides),
             dilation=list(attrs.dilation), padding=list(attrs.padding), ceil_mode=bool(attrs.ceil_mode),
             count_include_pad=bool(attrs.count_include_pad), layout=f"NCHW{self.block}c",
+        )  # fmt: skip
+
+    def _resize(self, step: Step) -> Any:
+        attrs = step.call.attrs
+        return relax.op.image.resize2d(
+            self.packed[step.refs[0]], tuple(int(d) for d in step.shape[2:]), tuple(float(v) for v in attrs.roi),
+            f"NCHW{self.block}c", str(attrs.method), str(attrs.coordinate_transformation_mode), str(attrs.rounding_method),
+            float(attrs.cubic_alpha), int(attrs.cubic_exclude), float(attrs.extrapolation_value), step.dtype,
         )  # fmt: skip
 
     def _reduction(self, step: Step) -> Callable[[], Any] | None:
