@@ -1,4 +1,4 @@
-"""retune: after an upgrade of TVM, bring every cell to the new version, and release what is not worse.
+"""retune: after an upgrade of TVM or of how tvmflow makes code, bring every cell to the new version, and release what is not worse.
 
 The recipe keys make every stage miss by themselves; tune replays the schedules of the old version and searches only for
 what was lost or got slower; then the new library is compared with the champion on the same device.
@@ -14,14 +14,13 @@ from prefect.artifacts import create_table_artifact
 from flows.release_model import decide
 from flows.stage_tasks import workspace_of
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
+from tasks.tune import TOOLS
 from tvmflow.errors import StoreError, TvmflowError
 from tvmflow.ledger.dvc import publish
 from tvmflow.ledger.registry import CHAMPION, version_by_alias
 from tvmflow.params import Cell
 from tvmflow.toolchain import versions
 from tvmflow.workspace import Workspace
-
-TOOLS = ("tvm", "ffi", "llvm")
 
 
 def toolchain_before(workspace: Workspace, cell: Cell) -> dict[str, str] | None:

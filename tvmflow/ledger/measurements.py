@@ -108,15 +108,20 @@ class _Recording:
             "library.dvc_md5": library.md5,
             "git.commit": git_commit(self.workspace.root),
             "latency.steady": str(self.card["latency"]["compute"]["steady"]).lower(),
-            **{f"toolchain.{name}": text for name, text in build.recipe["toolchain"].items()},
+            **{f"toolchain.{name}": text for name, text in self._toolchain.items()},
             **{f"recipe.{name}": record.key for name, record in self.records.items()},
         }
+
+    @property
+    def _toolchain(self) -> dict[str, str]:
+        """What schedules were measured with and what the library was built with."""
+        return {**self.records["tune"].recipe["toolchain"], **self.records["build"].recipe["toolchain"]}
 
     def _version_tags(self) -> dict[str, str]:
         tags = self._tags
         chosen = ("cell", "precision", "library.sha256", "library.dvc_md5", "device.key", "device.kind", "git.commit")
         picked = {name.replace(".", "_"): tags[name] for name in chosen}
-        picked |= {f"toolchain_{k}": v for k, v in self.records["build"].recipe["toolchain"].items() if ":" not in k}
+        picked |= {f"toolchain_{name}": text for name, text in self._toolchain.items() if ":" not in name}
         return {**picked, "measurement": self.digest, "build_key": self.records["build"].key}
 
     def _write_numbers(self, run_id: str) -> None:

@@ -80,16 +80,16 @@ def _innermost(schedule: Any, name: str) -> int:
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     names = _blocks(kernel)
-    last, rows = names[-1], None
+    last, shared = names[-1], _shared_rows(schedule, kernel)
     partial = {
         name: _in_lanes(schedule, name, knobs["lanes"]) for name in kernel.reductions if _runs_inward(schedule, name)
     }
     if knobs["inside"]:
-        outer = schedule.get_loops(block_ref(schedule, last))[: _rows_of(schedule, kernel.reductions[0])]
+        outer = schedule.get_loops(block_ref(schedule, last))[:shared]
         rows = schedule.fuse(*outer) if len(outer) > 1 else outer[0]
         if knobs["parallel"]:
             schedule.parallel(rows)
-        for name in reversed(names[:-1] if last not in partial else names):
+        for name in reversed(names):
             if name != last:
                 schedule.compute_at(block_ref(schedule, name), rows, preserve_unit_loops=True)
             if name in partial:
@@ -105,17 +105,13 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
             spread(schedule, name, knobs["parallel"])
 
 
-def _rows_of(schedule: Any, name: str) -> int:
-    """Return how many axes of a reduction's result are its own; the lanes that were split off are not."""
-    return [int(variable.iter_type) for variable in schedule.get(block_ref(schedule, name)).iter_vars].count(0)
-
-
 def _in_lanes(schedule: Any, name: str, lanes: int) -> Any:
     """Split a reduction into one for each lane and one over the lanes; return the block of the first."""
-    block = block_ref(schedule, name)
-    rows = _rows_of(schedule, name)
-    _, lane = schedule.split(schedule.get_loops(block)[-1], [None, lanes])
-    return schedule.rfactor(lane, rows)
+    axes = _axes(schedule, name)
+    assert axes is not None
+    loops, spatial = axes
+    _, lane = schedule.split(loops[-1], [None, lanes])
+    return schedule.rfactor(lane, spatial)
 
 
 def _sum_lanes(schedule: Any, name: str, partial: Any, knobs: Knobs) -> None:
