@@ -3,9 +3,10 @@
     pip install --group bench && python -m bench.peers [CELL ...] [--rounds 15]
 
 Brings the cells all the way, then measures library and peers, each in a process of its own with the same input and threads, in
-turns of a fraction of a second, so that a clock that moves moves for all. A figure is the median of the turns' medians, a ratio
-the median of the turns' ratios; below 1 the library is faster. The last columns are the error of the library's answer and of
-ONNX Runtime's, relative to the largest answer of PyTorch in float64.
+turns of a fraction of a second, so that a clock that moves moves for all; between its turns a process is stopped, since
+threads that spin would take a core from others. A figure is the median of the turns' medians, a ratio the median of the
+turns' ratios; below 1 the library is faster. The last columns are the error of the library's answer and of ONNX Runtime's,
+relative to the largest answer of PyTorch or Keras in float64.
 For int8 cells ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes of the same network and calibration samples;
 for bfloat16 cells OpenVINO runs as it comes and PyTorch in bfloat16; what has no such form stays in float32. LiteRT takes
 Keras models, in float32.
@@ -19,6 +20,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -44,7 +46,6 @@ CELLS = tuple(
 )  # fmt: skip
 PEERS = ("tvmflow", "onnxruntime", "openvino", "torch", "torch_compile", "litert")
 TURN_S, LEAST_RUNS = 0.3, 5
-REST_S = 0.05  # for the threads of the one before to stop spinning
 
 
 def main() -> None:
@@ -91,7 +92,6 @@ def _measure(cell: str, names: list[str], options: argparse.Namespace) -> dict[s
         turns: dict[str, list[float]] = {name: [] for name in peers}
         for turn in range(options.rounds):
             for name in peers if turn % 2 == 0 else reversed(peers):
-                time.sleep(REST_S)
                 turns[name].append((peers[name].ask() or {}).get("ms", math.nan))
         return turns
 
@@ -106,25 +106,32 @@ class _Peer:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.peers", cell, "--peer", name, "--threads", str(options.threads)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment,
+            start_new_session=True,
         )  # fmt: skip
 
     def __enter__(self) -> _Peer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
+        self._signal(signal.SIGKILL)
         self.process.wait()
         self.errors.close()
 
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
     def ask(self) -> dict[str, float] | None:
-        """Return what the process answers, None where it ended; then why is printed."""
+        """Return what the process answers, None where it ended; then why is printed. Between answers it is stopped."""
         assert self.process.stdin is not None and self.process.stdout is not None
+        self._signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("{"):
                 found: dict[str, float] = json.loads(line)
+                self._signal(signal.SIGSTOP)
                 return found
         self.errors.seek(0)
         print(f"{self.label}: {(self.errors.read().strip().splitlines() or ['failed'])[-1][:150]}", file=sys.stderr)
