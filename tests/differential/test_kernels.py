@@ -120,6 +120,22 @@ def test_candidates_of_every_template_keep_the_answer(form: str, winograd: int, 
         assert _error(_run(executable, x), reference) < bound
 
 
+def test_every_schedule_of_a_concatenation_keeps_the_answer() -> None:
+    shape = (1, 3, 5, 6, 16)
+    lowered = lower(
+        _of_one_operator(lambda x: relax.op.concat([x, relax.op.negative(x)], 1), shape), host_target().tvm_target()
+    )
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    (workload,) = extract_workloads(lowered)
+    covered = template_for(workload.function, MACHINE)
+    assert covered is not None
+    assert {knobs["rows_first"] for knobs in covered[1]} == {0, 1}
+    for knobs in covered[1]:
+        best = {workload.key: {"trace": trace_json(scheduled(workload.function, covered[0], knobs))}}
+        executable = compile_lowered(ScheduleKernels(best, MACHINE)(lowered), host_target().tvm_target())
+        assert np.array_equal(_run(executable, x), np.concatenate([x, -x], 1))
+
+
 @pytest.mark.parametrize(
     "options", [{"mode": "nearest"}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}]
 )

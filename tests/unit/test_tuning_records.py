@@ -58,6 +58,13 @@ def test_a_clock_that_moved_does_not_choose_the_best() -> None:
     assert best_of([slow_clock, without])["k1"] == without
 
 
+def test_of_schedules_alike_the_one_by_rows_is_taken() -> None:
+    fast = replace(ONE, seconds=(1.00,), knobs={"rows_first": 0})
+    alike, slower = (replace(ONE, seconds=(seconds,), knobs={"rows_first": 1}) for seconds in (1.03, 1.06))
+    assert best_of([fast, slower, alike])["k1"] == alike
+    assert best_of([fast, slower])["k1"] == fast
+
+
 def test_logs_of_two_machines_are_merged_once(tmp_path: Path) -> None:
     for name, record in (("a", ONE), ("b", replace(ONE, name="other"))):
         append_record(tmp_path / name, record)

@@ -17,6 +17,7 @@ from tvmflow.tuning.templates.common import (
     work_of,
 )  # fmt: skip
 
+_PACKED_AXES = 5  # (n, c, h, w, lane)
 _FEW = 4  # values of a last axis that is too short for a vector: the axis before it goes into one
 
 
@@ -24,26 +25,38 @@ def _candidates(schedule: Any, kernel: Kernel, _machine: Machine) -> list[Knobs]
     work = max((work_of(schedule, name) for name in kernel.after), default=0) * len(kernel.after)
     order = parallel_first(work)
     if kernel.reductions or not kernel.after:
-        return [{"parallel": parallel, "rows": 0} for parallel in order]
+        return [{"parallel": parallel, "rows": 0, "rows_first": 0} for parallel in order]
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[-1])))
-    ways = (0,) if len(sizes) < 3 else (1, 0) if sizes[-1] <= _FEW else (0, 1)
-    return [{"parallel": parallel, "rows": rows} for rows in ways for parallel in order]
+    ways = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if sizes[-1] <= _FEW else [(0, 0), (1, 0)]
+    if len(sizes) == _PACKED_AXES and sizes[1] > 1:
+        ways.append((1, 1))
+    return [{"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in ways for parallel in order]
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if not kernel.reductions:
         last = merge_epilogue(schedule, kernel)
         if last is not None:
-            (_by_rows if knobs.get("rows") else spread)(schedule, last, knobs["parallel"])
+            if knobs["rows"]:
+                _by_rows(schedule, last, knobs)
+            else:
+                spread(schedule, last, knobs["parallel"])
         return
     for name in kernel.after:
         if name not in kernel.reductions:
             spread(schedule, name, knobs["parallel"])
 
 
-def _by_rows(schedule: Any, name: str, parallel: int) -> None:
-    """Keep the last axes apart, so that indices of a padding or a change of layout stay simple within a vector."""
+def _by_rows(schedule: Any, name: str, knobs: Knobs) -> None:
+    """Keep the last axes apart, so that indices of a padding or a change of layout stay simple within a vector.
+
+    rows_first: of packed channels, rows of the image go to threads, as convolutions give them.
+    """
     *outer, row, last = schedule.get_loops(block_ref(schedule, name))
+    if knobs["rows_first"]:
+        batch, channels, height = outer
+        schedule.reorder(batch, height, channels)
+        outer = [batch, height, channels]
     inner: list[Any] = []
     if extents(schedule, [last])[0] <= _FEW:
         inner, last = [last], row
@@ -55,7 +68,7 @@ def _by_rows(schedule: Any, name: str, parallel: int) -> None:
         schedule.unroll(axis)
     schedule.vectorize(lanes)
     rows = schedule.fuse(*outer)
-    if parallel:
+    if knobs["parallel"]:
         schedule.parallel(rows)
 
 
