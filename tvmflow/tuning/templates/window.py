@@ -66,7 +66,7 @@ def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
     if not kernel.before:
         places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
     elif by_channel:
-        places = [(0, 1, chunk) for chunk in chunks] + [(0, 0, chunks[0])]
+        places = [*((rows, 1, chunk) for chunk in chunks for rows in (1, 0)), (0, 0, chunks[0])]
     else:
         places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
         if (
@@ -138,7 +138,9 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     for name in kernel.before:
         if knobs["pad_inside"]:
             padding = block_ref(schedule, name)
-            schedule.compute_at(padding, rows, preserve_unit_loops=True)
+            # Where every channel is summed by itself, one channel's rows are padded at a time.
+            place = c_outer if reduced == 2 and knobs["rows_first"] else rows
+            schedule.compute_at(padding, place, preserve_unit_loops=True)
             axes = schedule.get_loops(padding)[1:]
             if extents(schedule, axes[-1:])[0] <= 64:
                 schedule.vectorize(axes[-1])
