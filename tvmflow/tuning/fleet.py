@@ -52,7 +52,7 @@ class FleetRules:
 
 @dataclass
 class Job:
-    """One candidate to measure. best_s: of its workload so far"""
+    """One candidate to measure. best_s: the best time of its workload so far."""
 
     workload: Workload
     library: Path
