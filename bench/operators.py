@@ -85,6 +85,8 @@ def _kind(operator: str) -> str:
 
 def _made(shape: list[int]) -> str:
     """Return what an operator makes: channels of whole blocks, height, width."""
+    if len(shape) == 4 and shape[1] == shape[2] != shape[3]:  # ONNX Runtime lays images of bytes out with channels last
+        shape = [shape[0], shape[3], *shape[1:3]]
     if len(shape) == 5:
         shape = [shape[0], shape[1] * shape[4], *shape[2:4]]
     rest = shape[1:]
