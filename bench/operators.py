@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-from bench.peers import _input, _onnx_file
+from bench.peers import environment, input_of, onnxruntime_session, openvino_request, virtual_machine
 from tvmflow.params import Cell
 from tvmflow.workspace import Workspace
 
@@ -67,9 +64,8 @@ def main() -> None:
 
 
 def _ask(options: argparse.Namespace, name: str) -> dict[Row, float]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "TVM_NUM_THREADS": str(options.threads)}
     command = [sys.executable, "-m", "bench.operators", options.cell, "--peer", name, "--threads", str(options.threads)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment(options.threads), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{name}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
     total: dict[Row, float] = defaultdict(float)
@@ -96,12 +92,7 @@ def _made(shape: list[int]) -> str:
 
 
 def _tvmflow(workspace: Workspace, cell: Cell, _threads: int) -> list[tuple[str, list[int], float]]:
-    import tvm
-    from tvm import relax
-
-    library = workspace.folder("build", cell) / "library.so"
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
-    tensor = tvm.runtime.tensor(np.ascontiguousarray(_input(workspace, cell)))
+    machine, tensor = virtual_machine(workspace, cell, input_of(workspace, cell))
     started, spent, shapes = 0.0, defaultdict(float), {}
 
     def watch(_function: Any, name: str, before: bool, _answer: Any, *arguments: Any) -> int:
@@ -122,15 +113,9 @@ def _tvmflow(workspace: Workspace, cell: Cell, _threads: int) -> list[tuple[str,
 
 
 def _onnxruntime(workspace: Workspace, cell: Cell, threads: int) -> list[tuple[str, list[int], float]]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     with tempfile.TemporaryDirectory() as folder:
-        options.enable_profiling, options.profile_file_prefix = True, str(Path(folder) / "profile")
-        file = _onnx_file(workspace, cell, Path(folder))
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-        feed = {session.get_inputs()[0].name: _input(workspace, cell)}
+        prefix = str(Path(folder) / "profile")
+        session, feed = onnxruntime_session(workspace, cell, input_of(workspace, cell), threads, prefix)
         for _ in range(5 + RUNS):
             session.run(None, feed)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
@@ -145,19 +130,8 @@ def _onnxruntime(workspace: Workspace, cell: Cell, threads: int) -> list[tuple[s
 
 
 def _openvino(workspace: Workspace, cell: Cell, threads: int) -> list[tuple[str, list[int], float]]:
-    import openvino
-
-    core, x = openvino.Core(), _input(workspace, cell)
-    with tempfile.TemporaryDirectory() as folder:
-        model = core.read_model(_onnx_file(workspace, cell, Path(folder)))
-        model.reshape(x.shape)
-    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "PERF_COUNT": True}
-    if cell.precision != "bfloat16":
-        options["INFERENCE_PRECISION_HINT"] = "f32"
-    compiled = core.compile_model(model, "CPU", options)
+    compiled, request = openvino_request(workspace, cell, input_of(workspace, cell), threads, profile=True)
     shapes = {op.get_friendly_name(): _static(op) for op in compiled.get_runtime_model().get_ordered_ops()}
-    request = compiled.create_infer_request()
-    request.set_input_tensor(openvino.Tensor(np.ascontiguousarray(x)))
     spent: dict[tuple[str, str], float] = defaultdict(float)
     for run in range(5 + RUNS):
         request.infer()
@@ -167,13 +141,8 @@ def _openvino(workspace: Workspace, cell: Cell, threads: int) -> list[tuple[str,
 
 
 def _static(op: Any) -> list[int]:
-    outputs: Iterator[Any] = iter(op.outputs())
-    first = next(outputs, None)
-    return (
-        [int(d) for d in first.get_shape()]
-        if first is not None and not first.get_partial_shape().is_dynamic
-        else [1, 1]
-    )
+    made = [output for output in op.outputs() if not output.get_partial_shape().is_dynamic]
+    return [int(d) for d in made[0].get_shape()] if made else [1, 1]
 
 
 _PROFILES: dict[str, Callable[[Workspace, Cell, int], list[tuple[str, list[int], float]]]] = {

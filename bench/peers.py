@@ -96,16 +96,20 @@ def _measure(cell: str, names: list[str], options: argparse.Namespace) -> dict[s
         return turns
 
 
+def environment(threads: int) -> dict[str, str]:
+    """Return the variables under which a peer runs with so many threads."""
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "TVM_NUM_THREADS": str(threads)}
+
+
 class _Peer:
     """A process that runs the cell in one way, a turn each time it is asked."""
 
     def __init__(self, cell: str, name: str, options: argparse.Namespace) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "TVM_NUM_THREADS": str(options.threads)}
         self.label = f"{cell} {name}"
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.peers", cell, "--peer", name, "--threads", str(options.threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment(options.threads),
             start_new_session=True,
         )  # fmt: skip
 
@@ -142,7 +146,7 @@ def _serve(workspace: Workspace, cell: Cell, options: argparse.Namespace) -> Non
     if options.peer == "errors":
         print(json.dumps(_errors(workspace, cell)), flush=True)
         return
-    run = _RUNNERS[options.peer](workspace, cell, _input(workspace, cell), options.threads)
+    run = _RUNNERS[options.peer](workspace, cell, input_of(workspace, cell), options.threads)
     for _ in sys.stdin:
         times: list[float] = []
         end = time.perf_counter() + TURN_S
@@ -153,19 +157,24 @@ def _serve(workspace: Workspace, cell: Cell, options: argparse.Namespace) -> Non
         print(json.dumps({"ms": median(times) * 1e3}), flush=True)
 
 
-def _input(workspace: Workspace, cell: Cell) -> np.ndarray[Any, Any]:
+def input_of(workspace: Workspace, cell: Cell) -> np.ndarray[Any, Any]:
     with np.load(workspace.folder("fetch", cell) / "golden.npz", allow_pickle=False) as data:
         x: np.ndarray[Any, Any] = data["x"][:1]
         return x
 
 
-def _tvmflow(workspace: Workspace, cell: Cell, x: Any, _threads: int) -> Callable[[], Any]:
+def virtual_machine(workspace: Workspace, cell: Cell, x: Any) -> tuple[Any, Any]:
+    """Return the built library's machine and its input."""
     import tvm
     from tvm import relax
 
     library = workspace.folder("build", cell) / "library.so"
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
-    tensor = tvm.runtime.tensor(np.ascontiguousarray(x))
+    return machine, tvm.runtime.tensor(np.ascontiguousarray(x))
+
+
+def _tvmflow(workspace: Workspace, cell: Cell, x: Any, _threads: int) -> Callable[[], Any]:
+    machine, tensor = virtual_machine(workspace, cell, x)
     return lambda: machine["main"](tensor)
 
 
@@ -199,30 +208,44 @@ def _onnx_file(workspace: Workspace, cell: Cell, folder: Path) -> Path:
     return result
 
 
-def _onnxruntime(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
+def onnxruntime_session(workspace: Workspace, cell: Cell, x: Any, threads: int, profile: str = "") -> tuple[Any, Any]:
+    """Return a session and its feed. profile: prefix of the file for its profile, where one is wanted."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
     with tempfile.TemporaryDirectory() as folder:
         file = _onnx_file(workspace, cell, Path(folder))
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    feed = {session.get_inputs()[0].name: x}
+    return session, {session.get_inputs()[0].name: x}
+
+
+def _onnxruntime(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
+    session, feed = onnxruntime_session(workspace, cell, x, threads)
     return lambda: session.run(None, feed)
 
 
-def _openvino(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
+def openvino_request(workspace: Workspace, cell: Cell, x: Any, threads: int, profile: bool = False) -> tuple[Any, Any]:
+    """Return the compiled model and a request that has its input."""
     import openvino
 
     core = openvino.Core()
     with tempfile.TemporaryDirectory() as folder:
         model = core.read_model(_onnx_file(workspace, cell, Path(folder)))
         model.reshape(x.shape)
-    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "PERF_COUNT": profile}
     if cell.precision != "bfloat16":
         options["INFERENCE_PRECISION_HINT"] = "f32"
-    request = core.compile_model(model, "CPU", options).create_infer_request()
+    compiled = core.compile_model(model, "CPU", options)
+    request = compiled.create_infer_request()
     request.set_input_tensor(openvino.Tensor(np.ascontiguousarray(x)))
+    return compiled, request
+
+
+def _openvino(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
+    _, request = openvino_request(workspace, cell, x, threads)
     return lambda: request.infer()
 
 
@@ -311,7 +334,7 @@ def _errors(workspace: Workspace, cell: Cell) -> dict[str, float]:
         return {}
     if framework == "keras":
         keras_on_torch().config.set_floatx("float64")
-    x = _input(workspace, cell)
+    x = input_of(workspace, cell)
     with torch.inference_mode():
         exact = _module(workspace, cell).double()(torch.from_numpy(x).double()).numpy()
     if exact.dtype != np.float64:  # a Keras file that fixes its types

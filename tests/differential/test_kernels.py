@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.tuning.exchange import every_form, export_metaschedule, import_metaschedule
 from tvmflow.tuning.plain import plain
 from tvmflow.tuning.records import TuningRecord
-from tvmflow.tuning.templates import scheduled, template_for
+from tvmflow.tuning.templates import Knobs, Template, scheduled, template_for
 from tvmflow.tuning.traces import trace_json
-from tvmflow.tuning.workloads import extract_workloads, workload_key
+from tvmflow.tuning.workloads import Workload, extract_workloads, workload_key
 
 MACHINE = machine_of(host_target())
 BOUND = 1e-5  # float32 sums of at most some hundred terms in another order, relative to the largest answer
@@ -130,10 +130,17 @@ def test_every_schedule_of_a_concatenation_keeps_the_answer() -> None:
     covered = template_for(workload.function, MACHINE)
     assert covered is not None
     assert {knobs["rows_first"] for knobs in covered[1]} == {0, 1}
-    for knobs in covered[1]:
-        best = {workload.key: {"trace": trace_json(scheduled(workload.function, covered[0], knobs))}}
-        executable = compile_lowered(ScheduleKernels(best, MACHINE)(lowered), host_target().tvm_target())
-        assert np.array_equal(_run(executable, x), np.concatenate([x, -x], 1))
+    for answer in _answers_of_every_schedule(lowered, workload, *covered, x):
+        assert np.array_equal(answer, np.concatenate([x, -x], 1))
+
+
+def _answers_of_every_schedule(
+    lowered: Any, workload: Workload, template: Template, candidates: list[Knobs], x: np.ndarray[Any, Any]
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Run a module of one kernel under each of its candidates."""
+    for knobs in candidates:
+        best = {workload.key: {"trace": trace_json(scheduled(workload.function, template, knobs))}}
+        yield _run(compile_lowered(ScheduleKernels(best, MACHINE)(lowered), host_target().tvm_target()), x)
 
 
 @pytest.mark.parametrize(
@@ -339,16 +346,13 @@ def test_every_schedule_of_rows_keeps_the_answer(
     operator: Callable[[Any], Any], same: Callable[[Any], Any], shape: tuple[int, ...]
 ) -> None:
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    target = host_target().tvm_target()
-    lowered = lower(_of_one_operator(operator, shape), target)
+    lowered = lower(_of_one_operator(operator, shape), host_target().tvm_target())
     (workload,) = extract_workloads(lowered)
     covered = template_for(workload.function, MACHINE)
     assert covered is not None
     assert covered[0].name == "rows"
-    for knobs in covered[1]:
-        best = {workload.key: {"trace": trace_json(scheduled(workload.function, covered[0], knobs))}}
-        executable = compile_lowered(ScheduleKernels(best, MACHINE)(lowered), target)
-        assert _error(_run(executable, x), same(torch.from_numpy(x)).numpy()) < BOUND
+    for answer in _answers_of_every_schedule(lowered, workload, *covered, x):
+        assert _error(answer, same(torch.from_numpy(x)).numpy()) < BOUND
 
 
 @pytest.mark.parametrize("kernel", [1, 3])

@@ -52,6 +52,20 @@ def extents(schedule: Any, loops: list[Any]) -> list[int]:
     return found
 
 
+def axes(schedule: Any, name: str) -> tuple[list[Any], int] | None:
+    """Return the loops of a block and how many of them are spatial, these first; None where its loops are not its axes."""
+    block = block_ref(schedule, name)
+    kinds = [int(variable.iter_type) for variable in schedule.get(block).iter_vars]
+    loops = list(schedule.get_loops(block))
+    return (loops, kinds.count(0)) if len(kinds) == len(loops) and kinds == sorted(kinds) else None
+
+
+def over_threads(schedule: Any, loops: list[Any]) -> None:
+    """Give nested loops to threads, as one."""
+    if loops:
+        schedule.parallel(schedule.fuse(*loops) if len(loops) > 1 else loops[0])
+
+
 def region_buffer(region: Any) -> Any:
     """Return the buffer of a block's read or write, under the name that this TVM has for it."""
     return region.buffer if hasattr(region, "buffer") else region.source

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import s_tir
 
-from tvmflow.tuning.blocks import block_ref, extents, new_schedule
+from tvmflow.tuning.blocks import axes, block_ref, extents, new_schedule, over_threads
 
 _LONGEST_VECTOR = 64
 
@@ -28,18 +28,16 @@ def plain(function: Any) -> Any:
 
 
 def _spread(schedule: Any, name: str) -> None:
-    block = block_ref(schedule, name)
-    kinds = [int(variable.iter_type) for variable in schedule.get(block).iter_vars]
-    loops = schedule.get_loops(block)
-    spatial = kinds.count(0)
-    if len(kinds) != len(loops) or kinds != sorted(kinds) or spatial < 2:
+    found = axes(schedule, name)
+    if found is None or found[1] < 2:
         return
+    loops, spatial = found
     *outer, last = loops[:spatial]
     summed = loops[spatial:]
     if summed:
         schedule.reorder(*outer, *summed, last)
         if 1 < extents(schedule, [last])[0] <= _LONGEST_VECTOR:
             schedule.vectorize(last)
-    schedule.parallel(schedule.fuse(*outer) if len(outer) > 1 else outer[0])
+    over_threads(schedule, outer)
     if summed:
-        schedule.decompose_reduction(block, summed[0])
+        schedule.decompose_reduction(block_ref(schedule, name), summed[0])

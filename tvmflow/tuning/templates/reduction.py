@@ -5,23 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.targets.machine import Machine
-from tvmflow.tuning.blocks import Kernel, block_ref, extents
+from tvmflow.tuning.blocks import Kernel, axes, block_ref, extents
 from tvmflow.tuning.templates.common import Knobs, Template, divisors, merge_epilogue, parallel_first, spread, work_of
 
 
 def _covers(schedule: Any, kernel: Kernel) -> bool:
     if kernel.anchor is None:
         return False
-    kinds = [int(v.iter_type) for v in schedule.get(block_ref(schedule, kernel.anchor)).iter_vars]
-    loops = schedule.get_loops(block_ref(schedule, kernel.anchor))
-    return len(kinds) == len(loops) and kinds == sorted(kinds) and kinds[0] == 0
+    found = axes(schedule, kernel.anchor)
+    return found is not None and found[1] > 0
 
 
 def _reduction_shape(schedule: Any, kernel: Kernel) -> tuple[list[int], int]:
     assert kernel.anchor is not None
-    reference = block_ref(schedule, kernel.anchor)
-    kinds = [int(v.iter_type) for v in schedule.get(reference).iter_vars]
-    return extents(schedule, schedule.get_loops(reference)), kinds.count(0)
+    found = axes(schedule, kernel.anchor)
+    assert found is not None
+    return extents(schedule, found[0]), found[1]
 
 
 def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
@@ -40,21 +39,25 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     last = merge_epilogue(schedule, kernel)
     if last is not None:
         spread(schedule, last, knobs["parallel"])
-    anchor = block_ref(schedule, kernel.anchor)
-    _, spatial = _reduction_shape(schedule, kernel)
-    loops = schedule.get_loops(anchor)
-    outer = loops[: spatial - 1]
-    tile, lane = schedule.split(loops[spatial - 1], [None, knobs["lanes"]])
-    reduced = loops[spatial:]
+    outward(schedule, kernel.anchor, knobs["lanes"], knobs["parallel"], knobs["unroll"])
+
+
+def outward(schedule: Any, name: str, lanes: int, parallel: int, unroll: int = 0) -> None:
+    """Schedule a reduction whose results lie side by side: they go into vectors of so many lanes, rows over threads."""
+    found = axes(schedule, name)
+    assert found is not None
+    loops, spatial = found
+    outer, reduced = loops[: spatial - 1], loops[spatial:]
+    tile, lane = schedule.split(loops[spatial - 1], [None, lanes])
     schedule.reorder(*outer, tile, *reduced, lane)
     rows = schedule.fuse(*outer, tile) if outer else tile
-    if knobs["parallel"]:
+    if parallel:
         schedule.parallel(rows)
-    if knobs["lanes"] > 1:
+    if lanes > 1:
         schedule.vectorize(lane)
-    if knobs["unroll"] and extents(schedule, [reduced[-1]])[0] <= 16:
+    if unroll and extents(schedule, [reduced[-1]])[0] <= 16:
         schedule.unroll(reduced[-1])
-    schedule.decompose_reduction(anchor, reduced[0])
+    schedule.decompose_reduction(block_ref(schedule, name), reduced[0])
 
 
 REDUCTION = Template("reduction", _covers, _candidates, _apply)

@@ -10,8 +10,9 @@ import math
 from typing import Any
 
 from tvmflow.targets.machine import Machine
-from tvmflow.tuning.blocks import Kernel, block_ref, extents
+from tvmflow.tuning.blocks import Kernel, axes, block_ref, extents, over_threads
 from tvmflow.tuning.templates.common import SPREAD_LANES, Knobs, Template, divisors, parallel_first, spread, work_of
+from tvmflow.tuning.templates.reduction import outward
 
 _MOST_LANES = 64  # of one reduction: four sums side by side hide the latency of an addition
 
@@ -20,12 +21,11 @@ def _blocks(kernel: Kernel) -> tuple[str, ...]:
     return (*kernel.before, *((kernel.anchor,) if kernel.anchor else ()), *kernel.after)
 
 
-def _axes(schedule: Any, name: str) -> tuple[list[Any], int] | None:
-    """Return the loops of a block and how many of them are spatial, these first; None where its loops are not its axes."""
-    block = block_ref(schedule, name)
-    kinds = [int(variable.iter_type) for variable in schedule.get(block).iter_vars]
-    loops = list(schedule.get_loops(block))
-    return (loops, kinds.count(0)) if len(kinds) == len(loops) and kinds == sorted(kinds) else None
+def _known_axes(schedule: Any, name: str) -> tuple[list[Any], int]:
+    """Return the axes of a block of a kernel that this template covers."""
+    found = axes(schedule, name)
+    assert found is not None
+    return found
 
 
 def _runs_inward(schedule: Any, name: str) -> bool:
@@ -40,7 +40,7 @@ def _runs_inward(schedule: Any, name: str) -> bool:
 
 
 def _covers(schedule: Any, kernel: Kernel) -> bool:
-    if not kernel.reductions or any(_axes(schedule, name) is None for name in _blocks(kernel)):
+    if not kernel.reductions or any(axes(schedule, name) is None for name in _blocks(kernel)):
         return False
     return len(kernel.reductions) > 1 or _runs_inward(schedule, kernel.reductions[0])
 
@@ -49,9 +49,7 @@ def _shared_rows(schedule: Any, kernel: Kernel) -> int:
     """Return how many leading loops of the last block are the rows of every reduction, 0 where they are not the same."""
     found = set()
     for name in kernel.reductions:
-        axes = _axes(schedule, name)
-        assert axes is not None
-        loops, spatial = axes
+        loops, spatial = _known_axes(schedule, name)
         found.add(tuple(extents(schedule, loops[:spatial])) if _runs_inward(schedule, name) else ())
     rows = found.pop()
     last = extents(schedule, schedule.get_loops(block_ref(schedule, _blocks(kernel)[-1])))
@@ -72,9 +70,7 @@ def _candidates(schedule: Any, kernel: Kernel, _machine: Machine) -> list[Knobs]
 
 def _innermost(schedule: Any, name: str) -> int:
     """Return the extent of the axis of a reduction that goes into vectors."""
-    axes = _axes(schedule, name)
-    assert axes is not None
-    loops, spatial = axes
+    loops, spatial = _known_axes(schedule, name)
     return extents(schedule, loops[-1:] if _runs_inward(schedule, name) or not spatial else [loops[spatial - 1]])[0]
 
 
@@ -98,7 +94,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         if name in partial:
             _sum_lanes(schedule, name, partial[name], knobs)
         elif name in kernel.reductions:
-            _outward(schedule, name, knobs)
+            outward(schedule, name, min(knobs["lanes"], SPREAD_LANES), knobs["parallel"])
         elif knobs["inside"]:
             _vectorize(schedule, schedule.get_loops(block_ref(schedule, name))[1:])
         else:
@@ -107,9 +103,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
 
 def _in_lanes(schedule: Any, name: str, lanes: int) -> Any:
     """Split a reduction into one for each lane and one over the lanes; return the block of the first."""
-    axes = _axes(schedule, name)
-    assert axes is not None
-    loops, spatial = axes
+    loops, spatial = _known_axes(schedule, name)
     _, lane = schedule.split(loops[-1], [None, lanes])
     return schedule.rfactor(lane, spatial)
 
@@ -125,30 +119,12 @@ def _sum_lanes(schedule: Any, name: str, partial: Any, knobs: Knobs) -> None:
     else:
         if knobs["parallel"]:
             for block in (partial, whole):
-                _over_threads(schedule, schedule.get_loops(block)[: kinds.count(0) - 1])
+                over_threads(schedule, schedule.get_loops(block)[: kinds.count(0) - 1])
         total = schedule.get_loops(whole)[-1]
     loops = schedule.get_loops(partial)
     schedule.vectorize(loops[-1])
     schedule.decompose_reduction(partial, loops[-1 - kinds.count(2)])
     schedule.unroll(total)
-
-
-def _over_threads(schedule: Any, loops: list[Any]) -> None:
-    if loops:
-        schedule.parallel(schedule.fuse(*loops) if len(loops) > 1 else loops[0])
-
-
-def _outward(schedule: Any, name: str, knobs: Knobs) -> None:
-    """Schedule a reduction whose results lie side by side: they go into vectors."""
-    axes = _axes(schedule, name)
-    assert axes is not None
-    loops, spatial = axes
-    left, lanes = schedule.split(loops[spatial - 1], [None, min(knobs["lanes"], SPREAD_LANES)])
-    schedule.reorder(*loops[: spatial - 1], left, *loops[spatial:], lanes)
-    schedule.vectorize(lanes)
-    if knobs["parallel"]:
-        _over_threads(schedule, [*loops[: spatial - 1], left])
-    schedule.decompose_reduction(block_ref(schedule, name), loops[spatial])
 
 
 def _vectorize(schedule: Any, loops: list[Any]) -> None:
