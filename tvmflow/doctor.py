@@ -125,7 +125,9 @@ def _runtime() -> Iterator[Finding]:
         from tvmflow.toolchain import probe
 
         answer = probe()
-        yield Finding("ok", "TVM starts", f"LLVM {answer['llvm']}, this CPU is {answer['host_cpu']}")
+        yield Finding(
+            "ok", "TVM starts", f"LLVM {answer['llvm']}, this CPU is {answer['host_cpu']}{answer['host_attributes']}"
+        )
     except (TvmflowError, metadata.PackageNotFoundError) as error:
         yield Finding("broken", "TVM starts", first_line(error), "reinstall with constraints.txt")
     missing = [name for name in ("tornado", "psutil", "cloudpickle") if _installed(name) == "absent"]

@@ -1,7 +1,7 @@
 """Which tools make the outputs: their versions are part of the recipe key of the stages that use them.
 
 Versions come from package metadata, so that a key can be computed without importing TVM. The two facts that only TVM
-itself knows (LLVM's version, the name of this machine's CPU) are asked once per installed wheel and kept.
+itself knows (LLVM's version, the name of this machine's CPU and what it lacks of it) are asked once per installed wheel and kept.
 """
 
 from __future__ import annotations
@@ -35,10 +35,18 @@ _PACKAGES = {
 # as after an upgrade of TVM, and not believed. 2: rounding in vectors.
 # 3: bfloat16 rounded by one instruction. 4: exp in vectors.
 _CODEGEN = "4"
+# LLVM's extensions that schedules and vectors rest on, under the names that Linux has for them.
+_EXTENSIONS = {
+    "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512dq": "avx512dq", "avx512vl": "avx512vl",
+    "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "amx-tile": "amx_tile", "amx-int8": "amx_int8",
+    "amx-bf16": "amx_bf16",
+}  # fmt: skip
 _PROBE = """
-import json, sys
+import json, tvm
 from tvm.target import codegen
-print(json.dumps({"llvm": str(codegen.llvm_version_major()), "host_cpu": codegen.llvm_get_system_cpu()}))
+cpu = str(codegen.llvm_get_system_cpu())
+features = [str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": cpu}))]
+print(json.dumps({"llvm": str(codegen.llvm_version_major()), "host_cpu": cpu, "features": features}))
 """
 
 
@@ -46,23 +54,39 @@ def _probe_path() -> Path:
     return Path.home() / ".cache" / "tvmflow" / "toolchain.json"
 
 
-def _host_name() -> str:
+def _cpu_lines() -> list[str]:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        lines = []
+        return []
+
+
+def _host_name() -> str:
+    lines = _cpu_lines()
     return "|".join(sorted({x for x in lines if x.startswith(("model name", "flags", "Features", "CPU part"))}))
+
+
+def attributes_beside(features: set[str], cpu_lines: list[str]) -> str:
+    """Return what a processor has or lacks beside LLVM's table of its name, as "+amx-tile,-avx512bf16"; '' for nothing.
+
+    features: LLVM's for the name; cpu_lines: of /proc/cpuinfo. Virtual machines hide extensions, and names are guessed.
+    """
+    flags = next((set(line.partition(":")[2].split()) for line in cpu_lines if line.startswith("flags")), None)
+    if flags is None:
+        return ""
+    differ = (llvm for llvm, linux in _EXTENSIONS.items() if (llvm in features) != (linux in flags))
+    return ",".join(f"{'-' if llvm in features else '+'}{llvm}" for llvm in differ)
 
 
 @functools.cache
 def probe() -> dict[str, str]:
-    """Return LLVM's major version and LLVM's name of this machine's CPU, as the installed TVM says."""
+    """Return LLVM's major version, LLVM's name of this machine's CPU and its attributes, as the installed TVM says."""
     wheel = metadata.distribution("apache-tvm")
     identity = digest_of([wheel.version, str(wheel.locate_file("tvm")), _host_name()])
     path = _probe_path()
     try:
         known: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
-        if set(known[identity]) == {"llvm", "host_cpu"}:
+        if set(known[identity]) == {"llvm", "host_cpu", "host_attributes"}:
             return known[identity]
     except (OSError, ValueError, KeyError, TypeError):
         known = {}
@@ -73,7 +97,11 @@ def probe() -> dict[str, str]:
             "an apache-tvm and apache-tvm-ffi that fit each other",
             "run 'tvmflow doctor'",
         )
-    answer: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    answer: dict[str, str] = {
+        "llvm": found["llvm"], "host_cpu": found["host_cpu"],
+        "host_attributes": attributes_beside(set(found["features"]), _cpu_lines()),
+    }  # fmt: skip
     try:
         write_atomic(path, json.dumps({**known, identity: answer}))
     except OSError:

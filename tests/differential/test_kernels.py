@@ -225,6 +225,9 @@ def test_widths_without_tiles_are_computed_wider_and_cut(channels: tuple[int, in
         ("cortex-a76", "aarch64-linux-gnu", "int8", "sdot"),
         ("neoverse-v1", "aarch64-linux-gnu", "uint8", "usdot"),
         ("znver4", "x86_64-linux-gnu", "bfloat16", "vdpbf16ps"),
+        ("sapphirerapids", "x86_64-linux-gnu", "uint8", "tdpbusd"),
+        ("sapphirerapids", "x86_64-linux-gnu", "int8", "tdpbssd"),
+        ("graniterapids", "x86_64-linux-gnu", "bfloat16", "tdpbf16ps"),
         ("neoverse-v1", "aarch64-linux-gnu", "bfloat16", "bfdot"),
     ],
 )
@@ -249,7 +252,7 @@ def test_neighbours_are_multiplied_by_the_instruction_of_the_target(
         builder.emit_func_output(out)
     (workload,) = extract_workloads(lower(builder.get(), target.tvm_target()))
     found = template_for(workload.function, machine_of(target))
-    assert found is not None and found[1][0]["dot"]
+    assert found is not None and (found[1][0].get("dot") or found[1][0].get("tiles"))
     schedule = scheduled(workload.function, found[0], found[1][0])
     with target.tvm_target() as tvm_target:
         built = tvm.compile(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}), tvm_target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tvmflow.doctor import check_versions
+from tvmflow.toolchain import attributes_beside
 
 GOOD = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1", "fastapi": "0.150.0", "sqlalchemy": "2.0.58"}
 
@@ -25,3 +26,16 @@ def test_what_is_known_to_break_is_broken_and_says_what_to_install(name: str, ve
 
 def test_an_unknown_tvm_is_a_warning() -> None:
     assert "warning" in {finding.level for finding in check_versions({**GOOD, "apache-tvm": "0.28.0"})}
+
+
+@pytest.mark.parametrize(
+    ("features", "flags", "attributes"),
+    [
+        ({"avx2", "amx-tile", "amx-int8"}, "fpu avx2", "-amx-tile,-amx-int8"),  # a virtual machine that hides tiles
+        ({"avx2"}, "avx2 avx512_vnni amx_tile", "+avx512vnni,+amx-tile"),  # a name that LLVM guessed
+        ({"avx2", "sse2"}, "avx2", ""),
+    ],
+)
+def test_a_processor_is_what_linux_says_of_it(features: set[str], flags: str, attributes: str) -> None:
+    assert attributes_beside(features, ["processor : 0", f"flags\t\t: {flags}"]) == attributes
+    assert attributes_beside(features, ["Features : asimd"]) == ""  # of arm64 LLVM's names say all

@@ -40,3 +40,13 @@ def type_arguments(call: Any) -> Any:
 def variable_name(variable: Any) -> str:
     """Return the name of a Relax variable."""
     return str(variable.name_hint if hasattr(variable, "name_hint") else variable.name)
+
+
+def linear_factors(expression: Any, variables: list[Any]) -> list[int]:
+    """Return the constants that an expression multiplies its variables by."""
+    try:
+        from tvm.sym import detect_linear_equation
+    except ImportError:
+        from tvm.arith import detect_linear_equation
+
+    return [int(factor) for factor in detect_linear_equation(expression, variables)[: len(variables)]]

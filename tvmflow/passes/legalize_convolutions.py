@@ -15,7 +15,8 @@ from tvm import relax, te, tirx, topi
 
 from tvmflow.building.tvm_names import constant_value, type_of
 from tvmflow.passes.winograd import transform_weight, winograd_conv2d
-from tvmflow.targets.machine import computes_in_bfloat16
+from tvmflow.targets.machine import computes_in_bfloat16, sums_tiles
+from tvmflow.tuning.templates.tiles import TILED_CONVOLUTION
 
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
 
@@ -81,9 +82,10 @@ def legalize_conv2d(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
                 primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
             )  # fmt: skip
         if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
+            tiled = group > 0 and constant.shape[-2:] == (16, 16) and sums_tiles(_target(), str(constant.dtype))
             return builder.call_te(
-                packed_conv2d, call.args[0], _weight_of(call, group), strides, padding, dilation, int(attrs.groups),
-                _out_dtype(call), primfunc_name_hint="conv2d_nchwc",
+                packed_conv2d, call.args[0], _weight_of(call, group, tiled), strides, padding, dilation,
+                int(attrs.groups), _out_dtype(call), tiled, primfunc_name_hint="conv2d_nchwc",
                 primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
             )  # fmt: skip
         return builder.call_te(
@@ -104,18 +106,25 @@ def _summed_together(call: Any) -> int:
     if form == "int8" and data in ("int8", "uint8") and total == "int32" and inner % 4 == 0:
         return 4
     if form == data == "bfloat16" and total == "float32" and inner % 2 == 0:
-        return 2 if computes_in_bfloat16(tvm.target.Target.current()) else 0
+        return 2 if computes_in_bfloat16(_target()) else 0
     return 0
 
 
-def _weight_of(call: Any, group: int) -> Any:
+def _target() -> Any:
+    return tvm.target.Target.current()
+
+
+def _weight_of(call: Any, group: int, tiled: bool) -> Any:
     """Return the weight of a packed convolution as its kernel reads it: interleaved by `group`, or widened, or as it is.
 
     Depthwise ones are in float32, where that computes the same, and faster: sums of few products of bytes are exact in float32; products of 16-bit values are summed in float32 anyway.
     """
     weight: Any = constant_value(call.args[1])
     if group:
-        return relax.const(interleave(weight.numpy(), group), str(weight.dtype))
+        interleaved = interleave(weight.numpy(), group)
+        if tiled:
+            interleaved = np.ascontiguousarray(interleaved.transpose(0, 2, 3, 1, 4, 5, 6))
+        return relax.const(interleaved, str(weight.dtype))
     if weight is None or len(weight.shape) != 5 or len(type_of(call.args[0]).shape) != 5:
         return call.args[1]
     data, form, taps = str(type_of(call.args[0]).dtype), str(weight.dtype), int(weight.shape[2]) * int(weight.shape[3])
@@ -133,13 +142,14 @@ def interleave(weight: Any, group: int) -> Any:
 
 
 def packed_conv2d(
-    data: Any, weight: Any, strides: list[int], padding: list[int], dilation: list[int], groups: int, out_dtype: str | None
+    data: Any, weight: Any, strides: list[int], padding: list[int], dilation: list[int], groups: int,
+    out_dtype: str | None, tiled: bool = False,
 ) -> Any:  # fmt: skip
     """Return the te.Tensor (N, OC, OH, OW, lane) of a convolution.
 
     data: (N, C, H, W) or (N, C/b, H, W, b); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
-    (OC, IC, KH, KW, b of I, b of O), or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of bytes, with 2 of bfloat16; padding:
-    top, left, bottom, right.
+    (OC, IC, KH, KW, b of I, b of O), or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of bytes, with 2 of bfloat16, and, as
+    matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right.
     """
     dtype = out_dtype or str(data.dtype)
     top, left, bottom, right = padding
@@ -147,7 +157,7 @@ def packed_conv2d(
     depthwise = len(weight.shape) == 5 and len(data.shape) == 5
     # Of a depthwise convolution each value is read by every tap, so it is widened once, where the padding is copied.
     form = str(weight.dtype) if depthwise else str(data.dtype)
-    oc, ic, kh, kw = (int(d) for d in weight.shape[:4])
+    oc, ic, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
     reach = (kw - 1) * dw + 1
     width = int(data.shape[3]) + left + right
     wanted = (width - reach) // sw + 1
@@ -195,13 +205,14 @@ def packed_conv2d(
     if len(weight.shape) == 7:
         group = int(weight.shape[6])
         q = te.reduce_axis((0, group), "ic_byte" if group == 4 else "ic_pair")
+        steps = (y, x, i) if tiled else (i, y, x)
         made = te.compute(
             shape,
             lambda b, o, h, w, v: te.sum(
-                term(data[b, first(o), h * sh + y * dh, w * sw + x * dw, u * group + q], weight[o, i, y, x, u, v, q]),
-                axis=[i, y, x, u, q],
+                term(data[b, first(o), h * sh + y * dh, w * sw + x * dw, u * group + q], weight[o, *steps, u, v, q]),
+                axis=[*steps, u, q],
             ),
-            name="conv2d_bytes" if group == 4 else "conv2d_pairs",
+            name=TILED_CONVOLUTION if tiled else "conv2d_bytes" if group == 4 else "conv2d_pairs",
         )
         return _cropped(made, wanted)
     made = te.compute(

@@ -12,7 +12,8 @@ from tvm import s_tir, tirx
 from tvmflow.targets.machine import Machine
 from tvmflow.tuning.blocks import new_schedule
 from tvmflow.tuning.templates import scheduled, template_for
-from tvmflow.tuning.templates.dot import register_those_in
+from tvmflow.tuning.templates.dot import register_dots_in
+from tvmflow.tuning.templates.tiles import register_tiles_in
 from tvmflow.tuning.workloads import count_calls, operations, workload_key
 
 MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
@@ -37,7 +38,8 @@ def coverage(choices: list[Choice]) -> float:
 
 def replay(function: Any, trace: Any) -> Any:
     """Return a kernel's schedule rebuilt from the JSON of a trace. Raises where the trace does not fit."""
-    register_those_in(trace)
+    for register in (register_dots_in, register_tiles_in):  # this process may have scheduled nothing yet
+        register(str(trace))
     schedule = new_schedule(function)
     s_tir.Trace.apply_json_to_schedule(trace, schedule)
     return schedule

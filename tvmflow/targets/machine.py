@@ -12,12 +12,15 @@ from typing import Any
 
 from tvmflow.targets.resolve import ResolvedTarget
 
+_TILES = {"avx512f", "amx-tile"}
+
 
 @dataclass(frozen=True)
 class Machine:
     """lanes: float32 values in a vector register; registers: how many of them; near_cache: bytes of a core's own L2.
 
-    dots: instructions that sum products of neighbours: of 4 bytes vnni, dotprod, i8mm; of 2 bfloat16 avx512bf16, bf16.
+    dots: instructions that sum products of neighbours: of 4 bytes vnni, dotprod, i8mm; of 2 bfloat16 avx512bf16, bf16;
+    of matrix tiles amx-int8, amx-bf16.
     """
 
     lanes: int
@@ -53,6 +56,12 @@ def _features(target: Any) -> frozenset[str]:
     return frozenset(str(feature) for feature in codegen.llvm_get_cpu_features(target))
 
 
+def sums_tiles(target: Any, form: str) -> bool:
+    """Whether the processor of a tvm.target.Target multiplies tiles of int8 or bfloat16 values."""
+    needed = {"int8": "amx-int8", "bfloat16": "amx-bf16"}.get(form, "")
+    return target.kind.name == "llvm" and _TILES | {needed} <= _features(target)
+
+
 def computes_in_bfloat16(target: Any) -> bool:
     """Whether the processor of a tvm.target.Target sums pairs of bfloat16 and rounds to it, each in one instruction."""
     return target.kind.name == "llvm" and bool(_features(target) & {"avx512bf16", "bf16"})
@@ -65,7 +74,8 @@ def machine_of(target: ResolvedTarget) -> Machine:
         name
         for name, wanted in (
             ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"}),
-            ("avx512bf16", {"avx512bf16"}), ("bf16", {"neon", "bf16"}),
+            ("avx512bf16", {"avx512bf16"}), ("bf16", {"neon", "bf16"}), ("amx-int8", _TILES | {"amx-int8"}),
+            ("amx-bf16", _TILES | {"amx-bf16", "avx512bf16"}),
         )
         if wanted <= features
     )  # fmt: skip

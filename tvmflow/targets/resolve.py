@@ -43,7 +43,7 @@ class ResolvedTarget:
     @property
     def cpu_kind(self) -> str:
         """Return the kind of CPU that tuning records of CPU kernels are valid for."""
-        return f"cpu-{self.mcpu}-t{self.threads}"
+        return f"cpu-{self.mcpu}{''.join(self.mattr)}-t{self.threads}"
 
     @property
     def device_kind(self) -> str:
@@ -73,11 +73,12 @@ class ResolvedTarget:
 
 def resolve(entry: TargetEntry) -> ResolvedTarget:
     """Resolve `mcpu: host` and a missing triple for this machine."""
+    mcpu, attributes = _host() if entry.mcpu == "host" else (entry.mcpu, ())
     return ResolvedTarget(
         kind=entry.kind,
-        mcpu=probe()["host_cpu"] if entry.mcpu == "host" else entry.mcpu,
+        mcpu=mcpu,
         mtriple=entry.mtriple or f"{platform.machine()}-linux-gnu",
-        mattr=entry.mattr,
+        mattr=(*attributes, *entry.mattr),
         threads=entry.threads,
         cc=entry.cc or "g++",
         vta=_vta(entry.vta),
@@ -95,4 +96,11 @@ def from_json(data: dict[str, Any]) -> ResolvedTarget:
 
 def host_target() -> ResolvedTarget:
     """Return this machine as a target, two threads: for checks between stages, never for what is shipped."""
-    return ResolvedTarget("llvm", probe()["host_cpu"], f"{platform.machine()}-linux-gnu", (), 2, "g++")
+    mcpu, attributes = _host()
+    return ResolvedTarget("llvm", mcpu, f"{platform.machine()}-linux-gnu", attributes, 2, "g++")
+
+
+def _host() -> tuple[str, tuple[str, ...]]:
+    """Return LLVM's name of this machine's processor, and where the processor differs from it."""
+    found = probe()
+    return found["host_cpu"], tuple(found["host_attributes"].split(",")) if found["host_attributes"] else ()

@@ -123,11 +123,10 @@ def sum_with(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, out
         schedule.annotate(outermost, "pragma_import_llvm", dot.imports)
 
 
-def register_those_in(trace: Any) -> None:
-    """Register the instructions that a trace names, so that it can be replayed in a process that scheduled nothing yet."""
-    text = str(trace)
+def register_dots_in(trace: str) -> None:
+    """Register the instructions that a trace names."""
     for dot in DOTS:
-        if dot.intrinsic_name in text:
+        if dot.intrinsic_name in trace:
             intrinsic(dot)
 
 

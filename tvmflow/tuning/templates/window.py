@@ -19,6 +19,7 @@ from tvmflow.tuning.templates.common import (
     work_of,
 )
 from tvmflow.tuning.templates.dot import dot_for, dot_numbered, sum_with
+from tvmflow.tuning.templates.tiles import pixels_together, sum_in_tiles, tile_knobs
 
 
 def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
@@ -79,6 +80,12 @@ def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
         data = str(region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[0]).dtype)
         found_dot = dot_for(machine, data, lanes)
         dot = found_dot.number if found_dot else 0
+    tiles = [
+        {**tile, "rows_first": rows, "pad_inside": inside, "chunk": max(chunk, tile["h_tile"]), "parallel": parallel, "tiles": 1}
+        for rows, inside, chunk in dict.fromkeys((rows, rows, chunk) for rows, _, chunk in places)
+        for tile in tile_knobs(schedule, kernel, machine, reduced)
+        for parallel in order
+    ]  # fmt: skip
     knobs = [
         {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": max(chunk, h),
          "unroll": unroll, "parallel": parallel, "dot": dot}
@@ -86,9 +93,8 @@ def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
         for rows, inside, chunk in places
         for c, h, w in points[:24]
         for parallel in order
-        if max(chunk, h) % h == 0 and height % max(chunk, h) == 0
     ]  # fmt: skip
-    return distinct(knobs)
+    return distinct([k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0])
 
 
 def _chunks(height: int) -> list[int]:
@@ -109,6 +115,8 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     last = merge_epilogue(schedule, kernel)
     anchor = block_ref(schedule, kernel.anchor)
     reduced = len(schedule.get_loops(anchor)) - 5
+    tiles = knobs.get("tiles", 0)
+    before = (pixels_together(schedule, kernel),) if tiles else kernel.before
     behind = after = None
     if last is not None:
         computed, wanted = _image(schedule, anchor, reduced), _image(schedule, block_ref(schedule, last), 0)
@@ -135,7 +143,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     schedule.compute_at(anchor, w_outer, preserve_unit_loops=True)
     if last is not None:
         schedule.set_scope(anchor, 0, "local")
-    for name in kernel.before:
+    for name in before:
         if knobs["pad_inside"]:
             padding = block_ref(schedule, name)
             # Where every channel is summed by itself, one channel's rows are padded at a time.
@@ -146,13 +154,16 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
                 schedule.vectorize(axes[-1])
         else:
             spread(schedule, name, knobs["parallel"])
-    for tile in schedule.get_loops(out)[-4:-1]:
+    for tile in [] if tiles else schedule.get_loops(out)[-4:-1]:
         schedule.unroll(tile)
     if after is not None:
         spread(schedule, after, knobs["parallel"])
     if behind is not None:  # a row is computed whole tiles wide, then cut and finished
         schedule.reverse_compute_at(behind, h_outer, preserve_unit_loops=True)
         schedule.vectorize(schedule.get_loops(behind)[-1])
+    if tiles:
+        sum_in_tiles(schedule, anchor, rows)
+        return
     inner = schedule.get_loops(anchor)[-5 - reduced :]
     n, c_inner, h_inner, w_inner, c_lane = inner[:5]
     steps = inner[5:]

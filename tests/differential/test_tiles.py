@@ -1,0 +1,153 @@
+"""Matrix tiles (AMX) against PyTorch in float64. Where the processor has none, their instructions trap and are computed by
+amx_emulator.c, which refuses what the processor would: registers whose shapes do not fit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tvm import relax
+
+from tests.differential.test_integer_graphs import Net
+from tvmflow.building.ir_files import numpy_dtype
+from tvmflow.building.library import LocalRunner, build_scheduled
+from tvmflow.building.lower import lower
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.fold_batch_norm import FoldBatchNorm
+from tvmflow.passes.fold_constants import FoldConstants
+from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.quantization.definition import run_graph
+from tvmflow.quantization.emit import constant
+from tvmflow.quantization.graph import read_graph
+from tvmflow.quantization.mixed import MixedPrecision, to_mixed
+from tvmflow.quantization.quantizer import Int8Options, quantize_int8
+from tvmflow.sources.torch_networks import build
+from tvmflow.targets.machine import machine_of
+from tvmflow.targets.resolve import ResolvedTarget, host_target
+from tvmflow.tuning.templates import scheduled, template_for, tiles
+from tvmflow.tuning.traces import trace_json
+from tvmflow.tuning.workloads import extract_workloads
+
+FLAGS = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if Path("/proc/cpuinfo").exists() else []
+HOST = host_target()
+TARGET = ResolvedTarget("llvm", HOST.mcpu, HOST.mtriple, ("+amx-tile", "+amx-int8", "+amx-bf16"), 2, "g++")
+pytestmark = pytest.mark.skipif(
+    "avx512_bf16" not in FLAGS, reason="vectors beside the tiles need AVX-512 with bfloat16"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    library = tmp_path_factory.mktemp("amx") / "emulator.so"
+    source = Path(__file__).with_name("amx_emulator.c")
+    command = ["gcc", "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.amx_install()
+    yield loaded
+    loaded.amx_remove()
+
+
+def _convolution(
+    data: str, channels: tuple[int, int], kernel: int, stride: int, size: int
+) -> tuple[Any, torch.nn.Conv2d]:
+    """Return ReLU behind a convolution on packed channels as a module, and PyTorch's convolution in float64."""
+    low, total = ("bfloat16", "float32") if data == "bfloat16" else ("int8", "int32")
+    (first, second), padding = channels, kernel // 2
+    weight = np.random.default_rng(0).integers(-127, 128, (second, first, kernel, kernel)).astype(np.float32)
+    same = torch.nn.Conv2d(first, second, kernel, stride, padding, bias=False, dtype=torch.float64)
+    same.weight = torch.nn.Parameter(torch.from_numpy(weight.astype(np.float64)), requires_grad=False)
+    blocks = weight.reshape(second // 16, 16, first // 16, 16, kernel, kernel).transpose(0, 2, 4, 5, 3, 1)
+    x = relax.Var("x", relax.TensorType((1, first // 16, size, size, 16), data))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            conv = relax.op.nn.conv2d(
+                x, constant(np.ascontiguousarray(blocks).astype(numpy_dtype(low)), low), padding=padding, strides=stride,
+                data_layout="NCHW16c", kernel_layout="OIHW16i16o", out_layout="NCHW16c", out_dtype=total,
+            )  # fmt: skip
+            out = builder.emit_output(relax.op.nn.relu(builder.emit(conv)))
+        builder.emit_func_output(out)
+    return builder.get(), same
+
+
+def _run(executable: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    import tvm
+
+    return np.asarray(relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy())
+
+
+@pytest.mark.parametrize("data", ["uint8", "int8", "bfloat16"])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "size"),
+    [
+        ((64, 64), 3, 1, 14),
+        ((32, 48), 3, 2, 14),  # fewer input channels than an instruction sums, an odd number of outputs
+        ((64, 32), 1, 1, 8),
+        ((128, 64), 1, 2, 16),
+        ((48, 32), 5, 1, 12),
+        ((16, 16), 3, 1, 37),  # rows that are computed wider and cut
+        ((64, 64), 1, 1, 1),  # a dense layer
+    ],
+)
+def test_every_kind_of_tile_keeps_the_answer(
+    emulator: Any, data: str, channels: tuple[int, int], kernel: int, stride: int, size: int
+) -> None:
+    module, same = _convolution(data, channels, kernel, stride, size)
+    (workload,) = extract_workloads(lower(module, TARGET.tvm_target()))
+    found = template_for(workload.function, machine_of(TARGET))
+    assert found is not None
+    tiled = [knobs for knobs in found[1] if knobs.get("tiles")]
+    assert tiled and tiled[0] == found[1][0]
+    low, high = {"uint8": (0, 256), "int8": (-128, 128), "bfloat16": (-127, 128)}[data]
+    x = np.random.default_rng(1).integers(low, high, (1, channels[0], size, size))
+    wanted = torch.relu(same(torch.from_numpy(x.astype(np.float64)))).numpy()
+    packed = x.reshape(1, channels[0] // 16, 16, size, size).transpose(0, 1, 3, 4, 2)
+    for knobs in tiled[:: max(len(tiled) // 6, 1)]:
+        trace = trace_json(scheduled(workload.function, found[0], knobs))
+        tiles._intrinsic.cache_clear()  # as in a process that has scheduled nothing
+        executable, choices = build_scheduled(module, TARGET, {workload.key: {"trace": trace}})
+        assert [choice.how for choice in choices] == ["record"]
+        before = emulator.amx_executed()
+        answer = _run(executable, np.ascontiguousarray(packed).astype(numpy_dtype(data)))
+        assert emulator.amx_executed() > before or "amx_tile" in FLAGS
+        found_plain = answer.astype(np.float64).transpose(0, 1, 4, 2, 3).reshape(wanted.shape)
+        # Products of bfloat16 are exact in float32, their sums are rounded.
+        assert np.abs(found_plain - wanted).max() <= (1e-6 * wanted.max() if data == "bfloat16" else 0), knobs
+
+
+def test_a_network_in_bfloat16_is_computed_in_tiles(emulator: Any) -> None:
+    model = ExportedModel(build("digits_cnn", 3).eval(), "input", (1, 1, 8, 8))
+    module = FoldBatchNorm()(FoldConstants()(model.to_relax()))
+    low = to_mixed(module, MixedPrecision("bfloat16", "float32", ("conv2d", "matmul"), ("mean",)))
+    executable, _ = build_scheduled(PackChannels(16)(low), TARGET, {})
+    before = emulator.amx_executed()
+    for seed in (0, 1):
+        x = np.random.default_rng(seed).standard_normal((1, 1, 8, 8), dtype=np.float32)
+        wanted = model.run(x)
+        assert np.abs(_run(executable, x) - wanted).max() < 2e-2 * np.abs(wanted).max()
+    assert emulator.amx_executed() > before or "amx_tile" in FLAGS
+
+
+def test_a_network_of_bytes_in_tiles_equals_its_definition(emulator: Any) -> None:
+    module = canonicalize(
+        ExportedModel(Net(48, 1, False, False, "valid", 1).eval(), "input", (1, 3, 13, 11)).to_relax()
+    )
+    samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
+    quantized, _ = quantize_int8(module, samples, None, Int8Options())
+    graph, runner, before = (
+        read_graph(quantized),
+        LocalRunner(PackChannels(16)(quantized), TARGET),
+        emulator.amx_executed(),
+    )
+    for sample in samples[:2]:
+        assert np.array_equal(runner.run(sample[None]), run_graph(graph, sample[None]))
+    assert emulator.amx_executed() > before or "amx_tile" in FLAGS
