@@ -51,7 +51,7 @@ def build(context: StageContext) -> dict[str, Any]:
     def dump(name: str, module: Any) -> None:
         (folder / f"{len(phases):02d}_{name}.txt").write_text(module.script(show_meta=False), encoding="utf-8")
         phases.append(name)
-        context.progress(f"building: {name}", len(phases), 9)
+        context.progress(f"building: {name}", len(phases), 10)
 
     packed, winograd = load_module(context.inputs["graph_pack"]), best["winograd"] if records else {}
     vta = None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import relax, s_tir, tirx
@@ -18,6 +19,7 @@ from tvmflow.building.ir_files import load_module, numpy_dtype, save_module
 from tvmflow.building.library import LocalRunner, build_scheduled, compile_lowered
 from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
 from tvmflow.passes.legalize_convolutions import convolution_keys, tileable_width
@@ -132,6 +134,58 @@ def test_every_schedule_of_a_concatenation_keeps_the_answer() -> None:
     assert {knobs["rows_first"] for knobs in covered[1]} == {0, 1}
     for answer in _answers_of_every_schedule(lowered, workload, *covered, x):
         assert np.array_equal(answer, np.concatenate([x, -x], 1))
+
+
+def _pooled(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.max_pool2d(torch.cat(parts, 1), 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "copies"),
+    [
+        (lambda x, y, z: _pooled(x, y), 0),
+        (lambda x, y, z: _pooled(torch.cat([x, y], 1), z), 0),  # a part of a part
+        (lambda x, y, z: _pooled(x, y) + _pooled(y, z), 1),  # a value lies in one place
+        (lambda x, y, z: _pooled(x, x), 1),
+        (lambda x, y, z: _pooled(x, y, z)[:, :32] + torch.nn.functional.max_pool2d(x, 2), 0),  # read as a part, too
+    ],
+    ids=["two", "nested", "twice", "same", "read"],
+)
+def test_what_is_joined_is_written_in_place(make: Callable[..., torch.Tensor], copies: int) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.c = (torch.nn.Conv2d(3, 32, 3, padding=1) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return make(self.a(x), torch.relu(self.b(x)), self.c(x)).flatten(1)
+
+    shape = (1, 3, 9, 9)
+    module, model = _imported(Net(), shape)
+    target = host_target().tvm_target()
+    scheduled_module = ScheduleKernels({}, MACHINE)(lower(PackChannels(16)(module), target))
+    joined = ConcatenateInPlace()(scheduled_module)
+    calls = re.findall(r"\bconcatenate\w*\b", joined["main"].script(show_meta=False))
+    assert len(calls) == copies
+    machine = relax.VirtualMachine(compile_lowered(joined, target), tvm.cpu())
+    for seed in (0, 1):  # the second time in memory that has been used
+        x = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+        assert _error(machine["main"](tvm.runtime.tensor(x)).numpy(), model.run(x)) < BOUND
+
+
+def test_what_the_network_returns_is_not_joined_in_place() -> None:
+    def joined(x: Any) -> Any:
+        return relax.op.concat(
+            [
+                relax.op.nn.max_pool2d(x, (1, 1), layout="NCHW16c"),
+                relax.op.nn.max_pool2d(x, (3, 3), padding=1, layout="NCHW16c"),
+            ],
+            1,
+        )
+
+    lowered = lower(_of_one_operator(joined, (1, 4, 5, 6, 16)), host_target().tvm_target())
+    assert ConcatenateInPlace()(lowered).same_as(lowered)
 
 
 def _answers_of_every_schedule(

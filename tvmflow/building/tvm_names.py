@@ -50,3 +50,15 @@ def linear_factors(expression: Any, variables: list[Any]) -> list[int]:
         from tvm.arith import detect_linear_equation
 
     return [int(factor) for factor in detect_linear_equation(expression, variables)[: len(variables)]]
+
+
+def return_type(function: Any) -> Any:
+    """Return the type of what a Relax function returns."""
+    return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info
+
+
+def object_type() -> Any:
+    """Return the type of a Relax value that is no tensor."""
+    from tvm import relax
+
+    return relax.ObjectType() if hasattr(relax, "ObjectType") else relax.ObjectStructInfo()
