@@ -17,7 +17,7 @@ from tvmflow.devices.local import local_tracker
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.session import DeviceSession, SessionLimits, open_session
 from tvmflow.devices.tracker import TrackerAddress, connect, queue_of, request_session
-from tvmflow.errors import DeviceBusyError, DeviceLostError, DeviceUnknownError, TrackerError, UsageError
+from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, DeviceUnknownError, TrackerError, UsageError
 from tvmflow.params import DeviceEntry, load_params
 from tvmflow.targets.resolve import ResolvedTarget, resolve
 
@@ -27,7 +27,7 @@ X = np.zeros((1, 1, 8, 8), np.float32)
 
 @pytest.fixture(scope="module")
 def tracker() -> Iterator[TrackerAddress]:
-    with local_tracker("board", 1) as address:
+    with local_tracker("board", 2) as address:
         yield address
 
 
@@ -67,6 +67,17 @@ def test_something_else_at_the_trackers_port_is_no_tracker() -> None:
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(TrackerError):
             connect(TrackerAddress("127.0.0.1", server.getsockname()[1]))
+
+
+def test_a_server_with_fewer_threads_than_the_target_measures_nothing(target: ResolvedTarget) -> None:
+    with local_tracker("slow", target.threads - 1) as address:
+        device = DeviceEntry(transport="tracker", key="slow", host=address.host, port=address.port)
+        with (
+            pytest.raises(DeviceError, match=f"{target.threads - 1} of the {target.threads} threads") as error,
+            open_session(device, target, SessionLimits(60.0, 10.0)),
+        ):
+            pass
+    assert f"TVM_NUM_THREADS={target.threads}" in str(error.value)
 
 
 def test_an_unknown_key_lists_the_known_ones_and_does_not_hang(tracker: TrackerAddress) -> None:

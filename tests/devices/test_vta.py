@@ -106,7 +106,7 @@ def test_a_library_with_a_program_runs_through_the_vta_rpc_server(tracker: int, 
     program, x = network(CONFIG), image(SHAPE, 4)
     server = subprocess.Popen(
         [sys.executable, "-m", "tvmflow.vta.rpc_server", "--tracker", f"127.0.0.1:{tracker}", "--key", "vta-sim",
-         "--port", str(free_port()), "--threads", "1"],
+         "--port", str(free_port()), "--threads", "2"],
         cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

@@ -16,7 +16,7 @@ import numpy as np
 from tvmflow.devices.local import local_tracker
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.tracker import TrackerAddress, request_session
-from tvmflow.errors import DeviceLostError, last_line
+from tvmflow.errors import DeviceError, DeviceLostError, last_line
 from tvmflow.params import DeviceEntry
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.vta.config import COUNTERS_FUNCTION
@@ -41,6 +41,13 @@ class DeviceSession:
         self.device = remote.cpu(0)
         with translated(name, "setting the number of threads"):
             remote.get_function("runtime.config_threadpool")(1, target.threads)
+            threads = int(remote.get_function("runtime.NumThreads")())
+        if threads < target.threads:  # TVM makes its pool of half of the CPUs it sees, and never makes it larger
+            raise DeviceError(
+                f"device {name!r} computes on {threads} of the {target.threads} threads of its target",
+                f"a server that was started with TVM_NUM_THREADS={target.threads} or more, on so many CPUs",
+                "start the server with that variable, or set threads: of the target",
+            )
 
     def upload(self, library: Path) -> str:
         """Upload a file under a name that no other upload of this session has, and return that name.
