@@ -11,7 +11,6 @@ import numpy as np
 from tvmflow.building import intrinsics
 from tvmflow.building.lower import lower
 from tvmflow.errors import StageError, TvmflowError, last_line
-from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
 from tvmflow.passes.round_bfloat16 import with_rounding
 from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
 from tvmflow.targets.machine import machine_of
@@ -70,11 +69,9 @@ def build_scheduled(
     lowered = lower(packed, tvm_target, dump, winograd)
     step = ScheduleKernels(best, machine_of(target))
     scheduled = run_pass(step, lowered)
-    joined = run_pass(ConcatenateInPlace(), scheduled)
     if dump is not None:
         dump("schedule_kernels", scheduled)
-        dump("concatenate_in_place", joined)
-    return compile_lowered(joined, tvm_target), list(step.choices)
+    return compile_lowered(scheduled, tvm_target), list(step.choices)
 
 
 class LocalRunner:

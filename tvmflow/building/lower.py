@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import relax
 
+from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
 from tvmflow.passes.legalize_convolutions import legalize_conv2d
 from tvmflow.passes.round_bfloat16 import legalize_astype
 
@@ -23,6 +24,7 @@ def phases(winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
         ("fuse_operators", relax.transform.FuseOps()),
         ("fuse_kernels", relax.transform.FuseTIR()),
         ("drop_dead_code", relax.transform.DeadCodeElimination(["main"])),
+        ("concatenate_in_place", ConcatenateInPlace()),
     ]
 
 

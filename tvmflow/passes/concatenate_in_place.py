@@ -44,8 +44,12 @@ class ConcatenateInPlace:
         places, joined = _places(bindings, main.body.body)
         if not joined:
             return mod
-        body = relax.SeqExpr([relax.BindingBlock(_with_places(bindings, places, joined))], main.body.body)
+        kept = _with_places(bindings, places, joined)
+        body = relax.SeqExpr([relax.BindingBlock(kept)], main.body.body)
         lowered["main"] = relax.Function(main.params, body, return_type(main), main.is_pure, main.attrs)
+        called = {binding.value.op for binding in kept if _is_kernel_call(binding.value)}
+        for kernel in {bindings[at].value.op for at in joined} - called:
+            del lowered[kernel]
         return lowered
 
 
@@ -78,7 +82,7 @@ def _places(bindings: list[Any], answer: Any) -> tuple[dict[Any, _Place], set[in
 
 def _concatenates(value: Any) -> bool:
     """Whether a call of a kernel only joins images of batch 1 along their channels."""
-    if not (isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar)):
+    if not _is_kernel_call(value):
         return False
     if not value.op.name_hint.startswith("concatenate") or len(value.args) < 3:
         return False
@@ -128,3 +132,7 @@ def _bytes(value: Any) -> int:
 
 def _is(value: Any, operator: str) -> bool:
     return isinstance(value, relax.Call) and getattr(value.op, "name", "") == operator
+
+
+def _is_kernel_call(value: Any) -> bool:
+    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar)

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import relax, tirx
 
 from tvmflow.building.tvm_names import buffer_of
@@ -71,8 +72,12 @@ def count_calls(lowered: Any) -> Counter[str]:
     calls: Counter[str] = Counter()
 
     def visit(expression: Any) -> None:
-        if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.call_tir":
+        if not isinstance(expression, relax.Call):
+            return
+        if getattr(expression.op, "name", "") == "relax.call_tir":
             calls[str(expression.args[0].name_hint)] += 1
+        elif isinstance(expression.op, tvm.ir.GlobalVar):  # where memory is laid out already
+            calls[str(expression.op.name_hint)] += 1
 
     relax.analysis.post_order_visit(lowered["main"], visit)
     return calls
