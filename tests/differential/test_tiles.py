@@ -17,7 +17,7 @@ from tvm import relax
 
 from tests.differential.test_integer_graphs import Net
 from tvmflow.building.ir_files import numpy_dtype
-from tvmflow.building.library import LocalRunner, build_scheduled
+from tvmflow.building.library import LoadedLibrary, LocalRunner, build_scheduled, export
 from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.passes.canonicalize import canonicalize
@@ -124,16 +124,18 @@ def test_every_kind_of_tile_keeps_the_answer(
         assert np.abs(found_plain - wanted).max() <= (1e-6 * wanted.max() if data == "bfloat16" else 0), knobs
 
 
-def test_a_network_in_bfloat16_is_computed_in_tiles(emulator: Any) -> None:
+def test_a_network_in_bfloat16_is_computed_in_tiles(emulator: Any, tmp_path: Path) -> None:
+    """As it is shipped: from a shared library."""
     model = ExportedModel(build("digits_cnn", 3).eval(), "input", (1, 1, 8, 8))
     module = FoldBatchNorm()(FoldConstants()(model.to_relax()))
     low = to_mixed(module, MixedPrecision("bfloat16", "float32", ("conv2d", "matmul"), ("mean",)))
     executable, _ = build_scheduled(PackChannels(16)(low), TARGET, {})
-    before = emulator.amx_executed()
+    export(executable, tmp_path / "library.so", TARGET)
+    library, before = LoadedLibrary(tmp_path / "library.so", TARGET.threads), emulator.amx_executed()
     for seed in (0, 1):
         x = np.random.default_rng(seed).standard_normal((1, 1, 8, 8), dtype=np.float32)
         wanted = model.run(x)
-        assert np.abs(_run(executable, x) - wanted).max() < 2e-2 * np.abs(wanted).max()
+        assert np.abs(library.run(x) - wanted).max() < 2e-2 * np.abs(wanted).max()
     assert emulator.amx_executed() > before or "amx_tile" in FLAGS
 
 
