@@ -60,11 +60,12 @@ def build(context: StageContext) -> dict[str, Any]:
     executable, choices = build_scheduled(packed, target, records, dump, winograd)
     library = context.out / "library.so"
     export(executable, library, target)
-    facts: dict[str, Any] = {"library_bytes": library.stat().st_size, **_coverage(choices)}
+    covered = _coverage(choices)
+    facts: dict[str, Any] = {"library_bytes": library.stat().st_size, **covered}
     if target.runs_here:
         golden = check_form(context, "build", LoadedLibrary(library, target.threads), settings["max_relative_error"])
         facts["golden"] = golden.to_json()
-    _write_manifest(context, library, choices, target.to_json(), vta)
+    _write_manifest(context, library, choices, covered["coverage"], target.to_json(), vta)
     if vta is not None:
         facts["vta"] = {name: vta[name] for name in ("counters", "cycles", "estimated_ms", "launches")}
     return facts
@@ -103,7 +104,10 @@ def _coverage(choices: list[Choice]) -> dict[str, Any]:
             "kernels_unscheduled": counts["none"]}  # fmt: skip
 
 
-def _write_manifest(context: StageContext, library: Path, choices: list[Choice], target: dict[str, Any], vta: dict[str, Any] | None) -> None:  # fmt: skip
+def _write_manifest(
+    context: StageContext, library: Path, choices: list[Choice], coverage: float, target: dict[str, Any],
+    vta: dict[str, Any] | None,
+) -> None:  # fmt: skip
     description, file = read_description(context.inputs["fetch"]), describe_file(library)
     manifest: dict[str, Any] = {
         "schema": 1,
@@ -111,7 +115,7 @@ def _write_manifest(context: StageContext, library: Path, choices: list[Choice],
         "library": {"file": library.name, "sha256": file.sha256, "size": file.size, "entry": "main"},
         "input": {"name": description.input_name, "shape": list(description.input_shape), "dtype": "float32"},
         "target": target,
-        "coverage": _coverage(choices)["coverage"],
+        "coverage": coverage,
         "toolchain": versions(_toolchain(context.settings)),
         "kernels": sorted(({"name": c.kernel, "workload": c.workload, "schedule": c.how, "template": c.template, "operations": c.work}
                            for c in choices), key=lambda kernel: str(kernel["name"])),

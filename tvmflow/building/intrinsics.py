@@ -5,6 +5,7 @@ TVM lowers exp to a call of the C library for every lane, and softmax, sigmoid, 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import tvm
@@ -56,8 +57,8 @@ def _exp(call: Any) -> Any:
     return tirx.Let(value, x, found)
 
 
+@cache
 def register() -> None:
     """Teach TVM, in this process: exp as above, and that rounding to the nearest integer can be vectorized."""
-    if tvm.ir.Op.get("tirx.nearbyint").get_attr("TVectorizable") is None:
-        tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
-        register_intrin_lowering("tirx.exp", target="llvm", f=_exp, level=99)
+    tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
+    register_intrin_lowering("tirx.exp", target="llvm", f=_exp, level=99)

@@ -9,6 +9,7 @@ from tvm import relax
 
 from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
 from tvmflow.passes.legalize_convolutions import legalize_conv2d
+from tvmflow.passes.legalize_pools import legalize_max_pool2d
 from tvmflow.passes.round_bfloat16 import legalize_astype
 
 Dump = Callable[[str, Any], None]
@@ -16,7 +17,10 @@ Dump = Callable[[str, Any], None]
 
 def phases(winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
     """Return (name, pass) in order: operators become kernels, kernels that belong together become one."""
-    own = {"relax.nn.conv2d": legalize_conv2d(winograd), "relax.astype": legalize_astype}
+    own = {
+        "relax.nn.conv2d": legalize_conv2d(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
+        "relax.astype": legalize_astype,
+    }  # fmt: skip
     return [
         ("legalize_operators", relax.transform.LegalizeOps(own)),
         ("annotate_patterns", relax.transform.AnnotateTIROpPattern()),

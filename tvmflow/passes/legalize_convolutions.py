@@ -164,7 +164,7 @@ def packed_conv2d(
     computed = tileable_width(wanted)
     right += max((computed - 1) * sw + reach - width, 0)
     if top or left or bottom or right or form != str(data.dtype):
-        data = _padded(data, padding[:2], [bottom, right], form)
+        data = padded_image(data, padding[:2], [bottom, right], form)
     n, _, height, _ = (int(d) for d in data.shape[:4])
     lanes = int(weight.shape[-2 if len(weight.shape) == 7 else -1])
     shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)
@@ -225,8 +225,8 @@ def packed_conv2d(
     return _cropped(made, wanted)
 
 
-def _padded(data: Any, before: list[int], after: list[int], form: str) -> Any:
-    """Return an image with a border of zeros, in another type."""
+def padded_image(data: Any, before: list[int], after: list[int], form: str, filling: float = 0.0) -> Any:
+    """Return an image with a border, in another type. before: rows, columns; after: the same."""
     n, c, height, width, *lanes = (int(d) for d in data.shape)
     (top, left), (bottom, right) = before, after
 
@@ -235,7 +235,7 @@ def _padded(data: Any, before: list[int], after: list[int], form: str) -> Any:
         sides = ((top, h >= top), (bottom, h < height + top), (left, w >= left), (right, w < width + left))
         inside = [condition for border, condition in sides if border]
         value = data[b, o, h - top, w - left, *v].astype(form)
-        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, form)) if inside else value
+        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(filling, form)) if inside else value
 
     return te.compute((n, c, height + top + bottom, width + left + right, *lanes), at, name="pad")
 

@@ -25,8 +25,8 @@ _ON_SUMS = frozenset(
         "nn.silu",
     )
 )  # fmt: skip
-# Averages sum in float32; TVM 0.27 cannot vectorize the first value of a maximum in bfloat16. What they make is rounded.
-_THROUGH_FLOAT32 = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"))
+# Averages sum in float32. What they make is rounded.
+_THROUGH_FLOAT32 = frozenset(f"relax.nn.{name}" for name in ("avg_pool2d", "adaptive_avg_pool2d"))
 
 
 @dataclass(frozen=True)

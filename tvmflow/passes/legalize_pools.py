@@ -1,0 +1,56 @@
+"""Lower max_pool2d of 16-bit values: each is widened once, where its padding is copied, and the largest rounded back.
+
+TVM 0.27 cannot vectorize the first value of a maximum in bfloat16. A maximum of rounded values is one of them, so nothing is
+lost, and memory has the low form on both sides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import te, topi
+
+from tvmflow.building.tvm_names import type_of
+from tvmflow.passes.legalize_convolutions import padded_image
+from tvmflow.passes.round_bfloat16 import rounded
+
+_LOWEST = -3.4028234663852886e38  # of float32
+
+
+def legalize_max_pool2d(builder: Any, call: Any) -> Any:
+    """Return how relax.nn.max_pool2d is lowered; layouts NCHW and NCHW{b}c, others as TVM does."""
+    attrs, data = call.attrs, call.args[0]
+    dtype, layout = str(type_of(data).dtype), str(attrs.layout)
+    window, strides, dilation, padding = (
+        [int(v) for v in values] for values in (attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding)
+    )
+    if dtype not in ("bfloat16", "float16") or not layout.startswith("NCHW"):
+        return builder.call_te(
+            topi.nn.pool2d, data, kernel=window, stride=strides, dilation=dilation, padding=padding, pool_type="max",
+            ceil_mode=attrs.ceil_mode, layout=layout, primfunc_name_hint="max_pool2d",
+        )  # fmt: skip
+    wanted = [int(d) for d in type_of(call).shape]
+    return builder.call_te(
+        _max_pool2d, data, window, strides, dilation, padding, wanted, primfunc_name_hint="max_pool2d"
+    )
+
+
+def _max_pool2d(
+    data: Any, window: list[int], strides: list[int], dilation: list[int], padding: list[int], wanted: list[int]
+) -> Any:
+    """Return the te.Tensor of shape `wanted`, in the type of data: (N, C, H, W) or (N, C/b, H, W, b)."""
+    top, left = padding[:2]
+    (sh, sw), (dh, dw) = strides, dilation
+    after = [
+        (wanted[2] - 1) * sh + (window[0] - 1) * dh + 1 - int(data.shape[2]) - top,
+        (wanted[3] - 1) * sw + (window[1] - 1) * dw + 1 - int(data.shape[3]) - left,
+    ]
+    wide = padded_image(data, [top, left], [max(width, 0) for width in after], "float32", _LOWEST)
+    y, x = te.reduce_axis((0, window[0]), "kh"), te.reduce_axis((0, window[1]), "kw")
+    largest = te.compute(
+        tuple(wanted),
+        lambda b, c, h, w, *v: te.max(wide[b, c, h * sh + y * dh, w * sw + x * dw, *v], axis=[y, x]),
+        name="max_pool2d",
+    )
+    dtype = str(data.dtype)
+    return te.compute(largest.shape, lambda *at: rounded(largest[at], dtype), name="round")
