@@ -10,7 +10,8 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.tirx.op import register_intrin_lowering
+
+from tvmflow.building.tvm_names import dtype_of, register_intrin_lowering
 
 _LOWEST, _HIGHEST = -104.0, 89.0  # beyond: 0 and infinity
 _LOG2_E = 1.4426950408889634
@@ -22,7 +23,7 @@ _POLYNOMIAL = (0.001381459878757596, 0.008368716575205326, 0.04166838899254799, 
 
 def _exp(call: Any) -> Any:
     """Return exp of float32 within one unit in the last place, infinities, NaN and subnormal results included."""
-    dtype, x = str(call.ty.dtype), call.args[0]
+    dtype, x = dtype_of(call), call.args[0]
     if not dtype.startswith("float32"):
         return tirx.call_llvm_pure_intrin(dtype, "llvm.exp", x)
     integer = dtype.replace("float", "int")
@@ -61,4 +62,4 @@ def _exp(call: Any) -> Any:
 def register() -> None:
     """Teach TVM, in this process: exp as above, and that rounding to the nearest integer can be vectorized."""
     tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
-    register_intrin_lowering("tirx.exp", target="llvm", f=_exp, level=99)
+    register_intrin_lowering("tirx.exp", "llvm", _exp, 99)

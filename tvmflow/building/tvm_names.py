@@ -62,3 +62,18 @@ def object_type() -> Any:
     from tvm import relax
 
     return relax.ObjectType() if hasattr(relax, "ObjectType") else relax.ObjectStructInfo()
+
+
+def dtype_of(expression: Any) -> str:
+    """Return the dtype of a TensorIR expression, "float32x16" for a vector."""
+    found = getattr(expression, "ty", None)
+    return str(found.dtype if found is not None else expression.dtype)
+
+
+def register_intrin_lowering(operator: str, target: str, lower: Any, level: int = 10) -> None:
+    """Have an operator of TensorIR lowered by a function in code for a kind of target."""
+    import tvm
+    from tvm.tirx import op
+
+    register = getattr(op, "register_intrin_lowering", None) or tvm.ir.register_intrin_lowering
+    register(operator, target=target, f=lower, level=level)

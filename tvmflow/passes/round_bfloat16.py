@@ -12,9 +12,8 @@ from typing import Any
 import tvm
 from tvm import te, tirx, topi
 from tvm.ir import _ffi_api
-from tvm.tirx.op import register_intrin_lowering
 
-from tvmflow.building.tvm_names import constant_value, type_of
+from tvmflow.building.tvm_names import constant_value, dtype_of, register_intrin_lowering, type_of
 from tvmflow.targets.machine import computes_in_bfloat16
 from tvmflow.tuning.blocks import new_schedule
 
@@ -38,7 +37,7 @@ define weak_odr i16 @tvmflow_round(float %x) alwaysinline nounwind {
 
 def _call(call: Any) -> Any:
     """Return what the operator becomes: the function for as many lanes as its loop was given, or integer operations."""
-    dtype, value = str(call.ty.dtype), call.args[0]
+    dtype, value = dtype_of(call), call.args[0]
     lanes = dtype.removeprefix("uint16").lstrip("x")
     if not lanes:
         return tirx.call_pure_extern(dtype, "tvmflow_round", value)
@@ -57,7 +56,7 @@ def _register() -> None:
     _ffi_api.OpSetNumInputs(tvm.ir.Op.get(_OPERATOR), 1)
     tvm.ir.register_op_attr(_OPERATOR, "TVectorizable", True)
     tvm.ir.register_op_attr(_OPERATOR, "TCallEffectKind", int(tirx.expr.CallEffectKind.Pure.value))
-    register_intrin_lowering(_OPERATOR, target="default", f=_call)
+    register_intrin_lowering(_OPERATOR, "default", _call)
 
 
 _register()
