@@ -40,6 +40,7 @@ def _toolchain(settings: dict[str, Any]) -> tuple[str, ...]:
 def build(context: StageContext) -> dict[str, Any]:
     """Compile, export, and check the library itself where this machine can run it."""
     from tvmflow.building.library import LoadedLibrary, build_scheduled, export
+    from tvmflow.building.lower import phases as lowering
 
     settings, target = context.settings, from_json(context.settings["target"])
     best = json.loads((context.inputs["tune"] / "best.json").read_text(encoding="utf-8"))
@@ -47,11 +48,12 @@ def build(context: StageContext) -> dict[str, Any]:
     folder = context.out / "ir"
     folder.mkdir()
     phases: list[str] = []
+    total = len(lowering({})) + 1  # and scheduling
 
     def dump(name: str, module: Any) -> None:
         (folder / f"{len(phases):02d}_{name}.txt").write_text(module.script(show_meta=False), encoding="utf-8")
         phases.append(name)
-        context.progress(f"building: {name}", len(phases), 10)
+        context.progress(f"building: {name}", len(phases), total)
 
     packed, winograd = load_module(context.inputs["graph_pack"]), best["winograd"] if records else {}
     vta = None

@@ -21,6 +21,7 @@ from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CELL = "digits_torch@local-cpu:float32"
+SLUG = CELL.replace("@", ".").replace(":", ".")
 PRIVACY = {
     "DO_NOT_TRACK": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true",
     "DVC_NO_ANALYTICS": "1", "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true", "NO_COLOR": "1",

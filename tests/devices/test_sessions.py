@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.conftest import CELL
+from tests.conftest import SLUG
 from tvmflow.devices.local import local_tracker
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.session import DeviceSession, SessionLimits, open_session
@@ -38,7 +38,7 @@ def target(finished: Path) -> ResolvedTarget:
 
 @pytest.fixture
 def library(finished: Path) -> Path:
-    return finished / "artifacts" / "build" / CELL.replace("@", ".").replace(":", ".") / "library.so"
+    return finished / "artifacts" / "build" / SLUG / "library.so"
 
 
 def test_no_tracker_is_one_error_that_says_how_to_start_one() -> None:

@@ -119,7 +119,7 @@ def test_candidates_of_every_template_keep_the_answer(form: str, winograd: int, 
         step = ScheduleKernels(best, MACHINE)
         executable = compile_lowered(step(lowered), target)
         assert sum(choice.how == "record" for choice in step.choices) == len(best)
-        assert _error(_run(executable, x), reference) < bound
+        assert _error(run(executable, x), reference) < bound
 
 
 def test_every_schedule_of_a_concatenation_keeps_the_answer() -> None:
@@ -194,7 +194,7 @@ def _answers_of_every_schedule(
     """Run a module of one kernel under each of its candidates."""
     for knobs in candidates:
         best = {workload.key: {"trace": trace_json(scheduled(workload.function, template, knobs))}}
-        yield _run(compile_lowered(ScheduleKernels(best, MACHINE)(lowered), host_target().tvm_target()), x)
+        yield run(compile_lowered(ScheduleKernels(best, MACHINE)(lowered), host_target().tvm_target()), x)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_the_plain_kernels_that_schedules_are_compared_with_are_right(winograd: 
             assert "T.parallel" in spread.script()
             lowered[name] = spread
     x = np.random.default_rng(1).standard_normal((1, 1, 8, 8), dtype=np.float32)
-    assert _error(_run(compile_lowered(lowered, target), x), model.run(x)) < (10 if winograd else 1) * BOUND
+    assert _error(run(compile_lowered(lowered, target), x), model.run(x)) < (10 if winograd else 1) * BOUND
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -249,7 +249,7 @@ def test_winograd_equals_torch_at_any_size(size: tuple[int, int], channels: int,
     executable, choices = build_scheduled(packed, host_target(), {}, winograd={key: m})
     assert "winograd" in {choice.template for choice in choices}
     x = np.random.default_rng(0).standard_normal((1, 16, *size), dtype=np.float32)
-    assert _error(_run(executable, x), model.run(x)) < 10 * BOUND
+    assert _error(run(executable, x), model.run(x)) < 10 * BOUND
 
 
 @pytest.mark.parametrize(
@@ -289,8 +289,6 @@ def test_neighbours_are_multiplied_by_the_instruction_of_the_target(
     mcpu: str, mtriple: str, data: str, instruction: str
 ) -> None:
     """For targets that are not at hand the code is looked at; where this machine has the instruction, tests run it."""
-    import tvm
-
     target = ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++")
     x = relax.Var("x", relax.TensorType((1, 2, 8, 8, 16), data))
     low, total = ("bfloat16", "float32") if data == "bfloat16" else ("int8", "int32")
@@ -323,7 +321,7 @@ def test_bfloat16_rounds_to_nearest_ties_to_even(length: int, mcpu: str) -> None
     bits[::2] = bits[::2] & 0xFFFF0000 | 0x8000
     x = bits.view(np.float32) * np.where(bits & 1, -1, 1).astype(np.float32)
     x[0, :1], x[1, :1], x[2, :1] = -0.0, np.finfo(np.float32).max, -np.inf
-    found = _run(executable, x)
+    found = run(executable, x)
     assert np.array_equal(found.view(np.uint16), x.astype(numpy_dtype("bfloat16")).view(np.uint16))
 
 
@@ -359,7 +357,7 @@ def test_exp_is_right_to_one_unit_in_the_last_place(length: int, mcpu: str) -> N
     executable = build_scheduled(_of_one_operator(relax.op.exp, (64, length)), target, {})[0]
     x = np.random.default_rng(length).uniform(-106, 90, (64, length)).astype(np.float32)
     x[:8, 0] = 0.0, -0.0, np.inf, -np.inf, np.nan, 88.722, 88.723, -103.97
-    found = _run(executable, x)
+    found = run(executable, x)
     with np.errstate(over="ignore"):
         wanted = np.exp(x.astype(np.float64))
         rounded = wanted.astype(np.float32)
@@ -430,7 +428,7 @@ def test_a_padding_behind_a_convolution_is_written(kernel: int, m: int, reader: 
     executable, _ = build_scheduled(packed, host_target(), {}, winograd=winograd)
     for seed in (0, 1):
         x = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-        assert _error(_run(executable, 100 * x), model.run(100 * x)) < 10 * BOUND
+        assert _error(run(executable, 100 * x), model.run(100 * x)) < 10 * BOUND
 
 
 def test_winograd_errors_grow_with_the_tile_and_are_measured() -> None:
@@ -439,9 +437,7 @@ def test_winograd_errors_grow_with_the_tile_and_are_measured() -> None:
     assert 1e-8 < small < large < 1e-4
 
 
-def _run(executable: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    import tvm
-
+def run(executable: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy())
 
 
@@ -500,8 +496,6 @@ def test_kernels_of_every_form_go_to_metaschedule_and_come_back(tmp_path: Path) 
 
 
 def test_ir_files_give_the_same_module_back(tmp_path: Path) -> None:
-    import tvm
-
     module, _ = _imported(build("digits_cnn", 3), (1, 1, 8, 8))
     save_module(module, tmp_path)
     tvm.ir.assert_structural_equal(load_module(tmp_path), module)

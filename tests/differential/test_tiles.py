@@ -16,6 +16,7 @@ import torch
 from tvm import relax
 
 from tests.differential.test_integer_graphs import Net
+from tests.differential.test_kernels import run
 from tvmflow.building.ir_files import numpy_dtype
 from tvmflow.building.library import LoadedLibrary, LocalRunner, build_scheduled, export
 from tvmflow.building.lower import lower
@@ -79,12 +80,6 @@ def _convolution(
     return builder.get(), same
 
 
-def _run(executable: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    import tvm
-
-    return np.asarray(relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy())
-
-
 @pytest.mark.parametrize("data", ["uint8", "int8", "bfloat16"])
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "size"),
@@ -117,7 +112,7 @@ def test_every_kind_of_tile_keeps_the_answer(
         executable, choices = build_scheduled(module, TARGET, {workload.key: {"trace": trace}})
         assert [choice.how for choice in choices] == ["record"]
         before = emulator.amx_executed()
-        answer = _run(executable, np.ascontiguousarray(packed).astype(numpy_dtype(data)))
+        answer = run(executable, np.ascontiguousarray(packed).astype(numpy_dtype(data)))
         assert emulator.amx_executed() > before or "amx_tile" in FLAGS
         found_plain = answer.astype(np.float64).transpose(0, 1, 4, 2, 3).reshape(wanted.shape)
         # Products of bfloat16 are exact in float32, their sums are rounded.

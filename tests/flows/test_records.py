@@ -9,14 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import CELL, stage, tvmflow
+from tests.conftest import CELL, SLUG, stage, tvmflow
 from tvmflow.artifacts import describe_file
 from tvmflow.ledger.registry import version_by_alias
 from tvmflow.ledger.store_paths import open_mlflow
 from tvmflow.params import STAGE_NAMES
 from tvmflow.workspace import Workspace
-
-SLUG = CELL.replace("@", ".").replace(":", ".")
 
 
 def _dvc(root: Path, *arguments: str) -> str:

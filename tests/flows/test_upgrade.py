@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CELL, tvmflow
+from tests.conftest import SLUG, tvmflow
 
-FOLDER = CELL.replace("@", ".").replace(":", ".")
 OLD = os.environ.get("TVMFLOW_OLD_TVM", "")
 
 
@@ -35,6 +34,6 @@ def test_schedules_of_the_old_tvm_are_replayed_on_the_new_one(copy_of_finished: 
     assert result["outcomes"]["fetch"] == "hit" and result["outcomes"]["tune"] == "made"
     tuning = result["tuning"]
     assert tuning["replayed"] >= 5 and tuning["lost"] == 0
-    manifest = json.loads((root / "artifacts" / "build" / FOLDER / "manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads((root / "artifacts" / "build" / SLUG / "manifest.json").read_text(encoding="utf-8"))
     assert tuning["replayed"] + tuning["searched"] == len({kernel["workload"] for kernel in manifest["kernels"]})
     assert "champion" in result["verdict"]

@@ -14,6 +14,7 @@ from tvm import relax
 
 from tvmflow.building.ir_files import numpy_dtype
 from tvmflow.building.tvm_names import object_type, return_type, type_of, variable_name
+from tvmflow.tuning.workloads import count_calls
 
 _ALIGNMENT = 64  # bytes: kernels are compiled for buffers that begin at such an address
 
@@ -44,12 +45,12 @@ class ConcatenateInPlace:
         places, joined = _places(bindings, main.body.body)
         if not joined:
             return mod
-        kept = _with_places(bindings, places, joined)
-        body = relax.SeqExpr([relax.BindingBlock(kept)], main.body.body)
+        body = relax.SeqExpr([relax.BindingBlock(_with_places(bindings, places, joined))], main.body.body)
         lowered["main"] = relax.Function(main.params, body, return_type(main), main.is_pure, main.attrs)
-        called = {binding.value.op for binding in kept if _is_kernel_call(binding.value)}
-        for kernel in {bindings[at].value.op for at in joined} - called:
-            del lowered[kernel]
+        called = count_calls(lowered)
+        for kernel in {bindings[at].value.op for at in joined}:
+            if kernel.name_hint not in called:
+                del lowered[kernel]
         return lowered
 
 
@@ -82,7 +83,7 @@ def _places(bindings: list[Any], answer: Any) -> tuple[dict[Any, _Place], set[in
 
 def _concatenates(value: Any) -> bool:
     """Whether a call of a kernel only joins images of batch 1 along their channels."""
-    if not _is_kernel_call(value):
+    if not (isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar)):
         return False
     if not value.op.name_hint.startswith("concatenate") or len(value.args) < 3:
         return False
@@ -132,7 +133,3 @@ def _bytes(value: Any) -> int:
 
 def _is(value: Any, operator: str) -> bool:
     return isinstance(value, relax.Call) and getattr(value.op, "name", "") == operator
-
-
-def _is_kernel_call(value: Any) -> bool:
-    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import te, topi
+from tvm import te
 
 from tvmflow.building.tvm_names import type_of
 from tvmflow.passes.legalize_convolutions import padded_image
@@ -20,15 +20,11 @@ _LOWEST = -3.4028234663852886e38  # of float32
 def legalize_max_pool2d(builder: Any, call: Any) -> Any:
     """Return how relax.nn.max_pool2d is lowered; layouts NCHW and NCHW{b}c, others as TVM does."""
     attrs, data = call.attrs, call.args[0]
-    dtype, layout = str(type_of(data).dtype), str(attrs.layout)
+    if str(type_of(data).dtype) not in ("bfloat16", "float16") or not str(attrs.layout).startswith("NCHW"):
+        return call.op.get_attr("FLegalize")(builder, call)
     window, strides, dilation, padding = (
         [int(v) for v in values] for values in (attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding)
     )
-    if dtype not in ("bfloat16", "float16") or not layout.startswith("NCHW"):
-        return builder.call_te(
-            topi.nn.pool2d, data, kernel=window, stride=strides, dilation=dilation, padding=padding, pool_type="max",
-            ceil_mode=attrs.ceil_mode, layout=layout, primfunc_name_hint="max_pool2d",
-        )  # fmt: skip
     wanted = [int(d) for d in type_of(call).shape]
     return builder.call_te(
         _max_pool2d, data, window, strides, dilation, padding, wanted, primfunc_name_hint="max_pool2d"

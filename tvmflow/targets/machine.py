@@ -13,6 +13,16 @@ from typing import Any
 from tvmflow.targets.resolve import ResolvedTarget
 
 _TILES = {"avx512f", "amx-tile"}
+_DOTS = (
+    ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"}),
+    ("avx512bf16", {"avx512bf16"}), ("bf16", {"neon", "bf16"}), ("amx-int8", _TILES | {"amx-int8"}),
+    ("amx-bf16", _TILES | {"amx-bf16", "avx512bf16"}),
+)  # fmt: skip
+TILES_FOR = {
+    "uint8": "amx-int8",
+    "int8": "amx-int8",
+    "bfloat16": "amx-bf16",
+}  # type of the values -> name among the dots
 
 
 @dataclass(frozen=True)
@@ -58,8 +68,11 @@ def _features(target: Any) -> frozenset[str]:
 
 def sums_tiles(target: Any, form: str) -> bool:
     """Whether the processor of a tvm.target.Target multiplies tiles of int8 or bfloat16 values."""
-    needed = {"int8": "amx-int8", "bfloat16": "amx-bf16"}.get(form, "")
-    return target.kind.name == "llvm" and _TILES | {needed} <= _features(target)
+    return target.kind.name == "llvm" and TILES_FOR.get(form, "") in _dots(_features(target))
+
+
+def _dots(features: frozenset[str]) -> tuple[str, ...]:
+    return tuple(name for name, wanted in _DOTS if wanted <= features)
 
 
 def computes_in_bfloat16(target: Any) -> bool:
@@ -70,15 +83,7 @@ def computes_in_bfloat16(target: Any) -> bool:
 def machine_of(target: ResolvedTarget) -> Machine:
     """Return what the target's processor can do."""
     features = features_of(target.mcpu, target.mtriple, target.mattr)
-    dots = tuple(
-        name
-        for name, wanted in (
-            ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"}),
-            ("avx512bf16", {"avx512bf16"}), ("bf16", {"neon", "bf16"}), ("amx-int8", _TILES | {"amx-int8"}),
-            ("amx-bf16", _TILES | {"amx-bf16", "avx512bf16"}),
-        )
-        if wanted <= features
-    )  # fmt: skip
+    dots = _dots(features)
     if "avx512f" in features:
         return Machine(16, 32, target.threads, 1 << 20, dots)
     if "avx2" in features:

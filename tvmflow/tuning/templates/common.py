@@ -91,3 +91,20 @@ def weight_bytes(schedule: Any, kernel: Kernel) -> int:
 def distinct(knobs: list[Knobs]) -> list[Knobs]:
     """Return the candidates without repetitions, in order."""
     return list({tuple(sorted(k.items())): k for k in knobs}.values())
+
+
+def register_intrinsic(name: str, source: str, meaning: str, instructions: str, values: dict[str, Any]) -> str:
+    """Register a tensor intrinsic with TVM and return its name.
+
+    source: TVMScript with {body} for the two bodies, which say what is computed and how; values: what its {names} stand for.
+    """
+    from tvm.s_tir import TensorIntrin
+    from tvm.script import from_source
+    from tvm.script import tirx as T
+
+    parts = [
+        from_source(source.replace("{body}", body).format(**values), extra_vars={"T": T})
+        for body in (meaning, instructions)
+    ]
+    TensorIntrin.register(name, parts[0], parts[1], override=True)
+    return name

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from tvmflow.targets.machine import Machine
+from tvmflow.tuning.templates.common import register_intrinsic
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -133,10 +134,6 @@ def register_dots_in(trace: str) -> None:
 @cache
 def intrinsic(dot: Dot) -> str:
     """Register an instruction with TVM and return its name."""
-    from tvm.s_tir import TensorIntrin
-    from tvm.script import from_source
-    from tvm.script import tirx as T
-
     if dot.of_pairs:
         body = _PAIRS
     elif dot is VNNI:
@@ -150,8 +147,4 @@ def intrinsic(dot: Dot) -> str:
         "weight": "bfloat16" if dot.of_pairs else "int8", "total": "float32" if dot.of_pairs else "int32",
         "group": 2 if dot.of_pairs else 4,
     }  # fmt: skip
-    parts = [
-        from_source(_SOURCE.replace("{body}", text).format(**names), extra_vars={"T": T}) for text in (_MEANING, body)
-    ]
-    TensorIntrin.register(dot.intrinsic_name, parts[0], parts[1], override=True)
-    return dot.intrinsic_name
+    return register_intrinsic(dot.intrinsic_name, _SOURCE, _MEANING, body, names)

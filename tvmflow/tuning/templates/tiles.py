@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 from tvmflow.building.tvm_names import linear_factors
-from tvmflow.targets.machine import Machine
+from tvmflow.targets.machine import TILES_FOR, Machine
 from tvmflow.tuning.blocks import Kernel, block_ref, extents, region_buffer
-from tvmflow.tuning.templates.common import Knobs, divisors
+from tvmflow.tuning.templates.common import Knobs, divisors, register_intrinsic
 
 TILED_CONVOLUTION = "conv2d_tiles"  # name of the block whose weights lie (OC, KH, KW, IC, ...)
 _LANES = 16  # channels of a block; int32 or float32 values in a row of a tile
@@ -81,7 +81,6 @@ define weak_odr i32 @tvmflow_tilerelease() alwaysinline nounwind {
 }
 """
 _INSTRUCTIONS = {"uint8": "tdpbusd", "int8": "tdpbssd", "bfloat16": "tdpbf16ps"}
-_NEEDS = {"uint8": "amx-int8", "int8": "amx-int8", "bfloat16": "amx-bf16"}
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def tile_knobs(schedule: Any, kernel: Kernel, machine: Machine, reduced: int) ->
     _, channels, height, width, lanes, _, _, blocks, words, group = extents(
         schedule, schedule.get_loops(block_ref(schedule, kernel.anchor))
     )
-    if _NEEDS.get(data, "") not in machine.dots or (lanes, words * group) != (_LANES, _LANES):
+    if TILES_FOR.get(data, "") not in machine.dots or (lanes, words * group) != (_LANES, _LANES):
         return []
     rows = _depth(blocks, 1 if group == 4 else 2) * words
 
@@ -258,10 +257,6 @@ def register_tiles_in(trace: str) -> None:
 @cache
 def _intrinsic(tile: _Tile) -> str:
     """Register a tile with TVM and return its name."""
-    from tvm.s_tir import TensorIntrin
-    from tvm.script import from_source
-    from tvm.script import tirx as T
-
     group = 2 if tile.data == "bfloat16" else 4
     sizes = (tile.c, tile.h, tile.w, _LANES, tile.kh, tile.kw, tile.blocks, _LANES // group, group)
     axes = [(name, size, kind) for name, size, kind in zip("ohwvyxiuq", sizes, "SSSSRRRRR", strict=True)]
@@ -276,9 +271,4 @@ def _intrinsic(tile: _Tile) -> str:
         "words": _LANES // group, "group": group, "weight": "bfloat16" if group == 2 else "int8",
         "total": "float32" if group == 2 else "int32",
     }  # fmt: skip
-    parts = [
-        from_source(_SOURCE.replace("{body}", body).format(**values), extra_vars={"T": T})
-        for body in (_MEANING, tile.instructions())
-    ]
-    TensorIntrin.register(tile.intrinsic_name, parts[0], parts[1], override=True)
-    return tile.intrinsic_name
+    return register_intrinsic(tile.intrinsic_name, _SOURCE, _MEANING, tile.instructions(), values)

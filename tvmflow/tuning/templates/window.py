@@ -80,10 +80,11 @@ def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
         data = str(region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[0]).dtype)
         found_dot = dot_for(machine, data, lanes)
         dot = found_dot.number if found_dot else 0
+    shapes = tile_knobs(schedule, kernel, machine, reduced)
     tiles = [
-        {**tile, "rows_first": rows, "pad_inside": inside, "chunk": max(chunk, tile["h_tile"]), "parallel": parallel, "tiles": 1}
-        for rows, inside, chunk in dict.fromkeys((rows, rows, chunk) for rows, _, chunk in places)
-        for tile in tile_knobs(schedule, kernel, machine, reduced)
+        {**tile, "rows_first": rows, "pad_inside": rows, "chunk": max(chunk, tile["h_tile"]), "parallel": parallel, "tiles": 1}
+        for rows, chunk in dict.fromkeys((rows, chunk) for rows, _, chunk in places)
+        for tile in shapes
         for parallel in order
     ]  # fmt: skip
     knobs = [
