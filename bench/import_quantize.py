@@ -55,7 +55,8 @@ def _step(options: Any) -> dict[str, float]:
     from bench.quantizers import onnxruntime_answers, seeded
     from tvmflow.frontends.exported import ExportedModel
     from tvmflow.passes.canonicalize import canonicalize
-    from tvmflow.quantization.quantizer import Int8Options, quantize_int8
+    from tvmflow.quantization.options import Int8Options
+    from tvmflow.quantization.quantizer import quantize_int8
 
     network, calibration, evaluation = seeded(options.network)
     model = ExportedModel(network, "input", (1, 3, 224, 224))

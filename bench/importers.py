@@ -22,14 +22,14 @@ import numpy as np
 from tvmflow.errors import TvmflowError
 from tvmflow.evaluation.agreement import compare
 from tvmflow.frontends.source_model import SourceDescription, SourceModel
-from tvmflow.frontends.table import load_source
+from tvmflow.frontends.table import FRONTENDS, load_source
+from tvmflow.ir.definition import run_graph
+from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.quantization.definition import run_graph
-from tvmflow.quantization.graph import read_graph
+from tvmflow.progress import silent
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.tool_environments import run_tool
 from tvmflow.sources.weights import WeightsRequest, bring_weights
-from tvmflow.stages import silent
 
 MXNET = (
     "resnet18_v1", "resnet34_v1", "resnet50_v1", "resnet18_v2", "resnet50_v2", "vgg11_bn", "vgg16", "mobilenet1.0",
@@ -69,7 +69,9 @@ def fetched(framework: str, network: str, folder: Path) -> SourceModel:
         run_tool("tensorflow", ["convert", str(folder / "saved"), str(folder / "model.tflite")])
         return load_source(folder, SourceDescription(framework, None, "model.tflite", "input", shape))
     origin = "torch" if framework == "onnx" else framework
-    request = WeightsRequest(origin, network, {"seeded": 1}, folder, DownloadLimits(1, 1, 1.0), folder)
+    request = WeightsRequest(
+        origin, network, {"seeded": 1}, folder, DownloadLimits(1, 1, 1.0), folder, FRONTENDS[origin].files
+    )
     path = bring_weights(request, folder, None, silent)
     model = load_source(folder, SourceDescription(origin, network, path.name, "input", shape))
     if framework == "onnx":
@@ -105,10 +107,10 @@ def _row(framework: str, network: str, folder: Path, compiled: bool) -> str:
     module = canonicalize(source.to_relax())
     seconds = time.perf_counter() - started
     if compiled:
+        from tvmflow.backends.cpu import host_backend
         from tvmflow.building.library import LocalRunner
-        from tvmflow.targets.resolve import host_target
 
-        answer = LocalRunner(module, host_target()).run(x)
+        answer = LocalRunner(module, host_backend()).run(x)
     else:
         answer = run_graph(read_graph(module), x)
     found = compare(answer, reference)

@@ -3,9 +3,9 @@
     pip install --group bench && python -m bench.peers [CELL ...] [--rounds 15]
 
 Brings the cells all the way, then measures library and peers, each in a process of its own with the same input and threads, in
-turns of a fraction of a second, so that a clock that moves moves for all; between its turns a process is stopped, since
-threads that spin would take a core from others. A figure is the median of the turns' medians, a ratio the median of the
-turns' ratios; below 1 the library is faster. The last columns are the error of the library's answer and of ONNX Runtime's,
+turns of a fraction of a second, as evaluate does (tvmflow/evaluation/turns.py). A figure is the median of the turns' medians, a
+ratio the median of the rounds' ratios, below 1 where the library is faster; "=" stands where the interval over the rounds
+holds 1, and a last line for what other processes took of the machine meanwhile. The last columns are the error of the library's answer and of ONNX Runtime's,
 relative to the largest answer of PyTorch or Keras in float64.
 For int8 cells ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes of the same network and calibration samples;
 for bfloat16 cells OpenVINO runs as it comes and PyTorch in bfloat16; what has no such form stays in float32. LiteRT takes
@@ -25,7 +25,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -33,7 +32,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.golden import read_description
+from tvmflow.evaluation.latency import timed
+from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, advantage, foreign_load, take_turns
+from tvmflow.frontends.source_model import read_description
 from tvmflow.params import Cell
 from tvmflow.sources.tool_environments import python_of
 from tvmflow.workspace import Workspace
@@ -46,6 +47,7 @@ CELLS = tuple(
 )  # fmt: skip
 PEERS = ("tvmflow", "onnxruntime", "openvino", "torch", "torch_compile", "litert")
 TURN_S, LEAST_RUNS = 0.3, 5
+MAX_FOREIGN_LOAD = 0.1
 
 
 def main() -> None:
@@ -66,34 +68,38 @@ def main() -> None:
     ratios = []
     for cell in options.cells:
         turns = _measure(cell, ["tvmflow", *options.peers], options)
+        load = foreign_load([turn for taken in turns.values() for turn in taken])
         if "tvmflow" not in turns or len(turns) < 2:
             raise SystemExit(f"{cell}: the library and at least one peer must run; why they did not is above")
-        found = {name: median(turns["tvmflow"][i] / turns[name][i] for i in range(options.rounds)) for name in turns}
+        found = {name: median(a.median_s / b.median_s for a, b in zip(turns["tvmflow"], turns[name], strict=True))
+                 for name in turns}  # fmt: skip
+        shown = {name: "=" if advantage(turns["tvmflow"], turns[name]).times_faster is None else f"{found[name]:.2f}"
+                 for name in turns}  # fmt: skip
         ratio = max(value for name, value in found.items() if name != "tvmflow")
         ratios.append(ratio)
         with _Peer(cell, "errors", options) as judge:
-            errors = judge.ask() or {}
-        columns = [f"{median(turns['tvmflow']):.3g} ms"] + [
-            f"{median(turns[name]):.3g} ms ({found[name]:.2f})" if name in found else "-" for name in options.peers
-        ]
+            errors = judge.ask(1) or {}
+        ms = {name: f"{median(turn.median_s for turn in taken) * 1e3:.3g} ms" for name, taken in turns.items()}
+        columns = [ms["tvmflow"]] + [f"{ms[name]} ({shown[name]})" if name in ms else "-" for name in options.peers]
         print(f"{cell:36}" + "".join(f"{text:>22}" for text in columns) + f"{ratio:12.2f}"
               f"{errors.get('tvmflow', math.nan):10.1e}{errors.get('onnxruntime', math.nan):11.1e}", flush=True)  # fmt: skip
+        if load is None or load > MAX_FOREIGN_LOAD:
+            print(f"  busy machine: others took {'an unknown share' if load is None else f'{load:.0%}'} of it, "
+                  f"at most {MAX_FOREIGN_LOAD:.0%} is fair: measure again")  # fmt: skip
     print(f"geometric mean against the best peer of each: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
 
 
-def _measure(cell: str, names: list[str], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the milliseconds of each turn, of those that run the cell at all."""
+def _measure(cell: str, names: list[str], options: argparse.Namespace) -> dict[str, list[Turn]]:
+    """Return the turns of those that run the cell at all."""
     with contextlib.ExitStack() as stack:
         peers: dict[str, _Peer] = {}
         for name in names:
             peer = stack.enter_context(_Peer(cell, name, options))
-            if peer.ask() is not None:  # loads, compiles and warms up
+            if peer.ask(1) is not None:  # loads and compiles
                 peers[name] = peer
-        turns: dict[str, list[float]] = {name: [] for name in peers}
-        for turn in range(options.rounds):
-            for name in peers if turn % 2 == 0 else reversed(peers):
-                turns[name].append((peers[name].ask() or {}).get("ms", math.nan))
-        return turns
+            peer.send(signal.SIGSTOP)
+        contestants = [Contestant(name, peer.time_runs, peer.process.pid) for name, peer in peers.items()]
+        return take_turns(contestants, TurnRules(options.rounds, TURN_S, LEAST_RUNS))
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -117,25 +123,31 @@ class _Peer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._signal(signal.SIGKILL)
+        self.send(signal.SIGKILL)
         self.process.wait()
         self.errors.close()
 
-    def _signal(self, number: int) -> None:
+    def send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    def ask(self) -> dict[str, float] | None:
-        """Return what the process answers, None where it ended; then why is printed. Between answers it is stopped."""
+    def time_runs(self, count: int) -> list[float]:
+        """Return the seconds of so many runs."""
+        found = self.ask(count)
+        if found is None:
+            raise SystemExit(f"{self.label} ended while it was measured; why is above")
+        times: list[float] = found["times_s"]
+        return times
+
+    def ask(self, count: int) -> dict[str, Any] | None:
+        """Return what the process answers, None where it ended; then why is printed."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self._signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write("go\n")
+            self.process.stdin.write(f"{count}\n")
             self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("{"):
-                found: dict[str, float] = json.loads(line)
-                self._signal(signal.SIGSTOP)
+                found: dict[str, Any] = json.loads(line)
                 return found
         self.errors.seek(0)
         print(f"{self.label}: {(self.errors.read().strip().splitlines() or ['failed'])[-1][:150]}", file=sys.stderr)
@@ -147,14 +159,9 @@ def _serve(workspace: Workspace, cell: Cell, options: argparse.Namespace) -> Non
         print(json.dumps(_errors(workspace, cell)), flush=True)
         return
     run = _RUNNERS[options.peer](workspace, cell, input_of(workspace, cell), options.threads)
-    for _ in sys.stdin:
-        times: list[float] = []
-        end = time.perf_counter() + TURN_S
-        while time.perf_counter() < end or len(times) < LEAST_RUNS:
-            started = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - started)
-        print(json.dumps({"ms": median(times) * 1e3}), flush=True)
+    time_runs = timed(run)
+    for line in sys.stdin:
+        print(json.dumps({"times_s": time_runs(int(line))}), flush=True)
 
 
 def input_of(workspace: Workspace, cell: Cell) -> np.ndarray[Any, Any]:

@@ -22,14 +22,16 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.ir.definition import run_graph
+from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.quantization.definition import run_graph
-from tvmflow.quantization.graph import read_graph
-from tvmflow.quantization.quantizer import Int8Options, quantize_int8, sqnr_db
+from tvmflow.progress import silent
+from tvmflow.quantization.options import Int8Options
+from tvmflow.quantization.quantizer import quantize_int8
+from tvmflow.quantization.report import sqnr_db
 from tvmflow.sources.datasets import Samples, SplitSizes, load_dataset, preprocess, split
 from tvmflow.sources.torch_networks import build
 from tvmflow.sources.training import train
-from tvmflow.stages import silent
 
 Array = np.ndarray[Any, Any]
 TRAINED = ("digits_cnn", "digits_depthwise")

@@ -25,36 +25,36 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from tvmflow.backends.cpu import host_backend
 from tvmflow.building.lower import lower
 from tvmflow.devices.session import DeviceSession, SessionLimits, open_session
 from tvmflow.devices.tracker import TrackerAddress, connect, queue_of
 from tvmflow.errors import TrackerError
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.kernels.workloads import Workload, anchor_extents, extract_workloads
 from tvmflow.params import DeviceEntry
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.progress import silent
 from tvmflow.sources.torch_networks import build
-from tvmflow.stages import silent
-from tvmflow.targets.machine import machine_of
-from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.fleet import FleetRules
+from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.records import OK, read_records
-from tvmflow.tuning.search import Journal, SearchRules, Task, TuneReport, Watch, tune
-from tvmflow.tuning.templates import template_for
+from tvmflow.tuning.search import SearchRules, tune
+from tvmflow.tuning.state import Task, TuneReport, Watch
 from tvmflow.tuning.tuners import TunerFactory
-from tvmflow.tuning.workloads import Workload, anchor_extents, extract_workloads
 
 KEY, TRIALS = "bench", 24
 DEVICE_S = 1.5
 """What a phone takes for a kernel, upload and repeats included; with less, the two cores that build decide."""
-TARGET = host_target()
+BACKEND = host_backend()
 
 
 def kernels(network: str, shape: tuple[int, ...] = (3, 224, 224)) -> list[Workload]:
     """Return the distinct kernels of a network with random weights."""
     model = ExportedModel(build(network, 0).eval(), "input", (1, *shape))
-    return extract_workloads(lower(PackChannels(16)(canonicalize(model.to_relax())), TARGET.tvm_target()))
+    return extract_workloads(lower(PackChannels(16)(canonicalize(model.to_relax())), BACKEND))
 
 
 def workloads(network: str = "torchvision/resnet18", count: int = 6) -> list[Workload]:
@@ -78,16 +78,16 @@ def search(
     found: list[Workload], chosen: SearchRules, log: Path, opener: Callable[[], Any], watch: Watch | None = None
 ) -> float:
     """Tune and return the seconds it took."""
-    journal = Journal(log, TARGET.device_kind, {"bench": "1"})
+    journal = Journal(log, BACKEND.kernel_kind, {"bench": "1"})
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        tune(found, opener, TARGET, chosen, journal, Path(folder), silent, watch)
+        tune(found, opener, BACKEND, chosen, journal, Path(folder), silent, watch)
     return time.monotonic() - started
 
 
 def local() -> contextlib.AbstractContextManager[DeviceSession]:
     device = DeviceEntry(transport="local", key=KEY)
-    return open_session(device, TARGET, SessionLimits(3600.0, 60.0))
+    return open_session(device, BACKEND, SessionLimits(3600.0, 60.0))
 
 
 def speed() -> None:
@@ -110,7 +110,7 @@ def _stock_metaschedule(workload: Workload) -> float:
     module = tvm.IRModule({"main": workload.function.with_attr("global_symbol", "main")})
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
-        ms.tir_integration.tune_tir(module, TARGET.tvm_target(), folder, max_trials_global=32, num_trials_per_iter=16)
+        ms.tir_integration.tune_tir(module, BACKEND.tvm_target(), folder, max_trials_global=32, num_trials_per_iter=16)
         return time.monotonic() - started
 
 
@@ -167,7 +167,7 @@ def _simulated(found: list[Workload], tables: dict[str, dict[str, float]], name:
     """Search measured tables and return the mean of (best found / best known) over the workloads, one after the other."""
     factory, ratios = TunerFactory(name, "rank", seed), []
     for workload in found:
-        covered = template_for(workload.function, machine_of(TARGET))
+        covered = BACKEND.template_for(workload.function)
         if covered is None:
             raise SystemExit(f"no template covers {workload.name}")
         template, candidates = covered
@@ -197,7 +197,7 @@ def servers(count: int) -> Iterator[tuple[int, list[subprocess.Popen[bytes]]]]:
 
     def start(*arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", *arguments], env={**os.environ, "TVM_NUM_THREADS": str(TARGET.threads)},
+            [sys.executable, "-m", *arguments], env={**os.environ, "TVM_NUM_THREADS": str(BACKEND.target.threads)},
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
@@ -235,7 +235,7 @@ def _until(ready: Callable[[], bool]) -> None:
 def slow_session(port: int) -> Iterator[DeviceSession]:
     """Open a session with a device that takes DEVICE_S for each kernel, so that the host's cores do not decide."""
     device = DeviceEntry(transport="tracker", key=KEY, host="127.0.0.1", port=port)
-    with open_session(device, TARGET, SessionLimits(3600.0, 60.0)) as session:
+    with open_session(device, BACKEND, SessionLimits(3600.0, 60.0)) as session:
         load = session.load
 
         def slow(library: Path) -> Any:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from flows.stage_process import kill_all
 from flows.stage_tasks import listen
 
 
 class Display:
-    """A context in which progress is shown, and Ctrl-C ends the stages at once."""
+    """A context in which progress is shown."""
 
     def __init__(self, cells: int) -> None:
         self.cells = cells
@@ -30,12 +28,9 @@ class Display:
         self.bars: dict[tuple[str, str], Any] = {}
         self.started: dict[tuple[str, str], float] = {}
         self.lock = threading.Lock()
-        self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Display:
         listen(self._hear)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self.before[number] = signal.signal(number, self._stop)
         if self.live:
             self.progress.start()
         return self
@@ -45,12 +40,6 @@ class Display:
     ) -> None:
         if self.live:
             self.progress.stop()
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        kill_all()
-        raise KeyboardInterrupt
 
     def _hear(self, cell: str, stage: str, text: str, done: int, total: int) -> None:
         with self.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -9,24 +10,11 @@ import yaml
 
 from tasks.table import STAGES
 from tvmflow.artifacts import RECORD_NAME
+from tvmflow.param_keys import written_part
 from tvmflow.recipe import code_of
-from tvmflow.stages import Stage
+from tvmflow.stages import AnyStage
 
 _SLUG = "${item.model}.${item.target}.${item.precision}"
-# Stages whose outputs are named one by one: what the next stage needs, what is a metric, what is a plot.
-_FILES = {
-    "tune": ["best.json", "curve.csv", "workloads.json", RECORD_NAME],
-    "evaluate": ["scorecard.json", "metrics.json", "confusion.csv", "latency.csv", RECORD_NAME],
-}
-_METRICS = {"metrics.json"}
-_PLOTS: dict[str, dict[str, str]] = {
-    "curve.csv": {"x": "trial", "y": "kernels_ms", "title": "time of all kernels while tuning"},
-    "confusion.csv": {"x": "actual", "y": "predicted", "template": "confusion", "title": "confusion"},
-    "latency.csv": {"x": "median_ms", "y": "what", "template": "bar_horizontal", "title": "median latency"},
-}
-_MODEL_PARAMS = {"fetch", "import_model", "evaluate"}
-_TARGET_PARAMS = {"tune", "build", "deploy", "evaluate"}
-_BLOCK_PARAMS = {"graph_pack": ["graph_pack", "quantize.max_relative_error"], "deploy": ["deploy", "build"]}
 HEADER = """\
 # Written by `make pipeline` from the table of stages; do not edit. A test compares it with tasks/.
 # The cells come from nothing but params.yaml: run one with `dvc repro build@NAME`, all with `dvc repro`.
@@ -40,51 +28,52 @@ def pipeline() -> dict[str, Any]:
     return {"stages": {name: {"foreach": "${cells}", "do": _stage(stage)} for name, stage in STAGES.items()}}
 
 
-def _stage(stage: Stage) -> dict[str, Any]:
+def _stage(stage: AnyStage) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "cmd": f"python -m tasks.{stage.name} ${{item.model}}@${{item.target}}:${{item.precision}}",
+        "cmd": f"python -m tasks {stage.name} ${{item.model}}@${{item.target}}:${{item.precision}}",
         "deps": [*_code(stage), *_inputs(stage)],
-        "params": _params(stage.name),
+        "params": params_of(stage),
     }
     folder = f"artifacts/{stage.name}/{_SLUG}"
-    files = _FILES.get(stage.name)
-    if files is None:
+    if not stage.outputs:
         return found | {"outs": [folder]}
-    found["outs"] = [f"{folder}/{name}" for name in files if name not in _METRICS and name not in _PLOTS]
-    if stage.name == "tune":
+    plain = [output.name for output in stage.outputs if not output.is_metric and output.plot is None]
+    found["outs"] = [f"{folder}/{name}" for name in (*plain, RECORD_NAME)]
+    if stage.keeps_log:
         found["outs"].append({f"artifacts/tuning_log/{_SLUG}.jsonl": {"persist": True}})
-    metrics = [f"{folder}/{name}" for name in files if name in _METRICS]
-    plots = [{f"{folder}/{name}": _PLOTS[name]} for name in files if name in _PLOTS]
+    metrics = [f"{folder}/{output.name}" for output in stage.outputs if output.is_metric]
+    plots = [{f"{folder}/{output.name}": dict(output.plot)} for output in stage.outputs if output.plot is not None]
     return found | ({"metrics": metrics} if metrics else {}) | ({"plots": plots} if plots else {})
 
 
-def _code(stage: Stage) -> list[str]:
+def _code(stage: AnyStage) -> list[str]:
     """Return the code that the stage uses, by folder of the library: the same that is in its recipe key."""
     places = set()
-    for file in code_of(stage.module):
+    for file in code_of(stage.module, stage.runs):
         parts = file.split("/")
         places.add("/".join(parts[:2]))
     return sorted(places)
 
 
-def _inputs(stage: Stage) -> list[str]:
+def _inputs(stage: AnyStage) -> list[str]:
     found = []
     for source, only in stage.inputs.items():
         folder = f"artifacts/{source}/{_SLUG}"
-        if only is None or source not in _FILES:
+        if only is None or not STAGES[source].outputs:
             found.append(folder)
         else:
             found += [f"{folder}/{name}" for name in only]
     return found
 
 
-def _params(stage: str) -> list[str]:
-    found = list(_BLOCK_PARAMS.get(stage, [stage]))
-    if stage in _MODEL_PARAMS:
-        found.append("models.${item.model}")
-    if stage in _TARGET_PARAMS:
-        found.append("targets.${item.target}")
-    return found
+def params_of(stage: AnyStage) -> list[str]:
+    """Return the keys whose change makes DVC run the stage: what it reads, or the block around it where that may be left out.
+
+    DVC refuses keys that are not there. What only limits a stage is none of them.
+    """
+    keys = {written_part(key) for key in stage.reads}
+    outermost = [key for key in keys if not any(key.startswith(f"{other}.") for other in keys)]
+    return [re.sub(r"{(\w+)}", r"${item.\1}", key) for key in sorted(outermost)]
 
 
 def render() -> str:

@@ -8,7 +8,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from flows.stage_tasks import workspace_of
-from tvmflow.ledger.registry import promote
+from tvmflow.ledger.releases import promote
 from tvmflow.params import Cell
 from tvmflow.release.candidate import Candidate
 from tvmflow.workspace import Workspace

@@ -10,10 +10,13 @@ from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
+from prefect.states import Cancelled
 
+from flows.outcomes import ended, results_of
 from flows.release_model import decide
 from flows.stage_tasks import workspace_of
-from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
+from flows.stopping import cancels_flow, is_stopping, stops_on_signals
+from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
 from tasks.tune import TOOLS
 from tvmflow.errors import StoreError, TvmflowError
 from tvmflow.ledger.dvc import publish
@@ -29,17 +32,18 @@ def toolchain_before(workspace: Workspace, cell: Cell) -> dict[str, str] | None:
     return None if champion is None else {tool: champion.tags.get(f"toolchain_{tool}", "?") for tool in TOOLS}
 
 
-def retune_cell(workspace: Workspace, cell: Cell, force: bool) -> dict[str, Any]:
-    """Bring one cell to the installed toolchain. Returns what changed, what was done and the verdict."""
-    before, now = toolchain_before(workspace, cell), versions(TOOLS)
-    result: dict[str, Any] = {"cell": str(cell), "before": before, "now": now, "outcomes": {}, "promoted": False}
-    if before == now and not force:
-        return result | {"verdict": f"the champion was built with this toolchain (TVM {now['tvm']}): nothing to do"}
-    stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
+def retune_cell(workspace: Workspace, name: str, force: bool) -> dict[str, Any]:
+    """Bring one cell to the installed toolchain. Returns what changed, what was done and the verdict; `error` where it failed."""
+    result: dict[str, Any] = {"cell": name, "outcomes": {}, "promoted": False, "error": None}
+    walked = WalkResult(name)
     try:
-        for stage in COMPILE_STAGES:
-            result["outcomes"] |= walk(workspace, cell, (stage,))
-        result["outcomes"] |= walk(workspace, cell, EVALUATE_STAGES)
+        cell = workspace.params.cell(name)
+        before, now = toolchain_before(workspace, cell), versions(TOOLS)
+        result |= {"before": before, "now": now, "outcomes": walked.outcomes}
+        if before == now and not force:
+            return result | {"verdict": f"the champion was built with this toolchain (TVM {now['tvm']}): nothing to do"}
+        stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
+        walk(workspace, cell, stages, result=walked)
         publish(workspace, [cell], stages)
         result["tuning"] = _tuning(workspace, cell)
         decision = decide(workspace, cell)
@@ -64,18 +68,21 @@ def _tuning(workspace: Workspace, cell: Cell) -> dict[str, Any]:
 
 
 @flow(name="retune")
-def retune(cells: list[str], root: str, force: bool = False) -> list[dict[str, Any]]:
+def retune(cells: list[str], root: str, force: bool = False) -> Any:
     """Re-tune the cells one after the other: measurements on one machine must not disturb each other."""
     workspace = workspace_of(root)
-    results = [retune_cell(workspace, workspace.params.cell(text), force) for text in cells]
+    with stops_on_signals():
+        results = [retune_cell(workspace, text, force) for text in cells]
+    if is_stopping():
+        return Cancelled(message="interrupted by the user")
     create_table_artifact(
         key="retune",
         table=[{"cell": r["cell"], "verdict": r["verdict"]} for r in results],
         description="re-tune after an upgrade",
     )
-    return results
+    return ended(results)
 
 
 def run_retune(workspace: Workspace, cells: list[str], force: bool) -> list[dict[str, Any]]:
-    results: list[dict[str, Any]] = retune(cells, str(workspace.root), force)
-    return results
+    with cancels_flow():
+        return results_of(retune(cells, str(workspace.root), force, return_state=True))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from prefect.deployments.runner import RunnerDeployment
 
 from flows.retune import retune
+from tvmflow.errors import StageError, first_line
 from tvmflow.workspace import Workspace
 
 
@@ -23,7 +25,17 @@ def scheduled_retune(workspace: Workspace) -> RunnerDeployment:
 
 
 def serve_schedule(workspace: Workspace) -> None:
-    """Serve until interrupted; runs one at a time."""
+    """Serve until interrupted; runs one at a time. Raises StageError when the server is gone."""
     from prefect import serve
 
-    serve(scheduled_retune(workspace), limit=1)
+    try:
+        serve(scheduled_retune(workspace), limit=1)
+    except Exception as error:
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        raise StageError(
+            f"serving the schedule ended: {first_line(cause)}",
+            f"a Prefect server at {os.environ.get('PREFECT_API_URL')} that keeps running",
+            "see to that server and run 'tvmflow serve' again",
+        ) from error

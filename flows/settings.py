@@ -1,19 +1,22 @@
-"""Prefect's settings for a workspace: its home inside it, no telemetry. To be applied before Prefect is imported."""
+"""Prefect's settings for a workspace: its home inside it, no telemetry, a server. To be applied before Prefect is imported."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+from flows.prefect_server import PrefectServer, check_server
 from tvmflow.ledger.store_paths import PRIVACY
 from tvmflow.workspace import Workspace
 
+_servers: list[PrefectServer] = []
+
 
 def configure_prefect(workspace: Workspace) -> None:
-    """Set what the user has not set. With PREFECT_API_URL a running server is used, else Prefect starts its own."""
+    """Set what the user has not set. With PREFECT_API_URL a running server is used, else one is started for this process."""
     defaults = {
         **PRIVACY,
         "PREFECT_HOME": str(workspace.root / ".prefect"),
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "PREFECT_LOGGING_LEVEL": "CRITICAL",  # an error is told once, by the command line
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
         "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
@@ -21,3 +24,14 @@ def configure_prefect(workspace: Workspace) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    if not os.environ.get("PREFECT_API_URL"):
+        _servers.append(PrefectServer(Path(os.environ["PREFECT_HOME"])))
+        os.environ["PREFECT_API_URL"] = _servers[-1].url
+    elif not _servers:
+        check_server(os.environ["PREFECT_API_URL"])
+
+
+def wait_for_prefect() -> None:
+    """Return when the server that `configure_prefect` started serves; it starts while Prefect is imported."""
+    for server in _servers:
+        server.wait()

@@ -12,22 +12,26 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from flows.stopping import is_stopping, wait_unless_stopping, when_stopping
+from tasks.table import STAGES
 from tvmflow import errors
+from tvmflow.devices.table import transport_of
+from tvmflow.digests import Digests
 from tvmflow.params import Cell
+from tvmflow.progress import Progress
 from tvmflow.recipe import CODE_ROOT
-from tvmflow.stages import Progress
 from tvmflow.workspace import Workspace
 
-DEVICE_STAGES = ("tune", "deploy", "evaluate")
 _running: set[subprocess.Popen[bytes]] = set()
-_running_lock = threading.Lock()
+_running_lock = threading.RLock()  # a signal may arrive in the thread that holds it
 
 
 @dataclass(frozen=True)
@@ -41,24 +45,24 @@ class StageRequest:
     again: bool = False
 
 
-def run_stage(request: StageRequest, progress: Progress) -> str:
-    """Run the stage and return its outcome: hit, restored or made. Raises the stage's own error, or a StageError."""
+def run_stage(request: StageRequest, progress: Progress, digests: Digests | None = None) -> str:
+    """Run the stage and return its outcome: hit, restored or made. Raises the stage's own error, or a StageError.
+
+    digests: what the walk knows of files; the process gets it, and adds what it had to read.
+    """
+    digests = digests or Digests()
     workspace = Workspace(Path(request.root))
     cell = workspace.params.cell(request.cell)
     log = workspace.log_path(request.stage, cell)
     log.parent.mkdir(parents=True, exist_ok=True)
     with _turn_on_this_host(workspace, request.stage, cell), log.open("wb") as output:
-        reader, writer = os.pipe()
-        process = subprocess.Popen(
-            _command(request, writer), stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(writer,),
-            start_new_session=True, env={**os.environ, "PYTHONPATH": str(CODE_ROOT)},
-        )  # fmt: skip
-        os.close(writer)
+        _refuse_when_stopping(request)
+        started = time.monotonic()
+        process, reader = _start(request, digests, output)
         with _running_lock:
             _running.add(process)
         killer = threading.Timer(request.timeout_s, _kill, [process])
         killer.start()
-        started = time.monotonic()
         try:
             last = _listen(reader, progress)
             code = process.wait()
@@ -68,9 +72,11 @@ def run_stage(request: StageRequest, progress: Progress) -> str:
             with _running_lock:
                 _running.discard(process)
     if "outcome" in last:
+        digests.learn(last["digests"])
         return str(last["outcome"])
     if "error" in last:
         raise errors.from_json(last["error"])
+    _refuse_when_stopping(request)
     if time.monotonic() - started >= request.timeout_s:
         raise errors.StageTimeoutError(
             f"{request.stage} of {request.cell} was killed after {request.timeout_s:g} s",
@@ -84,11 +90,24 @@ def run_stage(request: StageRequest, progress: Progress) -> str:
     )
 
 
-def _command(request: StageRequest, writer: int) -> list[str]:
-    again = ["--again"] if request.again else []
-    return [
-        sys.executable, "-m", f"tasks.{request.stage}", request.cell, "--root", request.root, "--events", str(writer), *again
-    ]  # fmt: skip
+def _start(request: StageRequest, digests: Digests, output: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the stage's process; return it and the end of the pipe on which it tells what happens."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as known:
+        json.dump(digests.to_json(), known)
+        known.seek(0)
+        reader, writer = os.pipe()
+        command = [
+            sys.executable, "-m", "tasks", request.stage, request.cell, "--root", request.root, "--events", str(writer),
+            "--known", str(known.fileno()), *(["--again"] if request.again else []),
+        ]  # fmt: skip
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(writer, known.fileno()),
+                start_new_session=True, env={**os.environ, "PYTHONPATH": str(CODE_ROOT)},
+            )  # fmt: skip
+        finally:
+            os.close(writer)
+    return process, reader
 
 
 def _listen(reader: int, progress: Progress) -> dict[str, Any]:
@@ -112,11 +131,20 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def kill_all() -> None:
-    """Kill every stage that runs, for Ctrl-C; each of them can go on later where its records end."""
+def kill_all() -> bool:
+    """Kill every stage that runs; each of them can go on later where its records end. Returns whether any ran."""
     with _running_lock:
         for process in _running:
             _kill(process)
+        return bool(_running)
+
+
+when_stopping(kill_all)
+
+
+def _refuse_when_stopping(request: StageRequest) -> None:
+    if is_stopping():
+        raise errors.InterruptedStageError(f"{request.stage} of {request.cell} was interrupted")
 
 
 def _how_it_died(code: int) -> str:
@@ -137,9 +165,16 @@ def _turn_on_this_host(workspace: Workspace, stage: str, cell: Cell) -> Iterator
 
     A lock that ends with the process that holds it; waiting does not count against the stage's timeout.
     """
-    measures_here = stage in DEVICE_STAGES and workspace.params.targets[cell.target].device.transport == "local"
+    device = workspace.params.targets[cell.target].device
+    measures_here = STAGES[stage].measures_device and transport_of(device).is_this_host
     path = Path.home() / ".cache" / "tvmflow" / "locks" / "host"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if measures_here else fcntl.LOCK_SH)
+        while True:  # not one blocking call, so that Ctrl-C ends the waiting
+            try:
+                fcntl.flock(file, (fcntl.LOCK_EX if measures_here else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if wait_unless_stopping(0.1):
+                    break
         yield

@@ -20,7 +20,7 @@ from tasks.table import STAGES
 from tvmflow.errors import TvmflowError
 from tvmflow.params import Cell
 from tvmflow.store import Plan, Store
-from tvmflow.workspace import Workspace
+from tvmflow.workspace import Workspace, workspace_at
 
 # Listener of (cell, stage, text, done, total); the command line puts its display here.
 Listener = Callable[[str, str, str, int, int], None]
@@ -58,12 +58,6 @@ def is_worth_a_retry(_task: Any, _task_run: Any, state: Any) -> bool:
     return False
 
 
-def _run(request: dict[str, Any], slug: str, key: str | None) -> dict[str, Any]:
-    with _Shown(request["cell"], request["stage"]) as shown:
-        outcome = run_stage(StageRequest(**request), shown.progress)
-    return {"stage": request["stage"], "slug": slug, "key": key, "outcome": outcome}
-
-
 class _Shown:
     """Progress to the listeners at once, to Prefect's artifact at most once in two seconds."""
 
@@ -94,6 +88,12 @@ class _Shown:
 def _task_for(stage: str, workspace: Workspace) -> Task[..., dict[str, Any]]:
     flows = workspace.params.flows
     cached = STAGES[stage].is_cached
+
+    def run(request: dict[str, Any], slug: str, key: str | None) -> dict[str, Any]:
+        with _Shown(request["cell"], stage) as shown:
+            outcome = run_stage(StageRequest(**request), shown.progress, workspace.digests)
+        return {"stage": stage, "slug": slug, "key": key, "outcome": outcome}
+
     return task(
         name=stage,
         cache_policy=RecipePolicy() if cached else NO_CACHE,
@@ -103,7 +103,7 @@ def _task_for(stage: str, workspace: Workspace) -> Task[..., dict[str, Any]]:
         retry_delay_seconds=flows.retry_delay_s,
         retry_jitter_factor=0.5,
         retry_condition_fn=is_worth_a_retry,
-    )(_run)
+    )(run)
 
 
 def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = False) -> str:
@@ -126,4 +126,4 @@ def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = F
 
 
 def workspace_of(root: str) -> Workspace:
-    return Workspace(Path(root))
+    return workspace_at(Path(root))

@@ -8,9 +8,12 @@ from typing import Any
 from prefect import flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.states import Cancelled, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
+from flows.outcomes import ended, results_of
 from flows.stage_tasks import workspace_of
+from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
 from tvmflow.errors import TvmflowError, UsageError
 from tvmflow.ledger.dvc import publish
@@ -19,20 +22,15 @@ from tvmflow.workspace import Workspace
 
 
 @task(name="run_cell", cache_policy=NO_CACHE, persist_result=False)
-def run_cell(cell: str, root: str, stages: tuple[str, ...], again: tuple[str, ...]) -> dict[str, Any]:
+def run_cell(cell: str, root: str, stages: tuple[str, ...], again: tuple[str, ...]) -> Any:
     """Walk one cell; its failure is part of the result."""
     workspace = workspace_of(root)
     result = WalkResult(cell)
     try:
-        for stage in stages:
-            result.failed_stage = stage
-            wanted = (stage,) if stage not in EVALUATE_STAGES else EVALUATE_STAGES
-            result.outcomes |= walk(workspace, workspace.params.cell(cell), wanted, again)
-            if stage in EVALUATE_STAGES:
-                break
-        result.failed_stage = None
+        walk(workspace, workspace.params.cell(cell), stages, again, result)
     except TvmflowError as error:
         result.error = error.to_json()
+        return Failed(message=f"{result.failed_stage}: {error.found[:500]}", data=asdict(result))
     return asdict(result)
 
 
@@ -54,12 +52,15 @@ def task_runner(flows: FlowParams) -> TaskRunner[Any]:
 
 
 @flow(name="sweep")
-def sweep(cells: list[str], root: str, again: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def sweep(cells: list[str], root: str, again: tuple[str, ...] = ()) -> Any:
     """Run every stage of the cells. Returns one WalkResult per cell, as a mapping, in the order of `cells`."""
     workspace = workspace_of(root)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
-    running = [run_cell.submit(cell, root, stages, again) for cell in cells]
-    results: list[dict[str, Any]] = [future.result() for future in running]
+    with stops_on_signals():
+        running = [run_cell.submit(cell, root, stages, again) for cell in cells]
+        results: list[dict[str, Any]] = [future.result(raise_on_failure=False) for future in running]
+    if is_stopping():
+        return Cancelled(message="interrupted by the user")
     done = [workspace.params.cell(result["cell"]) for result in results if result["error"] is None]
     try:
         publish(workspace, done, stages)
@@ -68,14 +69,14 @@ def sweep(cells: list[str], root: str, again: tuple[str, ...] = ()) -> list[dict
             if result["error"] is None:
                 result |= {"error": error.to_json(), "failed_stage": "publish"}
     create_table_artifact(key="sweep", table=[_row(result) for result in results], description="cells and stages")
-    return results
+    return ended(results)
 
 
 def run_sweep(workspace: Workspace, cells: list[str], again: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Run the sweep flow with the task runner of params.yaml."""
     runner = task_runner(workspace.params.flows)
-    results: list[dict[str, Any]] = sweep.with_options(task_runner=runner)(cells, str(workspace.root), again)
-    return results
+    with cancels_flow():
+        return results_of(sweep.with_options(task_runner=runner)(cells, str(workspace.root), again, return_state=True))
 
 
 def _row(result: dict[str, Any]) -> dict[str, str]:

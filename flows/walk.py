@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from flows.stage_tasks import run_stage_task
@@ -11,13 +12,14 @@ from tvmflow.params import Cell
 from tvmflow.store import Plan, Store
 from tvmflow.workspace import Workspace
 
-COMPILE_STAGES = ("fetch", "import_model", "quantize", "graph_pack", "tune", "build")
-EVALUATE_STAGES = ("deploy", "evaluate")
+# A device is needed from the first stage on that is done anew every time.
+COMPILE_STAGES = tuple(itertools.takewhile(lambda name: STAGES[name].is_cached, STAGES))
+EVALUATE_STAGES = tuple(name for name in STAGES if name not in COMPILE_STAGES)
 
 
 @dataclass
 class WalkResult:
-    """What happened to one cell: stage -> hit, restored, made; error in words where it failed."""
+    """What happened to one cell: stage -> hit, restored, made; error in words where it failed, and where: a stage, or `record`."""
 
     cell: str
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -25,16 +27,29 @@ class WalkResult:
     failed_stage: str | None = None
 
 
-def walk(workspace: Workspace, cell: Cell, stages: tuple[str, ...], again: tuple[str, ...] = ()) -> dict[str, str]:
-    """Run the stages of a cell in order. deploy runs only when evaluate will. Raises the error of the first that fails."""
-    outcomes: dict[str, str] = {}
-    for stage in stages:
-        if not STAGES[stage].is_cached and "evaluate" in stages and _is_hit(workspace, "evaluate", cell) and not again:
+def walk(
+    workspace: Workspace,
+    cell: Cell,
+    stages: tuple[str, ...],
+    again: tuple[str, ...] = (),
+    result: WalkResult | None = None,
+) -> dict[str, str]:
+    """Run the stages of a cell in order. Raises the error of the first that fails; `result` tells how far it went.
+
+    A stage that is never cached runs only when one after it will, or is the last.
+    """
+    result = result or WalkResult(str(cell))
+    for at, stage in enumerate(stages):
+        result.failed_stage = stage
+        later = [name for name in stages[at + 1 :] if STAGES[name].is_cached]
+        if not STAGES[stage].is_cached and later and not again and all(_is_hit(workspace, x, cell) for x in later):
             continue
-        outcomes[stage] = run_stage_task(workspace, stage, cell, again=stage in again)
-    if "evaluate" in stages:
+        result.outcomes[stage] = run_stage_task(workspace, stage, cell, again=stage in again)
+    if any(STAGES[stage].has_metrics for stage in stages):
+        result.failed_stage = "record"
         ensure_recorded(workspace, cell)
-    return outcomes
+    result.failed_stage = None
+    return result.outcomes
 
 
 def _is_hit(workspace: Workspace, stage: str, cell: Cell) -> bool:

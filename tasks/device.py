@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
 
-from tvmflow.devices.session import DeviceSession, SessionLimits, open_session
+from tvmflow.backends.table import backend_of
+from tvmflow.devices.session import DeviceSession, open_session
+from tvmflow.devices.transport import SessionLimits
 from tvmflow.params import Cell, DeviceEntry
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.workspace import Workspace
 
+LIMIT_READS = ("targets.{target}.device", "deploy.session_timeout_s", "deploy.device_wait_s")
 
-def device_limits(workspace: Workspace, cell: Cell) -> dict[str, Any]:
-    """Return how to reach the device of a cell and how long to wait for it: nothing that changes an output."""
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """How to reach a device and how long to wait for it: nothing that changes an output."""
+
+    device: DeviceEntry
+    session_timeout_s: float
+    device_wait_s: float
+
+
+def device_limits(workspace: Workspace, cell: Cell) -> DeviceLimits:
     block = workspace.params.deploy
-    return {
-        "device": workspace.params.targets[cell.target].device.model_dump(mode="json"),
-        "session_timeout_s": block.session_timeout_s,
-        "wait_s": block.device_wait_s,
-    }
+    return DeviceLimits(workspace.params.targets[cell.target].device, block.session_timeout_s, block.device_wait_s)
 
 
-def session_of(limits: dict[str, Any], target: ResolvedTarget) -> AbstractContextManager[DeviceSession]:
-    """Open the session that `device_limits` describes."""
-    device = DeviceEntry.model_validate(limits["device"])
-    return open_session(device, target, SessionLimits(limits["session_timeout_s"], limits["wait_s"]))
+def session_of(limits: DeviceLimits, target: ResolvedTarget) -> AbstractContextManager[DeviceSession]:
+    """Open the session that the limits describe."""
+    return open_session(
+        limits.device, backend_of(target), SessionLimits(limits.session_timeout_s, limits.device_wait_s)
+    )

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvmflow.evaluation.agreement import Agreement, check_golden
-from tvmflow.frontends.source_model import Runner, SourceDescription, run_in_batches
+from tvmflow.frontends.source_model import Runner, read_description, run_in_batches
 from tvmflow.stages import StageContext
 
 GOLDEN = {"fetch": ("golden.npz", "source.json"), "quantize": ("reference.npz",)}
 
 
-def read_description(fetched: Path) -> SourceDescription:
-    data = json.loads((fetched / "source.json").read_text(encoding="utf-8"))
-    return SourceDescription(**{**data, "input_shape": tuple(data["input_shape"])})
-
-
-def golden_inputs(context: StageContext) -> np.ndarray[Any, Any]:
+def golden_inputs(context: StageContext[Any, Any]) -> np.ndarray[Any, Any]:
     with np.load(context.inputs["fetch"] / "golden.npz", allow_pickle=False) as data:
         return np.asarray(data["x"])
 
 
-def check_form(context: StageContext, stage: str, model: Runner, bound: float) -> Agreement:
+def check_form(context: StageContext[Any, Any], stage: str, model: Runner, bound: float) -> Agreement:
     """Run the golden inputs through a form of the model. Raises AgreementError naming the stage."""
     batch = read_description(context.inputs["fetch"]).input_shape[0]
     with np.load(context.inputs["quantize"] / "reference.npz", allow_pickle=False) as data:

@@ -8,107 +8,58 @@ Out: model.json + weights.safetensors (Relax, constants folded, batch norms in t
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from tasks.golden import golden_inputs, read_description
-from tasks.run_alone import main
-from tvmflow.errors import AgreementError, ModelFileError, TvmflowError, first_line
-from tvmflow.evaluation.agreement import check_golden
-from tvmflow.frontends.source_model import SourceModel, batch_at, run_in_batches
-from tvmflow.frontends.table import TOOLS, load_source
+from tvmflow.evaluation.source_import import read_model
+from tvmflow.frontends.table import frontend_named
 from tvmflow.params import Cell
-from tvmflow.sources.datasets import Samples
+from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
+from tvmflow.sources.tool_environments import make_environments
 from tvmflow.stages import Stage, StageContext
-from tvmflow.targets.resolve import host_target
 from tvmflow.workspace import Workspace
 
 
-def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
-    block = workspace.params.import_model
-    return {"framework": workspace.params.models[cell.model].framework, "max_relative_error": block.max_relative_error}
+@dataclass(frozen=True)
+class ImportSettings:
+    framework: str
+    max_relative_error: float
 
 
-def _toolchain(settings: dict[str, Any]) -> tuple[str, ...]:
-    return ("tvm", "ffi", "llvm", *TOOLS[settings["framework"]])
+def _settings(workspace: Workspace, cell: Cell) -> ImportSettings:
+    params = workspace.params
+    return ImportSettings(params.models[cell.model].framework, params.import_model.max_relative_error)
 
 
-def import_model(context: StageContext) -> dict[str, Any]:
-    """Import, simplify, check against the source; returns what was found out."""
-    from tvmflow.building.ir_files import save_module
-    from tvmflow.building.library import LocalRunner
-    from tvmflow.passes.canonicalize import canonicalize
+def _toolchain(settings: ImportSettings) -> tuple[str, ...]:
+    return ("tvm", "ffi", "llvm", *frontend_named(settings.framework).tools)
 
-    fetched = context.inputs["fetch"]
-    description = read_description(fetched)
-    batch = description.input_shape[0]
-    context.progress("loading the source model", 0, 4)
-    source = load_source(fetched, description)
-    evaluation = Samples.load(fetched / "evaluation.npz")
-    golden = golden_inputs(context)
-    reference = {
-        "golden": run_in_batches(source, golden, batch),
-        "evaluation": run_in_batches(source, evaluation.x, batch),
-    }
-    _check_outputs(reference["evaluation"], json.loads((fetched / "labels.json").read_text()), evaluation.y)
-    context.progress("importing", 1, 4)
-    module = canonicalize(source.to_relax())
-    context.progress("checking against the source", 2, 4)
-    runner = LocalRunner(module, host_target())
-    answers = run_in_batches(runner, golden, batch)
-    try:
-        agreement = check_golden("import_model", answers, reference["golden"], context.settings["max_relative_error"])
-    except AgreementError as error:
-        raise _with_layer(error, source, batch_at(golden, 0, batch), context.settings["max_relative_error"]) from error
-    save_module(module, context.out)
-    reference["imported"] = run_in_batches(runner, evaluation.x, batch)
-    np.savez(context.out / "reference.npz", **reference)  # type: ignore[arg-type]
-    context.progress("exporting for peers", 3, 4)
-    facts = {"golden": agreement.to_json(), "outputs": int(reference["golden"].shape[1])}
-    try:
-        source.to_onnx(context.out / "peer.onnx")
-    except Exception as error:  # an exporter that fails costs a peer, not the cell
-        (context.out / "peer.onnx").unlink(missing_ok=True)
-        facts["no_onnx"] = first_line(error)
-    (context.out / "import.json").write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
+
+@dataclass(frozen=True)
+class ImportLimits:
+    timeout_s: float
+
+
+def _limits(workspace: Workspace, _cell: Cell) -> ImportLimits:
+    return ImportLimits(workspace.params.flows.timeout_s["import_model"])
+
+
+def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[str, Any]:
+    """Import in a sandbox, since the model's file is not trusted; returns what was found out."""
+    settings, fetched = context.settings, context.inputs["fetch"]
+    make_environments(frontend_named(settings.framework).tools)
+    policy = Policy(context.limits.timeout_s, (fetched,), (context.out,), memory_for(*fetched.iterdir()))
+    arguments = {
+        "inputs": str(fetched), "outputs": str(context.out), "max_relative_error": settings.max_relative_error,
+    }  # fmt: skip
+    facts: dict[str, Any] = run_in_sandbox(
+        f"{read_model.__module__}:{read_model.__name__}", arguments, policy, context.progress
+    )
     return facts
 
 
-def _with_layer(error: AgreementError, source: SourceModel, x: np.ndarray[Any, Any], bound: float) -> AgreementError:
-    """Return the error with the first layer that differs."""
-    from tvmflow.evaluation.first_difference import first_differing_layer
-
-    layer = first_differing_layer(source, x, bound)
-    where = "every layer agrees in the form before folding: a pass after the import changes it"
-    found = f"{error.found}; " + (where if layer is None else f"the first layer that differs is {layer}")
-    return AgreementError(found, error.expected, error.fix)
-
-
-def _check_outputs(answers: np.ndarray[Any, Any], labels: list[str] | None, y: np.ndarray[Any, Any] | None) -> None:
-    if answers.ndim != 2:
-        raise ModelFileError(f"the model answers with shape {answers.shape}", "(N, outputs)")
-    if not np.isfinite(answers).all():
-        raise ModelFileError(
-            "the source model answers with numbers that are not finite", "weights that are not damaged"
-        )
-    outputs = answers.shape[1]
-    if labels is not None and len(labels) != outputs:
-        raise TvmflowError(
-            f"{len(labels)} labels for a model with {outputs} outputs", "one label for each output",
-            "correct labels: of the model in params.yaml",
-        )  # fmt: skip
-    if y is not None and (y.min() < 0 or y.max() >= outputs):
-        raise TvmflowError(
-            f"the data set has class numbers {y.min()} to {y.max()}", f"0 to {outputs - 1}, as the model has outputs"
-        )
-
-
 STAGE = Stage(
-    name="import_model", module="tasks.import_model", settings=_settings, toolchain=_toolchain, run=import_model,
-    inputs={"fetch": None},
+    name="import_model", settings=_settings, limits=_limits, toolchain=_toolchain, run=import_model,
+    inputs={"fetch": None}, reads=("models.{model}.framework", "import_model.max_relative_error"),
+    limit_reads=("flows.timeout_s",),
 )  # fmt: skip
-
-if __name__ == "__main__":
-    main("import_model")

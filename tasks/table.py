@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tasks import build, deploy, evaluate, fetch, graph_pack, import_model, quantize, tune
-from tvmflow.stages import Stage
+from tvmflow.stages import AnyStage
 
-STAGES: dict[str, Stage] = {
+STAGES: dict[str, AnyStage] = {
     module.STAGE.name: module.STAGE
     for module in (fetch, import_model, quantize, graph_pack, tune, build, deploy, evaluate)
 }

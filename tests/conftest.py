@@ -73,7 +73,13 @@ def small_params() -> dict[str, Any]:
         "give_up_s": 5.0,
         "winograd_max_error": {},  # tested by themselves; here they would be more kernels to tune
     }
-    params["evaluate"] |= {"min_seconds": 0.2, "max_seconds": 2.0, "cold_starts": 1, "max_spread": 5.0}
+    params["evaluate"] |= {
+        "min_seconds": 0.2,
+        "max_seconds": 2.0,
+        "cold_starts": 1,
+        "max_spread": 5.0,
+        "max_foreign_load": 1.0,
+    }
     params["release"] |= {"compare_rounds": 6, "max_slowdown": 0.5, "min_coverage": 0.5}
     params["flows"] |= {"retry_delay_s": 0.1}
     return params
@@ -112,7 +118,7 @@ def stage(
 ) -> subprocess.CompletedProcess[str]:
     """Run one stage alone. Asserts the exit code unless `code` is None."""
     done = subprocess.run(
-        [sys.executable, "-m", f"tasks.{name}", cell, "--root", str(root)],
+        [sys.executable, "-m", "tasks", name, cell, "--root", str(root)],
         capture_output=True, text=True, timeout=timeout, cwd=REPOSITORY, check=False,
     )  # fmt: skip
     assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -15,23 +15,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvmflow.errors import StoreError
+from tvmflow.digests import Digests, OutputFile
+from tvmflow.errors import StoreError, first_line
 
 RECORD_NAME = "record.json"
 RECORD_SCHEMA = 1
-_CHUNK = 1 << 20
-
-
-@dataclass(frozen=True)
-class OutputFile:
-    sha256: str
-    md5: str
-    size: int
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a stage made for a cell. Subclassed once per stage so that each arrow of the walk has its own type."""
+    """What a stage made for a cell."""
 
     stage: str
     cell: str
@@ -46,50 +39,6 @@ class Record:
         """Return the sha256 over the output files (all, or those named): what the next stage is made from."""
         names = sorted(self.outputs if only is None else only)
         return digest_of({name: self.outputs[name].sha256 for name in names})
-
-
-class FetchedModel(Record):
-    """Weights file, labels, calibration, evaluation and golden inputs."""
-
-
-class ImportedModel(Record):
-    """Relax IR, weights, and the answers of the source framework."""
-
-
-class QuantizedModel(Record):
-    """Relax IR and weights in the cell's precision."""
-
-
-class PackedModel(Record):
-    """Relax IR and weights in the layout of the target."""
-
-
-class TuningRecords(Record):
-    """The best measured schedule of each workload."""
-
-
-class BuiltLibrary(Record):
-    """The compiled library, its manifest, and the IR after each phase."""
-
-
-class DeployedLibrary(Record):
-    """Which device loaded the library, and how it answered."""
-
-
-class Scorecard(Record):
-    """Accuracy, agreement, latency and size of one cell on one device."""
-
-
-RECORD_TYPES: dict[str, type[Record]] = {
-    "fetch": FetchedModel,
-    "import_model": ImportedModel,
-    "quantize": QuantizedModel,
-    "graph_pack": PackedModel,
-    "tune": TuningRecords,
-    "build": BuiltLibrary,
-    "deploy": DeployedLibrary,
-    "evaluate": Scorecard,
-}
 
 
 def canonical_json(value: Any) -> str:
@@ -110,19 +59,14 @@ def sha256_of(path: Path) -> str:
 
 def describe_file(path: Path) -> OutputFile:
     """Read a file once and return its digests and its size in bytes."""
-    sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            sha256.update(chunk)
-            md5.update(chunk)
-            size += len(chunk)
-    return OutputFile(sha256.hexdigest(), md5.hexdigest(), size)
+    return Digests().describe(path)
 
 
-def describe_folder(folder: Path) -> dict[str, OutputFile]:
+def describe_folder(folder: Path, digests: Digests | None = None) -> dict[str, OutputFile]:
     """Describe every file below a folder but the record itself, keyed by its path with forward slashes."""
+    digests = digests or Digests()
     return {
-        path.relative_to(folder).as_posix(): describe_file(path)
+        path.relative_to(folder).as_posix(): digests.describe(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != RECORD_NAME
     }
@@ -153,8 +97,10 @@ def read_record(path: Path) -> Record:
         return record_from(data)
     except FileNotFoundError:
         raise StoreError(f"no record at {path}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"damaged record {path}: {error}") from None
+    except OSError as error:
+        raise StoreError(f"record {path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreError(f"damaged record {path}: {first_line(error)}") from None
 
 
 def record_from(data: Mapping[str, Any]) -> Record:
@@ -167,15 +113,19 @@ def record_from(data: Mapping[str, Any]) -> Record:
     rest = {k: v for k, v in data.items() if k not in ("schema", "outputs")}
     if digest_of(rest["recipe"]) != rest["key"]:
         raise ValueError("the key is not the digest of the recipe")
-    return RECORD_TYPES[data["stage"]](outputs=outputs, **rest)
+    return Record(outputs=outputs, **rest)
 
 
-def first_difference(folder: Path, outputs: Mapping[str, OutputFile]) -> str | None:
-    """Compare files on disk with their record. Return what is wrong with the first bad one, None when all are right."""
-    for name, expected in outputs.items():
-        path = folder / name
+def first_difference(
+    folder: Path, outputs: Mapping[str, OutputFile], digests: Digests, only: Iterable[str] | None = None
+) -> str | None:
+    """Compare files on disk (all, or those named) with their record. Return what is wrong with the first bad one, or None."""
+    for name in outputs if only is None else only:
+        path, expected = folder / name, outputs.get(name)
+        if expected is None:
+            return f"{name} was never made"
         try:
-            if path.stat().st_size != expected.size or sha256_of(path) != expected.sha256:
+            if path.stat().st_size != expected.size or digests.sha256_of(path) != expected.sha256:
                 return f"{name} was altered"
         except FileNotFoundError:
             return f"{name} is gone"

@@ -33,7 +33,7 @@ class Finding:
 
 def examine(root: Path | None = None) -> list[Finding]:
     """Return everything that was looked at, good and bad."""
-    return [*_versions(), *_threads(), *_tools(root), *_runtime(), *_ports(), *_workspace(root)]
+    return [*_versions(), *_threads(), *_tools(root), *_runtime(), *_sandbox(), *_ports(), *_workspace(root)]
 
 
 def _installed(name: str) -> str:
@@ -135,6 +135,44 @@ def _runtime() -> Iterator[Finding]:
         yield Finding("broken", "TVM RPC", f"without {', '.join(missing)}", "pip install 'apache-tvm[rpc]'")
 
 
+def _sandbox() -> Iterator[Finding]:
+    """Say what protects this user from the model files that are read, by starting a sandbox and asking it."""
+    from tvmflow.sandbox.process import Policy, Sandbox
+
+    try:
+        with Sandbox("os:getpid", {}, Policy(60.0)) as sandbox:
+            held = sandbox.held
+    except TvmflowError as error:
+        yield Finding("broken", "sandbox", first_line(error), "report this with the versions of Linux and Python")
+        return
+    yield from judge_sandbox(held)
+
+
+def judge_sandbox(held: list[str]) -> Iterator[Finding]:
+    """Judge the protections that a sandbox reported."""
+    lost = []
+    if "landlock" not in held:
+        files = (
+            "are not kept from reading files of this user"
+            if "namespaces" in held
+            else "may read and write all files of this user"
+        )
+        lost.append(f"no Landlock: model files {files}")
+    if "seccomp" not in held:
+        lost.append(
+            "no seccomp filter: model files may use the network" if "namespaces" not in held else "no seccomp filter"
+        )
+    if lost:
+        yield Finding(
+            "warning",
+            "sandbox",
+            "; ".join(lost),
+            "Linux 5.13 or later on x86_64 or arm64 with Landlock among its security modules (lsm=)",
+        )
+    else:
+        yield Finding("ok", "sandbox", ", ".join(held))
+
+
 def _listening_beyond_loopback(port: int) -> bool:
     """Say whether something answers on this machine's own outward address; connects to nothing else."""
     try:
@@ -180,15 +218,11 @@ def _workspace(root: Path | None) -> Iterator[Finding]:
     for folder in (workspace.root / ".dvc", workspace.root / "mlruns"):
         if not folder.exists():
             yield Finding("warning", folder.name, "not there yet", "tvmflow init")
-    from tvmflow.devices.tracker import TrackerAddress, queue_of
+    from tvmflow.devices.table import transport_of
 
     for name, target in params.targets.items():
-        if target.device.transport == "tracker":
-            try:
-                address = TrackerAddress.find(target.device.host, target.device.port)
-                devices = queue_of(address).get(target.device.key, {}).get("total", 0)
-                yield Finding(
-                    "ok" if devices else "warning", f"tracker of {name}", f"{devices} device(s) {target.device.key}"
-                )
-            except TvmflowError as error:
-                yield Finding("warning", f"tracker of {name}", error.found, error.fix)
+        try:
+            state = transport_of(target.device).state(target.device)
+            yield Finding("ok" if state.is_there else "warning", f"device of {name}", state.text)
+        except TvmflowError as error:
+            yield Finding("warning", f"device of {name}", error.found, error.fix)

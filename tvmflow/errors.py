@@ -12,14 +12,17 @@ TvmflowError                 exit 1   the base: what was found, what was expecte
 |- AgreementError                     a form of the model answers differently from the source
 |- ProgramError                       a program for the VTA accelerator breaks the rules of the machine
 |- StageError                         a stage ended without its outputs
+|  |- ToolchainError                  this machine cannot compile, whatever it is given
 |  |- StageCrashedError               its process died
-|  `- StageTimeoutError               its process was killed because it took too long
+|  |- StageTimeoutError               its process was killed because it took too long
+|  `- InterruptedStageError  exit 130 the user stopped it
 |- DeviceError                        a device could not do what was asked
 |  |- TrackerError           retried  the tracker cannot be reached
 |  |- DeviceUnknownError              no device of that key is registered
 |  |- DeviceBusyError        retried  every device of that key is in use
 |  `- DeviceLostError        retried  the device went away in the middle
 |- StoreError                         files cannot be written, read or trusted
+|  `- DamagedStoreError               MLflow's database is not one any more
 `- GateRefusedError          exit 3   a release gate said no
 """
 
@@ -105,12 +108,20 @@ class StageError(TvmflowError):
     pass
 
 
+class ToolchainError(StageError):
+    pass
+
+
 class StageCrashedError(StageError):
     pass
 
 
 class StageTimeoutError(StageError):
     pass
+
+
+class InterruptedStageError(StageError):
+    exit_code = 130
 
 
 class DeviceError(TvmflowError):
@@ -134,6 +145,10 @@ class DeviceLostError(DeviceError):
 
 
 class StoreError(TvmflowError):
+    pass
+
+
+class DamagedStoreError(StoreError):
     pass
 
 

@@ -7,88 +7,78 @@ for each place what was found and what is legal. Nothing here imports TVM or a f
 from __future__ import annotations
 
 import functools
-import math
 import re
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
     model_validator,
 )
 
-from tvmflow.errors import ParamsError, UnknownNameError, UsageError
-from tvmflow.vta.config import VtaConfig
+from tvmflow.bounds import (
+    Cron,
+    Finite,
+    Line,
+    Name,
+    NotNegative,
+    NotNegativeFloat,
+    Parallel,
+    PathText,
+    Positive,
+    PositiveFloat,
+    Program,
+    Seed,
+    Sha256,
+    Shape,
+)
+from tvmflow.errors import ParamsError, UnknownNameError
+from tvmflow.options import explain
+from tvmflow.stage_params import PRECISIONS as PRECISIONS
+from tvmflow.stage_params import (
+    BuildParams,
+    DeployParams,
+    EvaluateParams,
+    FetchParams,
+    Frozen,
+    GraphPackParams,
+    ImportParams,
+    QuantizeParams,
+    StageBlock,
+    TuneParams,
+)
+from tvmflow.stage_params import Precision as Precision
+from tvmflow.yaml_files import load_yaml
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 MAX_PARAMS_BYTES = 1_000_000
-PRECISIONS = ("float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8")
-FRAMEWORKS = ("torch", "keras", "mxnet", "onnx", "tensorflow")
-
-Precision = Literal["float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8"]
-Framework = Literal["torch", "keras", "mxnet", "onnx", "tensorflow"]
 
 
-def _check_name(name: str) -> str:
-    if not re.fullmatch(NAME_PATTERN, name):
-        raise ValueError(
-            f"name {name!r} is not safe (names reach a shell and the file system); "
-            "use letters, digits, '-' and '_', starting with a letter or digit, at most 64"
-        )
-    return name
-
-
-def _check_relative_free(path: str) -> str:
-    if "\0" in path or "\n" in path:
-        raise ValueError("a path may not hold NUL or line breaks")
-    return path
-
-
-Name = Annotated[str, AfterValidator(_check_name)]
-PathText = Annotated[str, AfterValidator(_check_relative_free)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-
-
-NotNegative = Annotated[int, Field(ge=0)]
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Training(_Frozen):
+class Training(Frozen):
     """How a `train:` weights source trains its network; all of it is in the recipe key."""
 
     epochs: Positive = 20
     batch_size: Positive = 64
     learning_rate: PositiveFloat = 0.004
-    seed: int = 7
+    seed: Seed = 7
 
 
-class Part(_Frozen):
+class Part(Frozen):
     """A further file of a model that comes from a url: MXNet's parameters, ONNX's external data under its own name."""
 
-    url: str
+    url: Line
     sha256: Sha256
     name: PathText | None = None
 
 
-class Weights(_Frozen):
+class Weights(Frozen):
     """Where weights come from: exactly one of url, file, zoo, seeded, train."""
 
-    url: str | None = None
+    url: Line | None = None
     file: PathText | None = None
-    zoo: str | None = None
-    seeded: int | None = None
+    zoo: Line | None = None
+    seeded: Seed | None = None
     train: Training | None = None
     sha256: Sha256 | None = None
     parts: Annotated[tuple[Part, ...], Field(strict=False)] = ()
@@ -111,25 +101,25 @@ class Weights(_Frozen):
         return next(k for k in ("url", "file", "zoo", "seeded", "train") if getattr(self, k) is not None)
 
 
-class Input(_Frozen):
+class Input(Frozen):
     """The model's one input: name, shape (batch first, NCHW for images) and dtype."""
 
     name: Name = "input"
-    shape: Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)]
+    shape: Shape
     dtype: Literal["float32"] = "float32"
 
 
-class Preprocess(_Frozen):
+class Preprocess(Frozen):
     """x -> (x * scale - mean) / std, per channel where lists are given."""
 
-    scale: float = 1.0
-    mean: Annotated[tuple[float, ...], Field(strict=False)] = (0.0,)
+    scale: Finite = 1.0
+    mean: Annotated[tuple[Finite, ...], Field(strict=False)] = (0.0,)
     std: Annotated[tuple[PositiveFloat, ...], Field(strict=False)] = (1.0,)
 
 
-class ModelEntry(_Frozen):
-    framework: Framework
-    network: str | None = None
+class ModelEntry(Frozen):
+    framework: Name
+    network: Line | None = None
     weights: Weights
     input: Input
     preprocess: Preprocess = Preprocess()
@@ -138,10 +128,6 @@ class ModelEntry(_Frozen):
 
     @model_validator(mode="after")
     def _network_or_file(self) -> ModelEntry:
-        if self.framework in ("onnx", "tensorflow") and self.weights.kind not in ("file", "url"):
-            raise ValueError(
-                f"a model of {self.framework} comes from weights: {{file: ...}} or {{url: ..., sha256: ...}}"
-            )
         if self.network is None and self.weights.kind not in ("file", "url"):
             raise ValueError(f"weights from '{self.weights.kind}' need network: the factory that they belong to")
         if self.weights.kind == "train" and self.dataset is None:
@@ -149,54 +135,47 @@ class ModelEntry(_Frozen):
         return self
 
 
-class DeviceEntry(_Frozen):
-    """How the device of a target is reached."""
+class DeviceEntry(Frozen):
+    """How the device of a target is reached. options: every other key of the block; the transport's row checks them."""
 
-    transport: Literal["local", "tracker"]
+    transport: Name
     key: Name
-    host: str | None = None
-    port: Annotated[int, Field(gt=0, lt=65536)] | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rest_is_the_transports(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "options" in data:
+            return data
+        own = {name: value for name, value in data.items() if name in cls.model_fields}
+        return {**own, "options": {name: value for name, value in data.items() if name not in own}}
 
 
-class VtaEntry(_Frozen):
-    """A VTA accelerator beside the CPU. config: fields of vta_config.json in lower case, the others are VTA's defaults.
+class TargetEntry(Frozen):
+    """What a library is compiled for. kind: the backend; options: the block under the backend's name, which its row checks.
 
-    mode: `optimized`, or `reference` for the original stack's schedules. start, stop: the first layer on the accelerator, and
-    the first one after it that is not; auto for the run of layers that multiplies most.
+    `mcpu: host` is resolved to this machine's CPU name and recorded.
     """
 
-    config: dict[str, int | str] = {}
-    mode: Literal["optimized", "reference"] = "optimized"
-    start: str = "auto"
-    stop: str = "auto"
-
-    def resolved(self) -> VtaConfig:
-        """Return the configuration with its defaults."""
-        return VtaConfig.from_json(self.config)
-
-    @model_validator(mode="after")
-    def _possible(self) -> VtaEntry:
-        try:
-            self.resolved()
-        except UsageError as error:
-            raise ValueError(f"{error.found}; expected: {error.expected}") from None
-        return self
-
-
-class TargetEntry(_Frozen):
-    """What a library is compiled for. `mcpu: host` is resolved to this machine's CPU name and recorded."""
-
-    kind: Literal["llvm"]
-    mcpu: str
-    mtriple: str | None = None
-    mattr: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    threads: Positive
-    cc: str | None = None
-    vta: VtaEntry | None = None
+    kind: Name
+    mcpu: Line
+    mtriple: Line | None = None
+    mattr: Annotated[tuple[Line, ...], Field(strict=False)] = ()
+    threads: Parallel
+    cc: Program | None = None
     device: DeviceEntry
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _block_is_the_backends(cls, data: Any) -> Any:
+        kind = data.get("kind") if isinstance(data, dict) else None
+        if not isinstance(kind, str) or kind in cls.model_fields or kind not in data or "options" in data:
+            return data
+        return {**{name: value for name, value in data.items() if name != kind}, "options": data[kind]}
 
 
-class Cell(_Frozen):
+class Cell(Frozen):
     """One model x target x precision."""
 
     model: Name
@@ -212,147 +191,24 @@ class Cell(_Frozen):
         return f"{self.model}.{self.target}.{self.precision}"
 
 
-class FetchParams(_Frozen):
-    max_download_mb: Positive
-    download_attempts: Positive
-    connect_timeout_s: PositiveFloat
-    calibration_samples: Positive
-    evaluation_samples: Positive
-    golden_samples: Positive
-    random_samples: Positive
-    split_seed: int
-
-
-class ImportParams(_Frozen):
-    max_relative_error: PositiveFloat
-
-
-class MixedOperators(_Frozen):
-    """low: operators that compute in 16 bits; high: those that stay in float32; all others follow their inputs."""
-
-    low: Annotated[tuple[str, ...], Field(strict=False)]
-    high: Annotated[tuple[str, ...], Field(strict=False)]
-
-
-class Int8Params(_Frozen):
-    """The post-training quantizer of `int8`."""
-
-    observer: Literal["minmax", "percentile", "kl", "mse"]
-    percentile: Annotated[float, Field(gt=50, le=100)]
-    activations: Literal["uint8", "int8"]
-    per_channel: bool
-    equalize: bool
-    bias_correction: bool
-    keep_float: Annotated[tuple[str, ...], Field(strict=False)]
-    max_drop: Annotated[float, Field(ge=0, le=1)] | None
-    max_float_layers: Annotated[int, Field(ge=0)]
-
-
-class VtaInt8Params(_Frozen):
-    """The power-of-two form of `vta_int8`."""
-
-    scale: Literal["global", "calibrated"]
-    global_scale: PositiveFloat
-    keep_float: Annotated[tuple[str, ...], Field(strict=False)]
-
-    @field_validator("global_scale")
-    @classmethod
-    def _power_of_two(cls, value: float) -> float:
-        if math.frexp(value)[0] != 0.5:
-            raise ValueError(f"a power of two; found {value}")
-        return value
-
-
-class QuantizeParams(_Frozen):
-    """mixed: `default`, and a list of its own for each target that needs one."""
-
-    max_relative_error: dict[Precision, PositiveFloat]
-    mixed: dict[Name, MixedOperators]
-    int8: Int8Params
-    vta_int8: VtaInt8Params
-
-    @model_validator(mode="after")
-    def _complete(self) -> QuantizeParams:
-        if "default" not in self.mixed:
-            raise ValueError("mixed: needs an entry 'default'")
-        missing = [name for name in PRECISIONS if name not in self.max_relative_error]
-        if missing:
-            raise ValueError(f"max_relative_error: no bound for {', '.join(missing)}")
-        return self
-
-
-class GraphPackParams(_Frozen):
-    channel_block: Literal["auto", 4, 8, 16]
-
-
-class TuneParams(_Frozen):
-    tuner: Literal["xgb", "ga", "random", "grid"]
-    loss: Literal["reg", "rank", "rank-binary"]
-    trials_per_workload: NotNegative
-    total_trials: NotNegative
-    max_seconds: Annotated[float, Field(ge=0)]
-    early_stopping: Positive
-    max_workloads: Positive
-    winograd_max_error: dict[Literal["float32", "bfloat16"], Annotated[float, Field(ge=0)]]
-    measure_repeats: Positive
-    measure_min_ms: PositiveFloat
-    replay_slowdown: PositiveFloat
-    seed: int
-    devices: Positive
-    build_workers: Positive
-    build_timeout_s: PositiveFloat
-    kernel_timeout_s: PositiveFloat
-    session_s: PositiveFloat
-    canary_every: Positive
-    max_drift: PositiveFloat
-    cool_s: Annotated[float, Field(ge=0)]
-    give_up_s: PositiveFloat
-
-
-class BuildParams(_Frozen):
-    max_relative_error: dict[Precision, PositiveFloat]
-
-    @model_validator(mode="after")
-    def _complete(self) -> BuildParams:
-        missing = [name for name in PRECISIONS if name not in self.max_relative_error]
-        if missing:
-            raise ValueError(f"max_relative_error: no bound for {', '.join(missing)}")
-        return self
-
-
-class DeployParams(_Frozen):
-    session_timeout_s: PositiveFloat
-    device_wait_s: PositiveFloat
-
-
-class EvaluateParams(_Frozen):
-    warmup_runs: Annotated[int, Field(ge=0)]
-    min_runs: Annotated[int, Field(ge=3)]
-    min_seconds: PositiveFloat
-    max_seconds: PositiveFloat
-    max_spread: PositiveFloat
-    cold_starts: Positive
-    peers: Annotated[tuple[Literal["source", "onnxruntime"], ...], Field(strict=False)]
-
-
-class ReleaseParams(_Frozen):
-    max_accuracy_drop: Annotated[float, Field(ge=0)]
+class ReleaseParams(Frozen):
+    max_accuracy_drop: NotNegativeFloat
     min_top1_agreement: Annotated[float, Field(ge=0, le=1)]
     min_coverage: Annotated[float, Field(ge=0, le=1)]
-    max_slowdown: Annotated[float, Field(ge=0)]
-    compare_rounds: Annotated[int, Field(ge=4)]
+    max_slowdown: NotNegativeFloat
+    compare_rounds: Annotated[int, Field(ge=4, le=10_000)]
     confidence: Annotated[float, Field(gt=0.5, lt=1)]
 
 
-class FlowParams(_Frozen):
+class FlowParams(Frozen):
     """How work is run; nothing here changes what is made, so nothing here is in a recipe key."""
 
-    workers: Positive
+    workers: Parallel
     runner: Literal["threads", "dask"]
-    dask_address: str | None = None
-    device_retries: Annotated[int, Field(ge=0)]
+    dask_address: Line | None = None
+    device_retries: NotNegative
     retry_delay_s: PositiveFloat
-    retune_cron: Annotated[str, Field(pattern=r"^\S+( \S+){4}$")]
+    retune_cron: Cron
     push_to_remote: bool
     timeout_s: dict[str, PositiveFloat]
 
@@ -364,12 +220,7 @@ class FlowParams(_Frozen):
         return value
 
 
-STAGE_NAMES = (
-    "fetch", "import_model", "quantize", "graph_pack", "tune", "build", "deploy", "evaluate",
-)  # fmt: skip
-
-
-class Params(_Frozen):
+class Params(Frozen):
     """All of params.yaml."""
 
     models: dict[Name, ModelEntry]
@@ -423,25 +274,16 @@ class Params(_Frozen):
         return Cell.model_validate({"model": model, "target": target, "precision": precision})
 
     def cell_name(self, cell: Cell) -> str | None:
-        """Return the name of a cell under `cells:`, None when it is not listed (then DVC does not own it)."""
+        """Return the name of a cell under `cells:`, None when it is not listed."""
         return next((name for name, listed in self.cells.items() if listed == cell), None)
 
 
-class _UniqueLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key written twice."""
+def _is_stage_block(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, StageBlock)
 
 
-def _unique_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is written twice", key_node.start_mark)
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
-
-
-_UniqueLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+STAGE_NAMES = tuple(name for name, field in Params.model_fields.items() if _is_stage_block(field.annotation))
+"""The stages: each has a block of its name, in the order of the walk."""
 
 
 def load_params(path: Path) -> Params:
@@ -462,8 +304,8 @@ def load_params(path: Path) -> Params:
 @functools.lru_cache(maxsize=4)
 def _load(path: Path, _mtime_ns: int, _size: int) -> Params:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueLoader)  # noqa: S506 (a SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        data = load_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ParamsError(f"{path.name} is not YAML: {error}", "a YAML mapping") from None
     if not isinstance(data, dict):
         raise ParamsError(f"{path.name} holds {type(data).__name__}", "a YAML mapping")
@@ -471,31 +313,6 @@ def _load(path: Path, _mtime_ns: int, _size: int) -> Params:
         return Params.model_validate(data)
     except ValidationError as error:
         raise ParamsError(
-            f"{path.name} is not valid:\n" + "\n".join(_explain(e) for e in error.errors()),
+            f"{path.name} is not valid:\n" + "\n".join(explain(error, Params)),
             fix="correct the lines above; docs/params.md explains every key",
         ) from None
-
-
-def _explain(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"] if part != "[key]")
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        legal = _legal_keys(error["loc"][:-1])
-        message = f"unknown key; legal here: {', '.join(legal)}" if legal else "unknown key"
-    elif error["type"] != "value_error" and error["type"] != "missing":
-        message = f"{message}; found {error['input']!r}"
-    return f"  - {where}: {message}" if where else f"  - {message}"
-
-
-def _legal_keys(location: tuple[Any, ...]) -> list[str]:
-    """Follow a path of the error through the models and return the keys that are legal at its end."""
-    kind: Any = Params
-    for part in location:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            field = kind.model_fields.get(str(part))
-            kind = field.annotation if field else None
-        elif get_origin(kind) is dict:
-            kind = get_args(kind)[1]
-        if get_origin(kind) in (Union, UnionType):
-            kind = next(a for a in get_args(kind) if a is not type(None))
-    return sorted(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

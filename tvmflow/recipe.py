@@ -19,10 +19,15 @@ from tvmflow.artifacts import digest_of
 RECIPE_SCHEMA = 1
 CODE_ROOT = Path(__file__).resolve().parent.parent
 _OWN_PACKAGES = ("tasks", "tvmflow")
-# These watch, record or print what was made; they cannot change it.
+# These run, watch, record or print what was made; they cannot change it. What params.yaml and the tools say is in the recipe
+# as values, so how it was read is not.
 _NOT_IN_KEY = (
-    "tasks.run_alone", "tasks.table", "tvmflow.ledger", "tvmflow.report", "tvmflow.cli", "tvmflow.errors", "tvmflow.workspace",
+    "tasks.__main__", "tasks.table", "tvmflow.bounds", "tvmflow.cli", "tvmflow.digests", "tvmflow.errors", "tvmflow.ledger",
+    "tvmflow.options", "tvmflow.param_keys", "tvmflow.params", "tvmflow.progress", "tvmflow.recipe", "tvmflow.report",
+    "tvmflow.sandbox", "tvmflow.stage_params", "tvmflow.stages", "tvmflow.toolchain", "tvmflow.workspace", "tvmflow.yaml_files",
 )  # fmt: skip
+
+TABLES = BACKENDS, FRONTENDS = "tvmflow.backends.", "tvmflow.frontends.table"  # whose rows import when they are called
 
 _ABSENT = object()
 
@@ -50,23 +55,29 @@ def recipe_key(recipe: Mapping[str, Any]) -> str:
 
 
 @functools.cache
-def code_of(module: str) -> dict[str, str]:
+def code_of(module: str, runs: tuple[str, ...] = TABLES) -> dict[str, str]:
     """Return file -> sha256 of every source file of ours that a module imports, directly or not.
 
-    Found by reading import statements, also those inside functions, so a helper cannot be forgotten.
+    Found by reading import statements, also those inside functions, so a helper cannot be forgotten. runs: the tables whose rows are
+    put to work. Of the others a stage asks names and checks only: what their rows import inside functions is none of its code.
     """
     todo, seen, files = [module], set[str](), {}
     while todo:
         name = todo.pop()
         path = _source_of(name)
-        if name in seen or path is None or name.startswith(_NOT_IN_KEY):
+        if name in seen or path is None or _is_left_out(name):
             continue
         seen.add(name)
         source = path.read_bytes()
         if source.strip():
             files[path.relative_to(CODE_ROOT).as_posix()] = hashlib.sha256(source).hexdigest()
-        todo.extend(_imports(name, source))
+        asked = any(name.startswith(table) and table not in runs for table in TABLES)
+        todo.extend(_imports(name, source, anywhere=not asked))
     return dict(sorted(files.items()))
+
+
+def _is_left_out(module: str) -> bool:
+    return any(f"{module}.".startswith(f"{name}.") for name in _NOT_IN_KEY)
 
 
 def _source_of(module: str) -> Path | None:
@@ -79,9 +90,9 @@ def _source_of(module: str) -> Path | None:
     return None
 
 
-def _imports(module: str, source: bytes) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(source)):
+def _imports(module: str, source: bytes, anywhere: bool) -> list[str]:
+    found, tree = [], ast.parse(source)
+    for node in ast.walk(tree) if anywhere else tree.body:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

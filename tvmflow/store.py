@@ -24,20 +24,19 @@ from filelock import FileLock, Timeout
 from tvmflow import errors, toolchain
 from tvmflow.artifacts import (
     RECORD_NAME,
-    RECORD_TYPES,
-    OutputFile,
     Record,
     describe_folder,
     first_difference,
     read_record,
     record_from,
     record_text,
-    sha256_of,
     write_atomic,
 )
+from tvmflow.digests import OutputFile
 from tvmflow.params import Cell
+from tvmflow.progress import Progress, silent
 from tvmflow.recipe import changed_parts, code_of, make_recipe, recipe_key
-from tvmflow.stages import Progress, Stage, StageContext, silent
+from tvmflow.stages import AnyStage, StageContext, settings_json
 from tvmflow.workspace import Workspace
 
 Outcome = Literal["hit", "restored", "made"]
@@ -47,13 +46,14 @@ Outcome = Literal["hit", "restored", "made"]
 class Plan:
     """What is known about a stage before it runs. `record` is set on a hit; `reason` says why it is not one."""
 
-    stage: Stage
+    stage: AnyStage
     cell: Cell
     key: str
     recipe: dict[str, Any]
-    settings: dict[str, Any]
+    settings: Any
     record: Record | None
     reason: str
+    restorable: Record | None = None  # set where `Store.foresee` found the bytes of this key elsewhere
 
     @property
     def is_hit(self) -> bool:
@@ -64,57 +64,90 @@ class Plan:
 class Undecided:
     """A stage whose key cannot be known yet, because a stage before it has to run first."""
 
-    stage: Stage
+    stage: AnyStage
     cell: Cell
     waits_for: str
+
+
+Known = dict[str, Plan | Undecided]
 
 
 class Store:
     """The artifacts of one workspace."""
 
-    def __init__(self, workspace: Workspace, stages: Mapping[str, Stage]) -> None:
+    def __init__(self, workspace: Workspace, stages: Mapping[str, AnyStage]) -> None:
         self.workspace = workspace
         self.stages = stages
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def plan(self, name: str, cell: Cell, known: dict[str, Plan | Undecided] | None = None) -> Plan | Undecided:
+    def plan(self, name: str, cell: Cell, known: Known | None = None) -> Plan | Undecided:
         """Compute the key of a stage from what lies on disk now and say whether its outputs can be believed.
 
-        `known` collects the plans on the way, so that no folder is read twice.
+        Every output of the stage is looked at, and of those before it what the stage reads. `known` collects on the way what
+        the records say, so that none is read twice.
         """
-        known = {} if known is None else known
+        plan = self._keyed(name, cell, {} if known is None else known)
+        if isinstance(plan, Undecided) or plan.record is None:
+            return plan
+        wrong = self._difference(plan, None)
+        return replace(plan, record=None, reason=wrong) if wrong else plan
+
+    def foresee(self, cell: Cell) -> list[Plan | Undecided]:
+        """Plan every cached stage as a run would find it: what it would restore is known, and what follows from that."""
+        known: Known = {}
+        found = []
+        for name, stage in self.stages.items():
+            if not stage.is_cached:
+                continue
+            plan = self.plan(name, cell, known)
+            if isinstance(plan, Plan) and not plan.is_hit:
+                record = self._find(plan)
+                plan = replace(plan, restorable=record)
+                if record is not None:
+                    known[name] = plan
+            found.append(plan)
+        return found
+
+    def _keyed(self, name: str, cell: Cell, known: Known) -> Plan | Undecided:
+        """Plan by records alone: the outputs are not looked at."""
         if name not in known:
-            known[name] = self._plan(self.stages[name], cell, known)
+            known[name] = self._key(self.stages[name], cell, known)
         return known[name]
 
-    def _plan(self, stage: Stage, cell: Cell, known: dict[str, Plan | Undecided]) -> Plan | Undecided:
+    def _key(self, stage: AnyStage, cell: Cell, known: Known) -> Plan | Undecided:
         settings = stage.settings(self.workspace, cell)  # first: what cannot be asked for is refused before any work
         digests = {}
         for source, only in stage.inputs.items():
-            found = self.plan(source, cell, known)
+            found = self._keyed(source, cell, known)
             if isinstance(found, Undecided):
                 return Undecided(stage, cell, found.waits_for)
-            if found.record is None:
+            record = found.restorable or found.record
+            if record is None or (found.restorable is None and self._difference(found, only)):
                 return Undecided(stage, cell, source)
-            digests[source] = found.record.digest(only)
-        recipe = make_recipe(
-            stage.name, digests, settings, toolchain.versions(stage.toolchain(settings)), code_of(stage.module)
-        )
+            digests[source] = record.digest(only)
+        tools = toolchain.versions(stage.toolchain(settings))
+        recipe = make_recipe(stage.name, digests, settings_json(settings), tools, code_of(stage.module, stage.runs))
         key = recipe_key(recipe)
         record, reason = self._look(stage, cell, key, recipe)
         return Plan(stage, cell, key, recipe, settings, record, reason)
 
+    def _difference(self, plan: Plan, only: tuple[str, ...] | None) -> str | None:
+        """Say what is wrong with the first bad file of a record (of those named), None when all are right."""
+        assert plan.record is not None
+        folder = self.workspace.folder(plan.stage.name, plan.cell)
+        return first_difference(folder, plan.record.outputs, self.workspace.digests, only)
+
     def plan_all(self, cell: Cell) -> list[Plan | Undecided]:
         """Plan every cached stage of a cell, in the order of the walk."""
-        known: dict[str, Plan | Undecided] = {}
+        known: Known = {}
         return [self.plan(name, cell, known) for name, stage in self.stages.items() if stage.is_cached]
 
     def record_of(self, name: str, cell: Cell) -> Record:
         """Return the record in a stage's folder whatever its key. Raises StoreError when there is none."""
         return read_record(self.workspace.folder(name, cell) / RECORD_NAME)
 
-    def _look(self, stage: Stage, cell: Cell, key: str, recipe: dict[str, Any]) -> tuple[Record | None, str]:
+    def _look(self, stage: AnyStage, cell: Cell, key: str, recipe: dict[str, Any]) -> tuple[Record | None, str]:
         if not stage.is_cached:
             return None, "never cached"
         folder = self.workspace.folder(stage.name, cell)
@@ -124,8 +157,7 @@ class Store:
             return None, "never made" if not folder.exists() else str(error)
         if record.key != key:
             return None, "; ".join(changed_parts(record.recipe, recipe))
-        wrong = first_difference(folder, record.outputs)
-        return (None, wrong) if wrong else (record, "")
+        return record, ""
 
     # -- doing -------------------------------------------------------------------------------------------------------
 
@@ -143,7 +175,7 @@ class Store:
                 if isinstance(plan, Undecided):
                     raise errors.StoreError(
                         f"{name} of {cell} needs {plan.waits_for}, which is not there or out of date",
-                        fix=f"run 'python -m tasks.{plan.waits_for} {cell}' or 'tvmflow run {cell}'",
+                        fix=f"run 'python -m tasks {plan.waits_for} {cell}' or 'tvmflow run {cell}'",
                     )
                 if plan.record is not None and not again:
                     return plan.record, "hit"
@@ -171,20 +203,22 @@ class Store:
                     progress=progress,
                 )
             )
-            record = RECORD_TYPES[stage.name](
+            outputs = describe_folder(folder, self.workspace.digests)
+            _check_outputs(stage, set(outputs))
+            record = Record(
                 stage=stage.name,
                 cell=str(cell),
                 key=plan.key,
                 recipe=plan.recipe,
-                outputs=describe_folder(folder),
+                outputs=outputs,
                 facts=facts,
                 elapsed_s=round(time.monotonic() - started, 3),
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
             )
             return self._publish(record, cell, folder)
 
-    def _restore(self, plan: Plan) -> Record | None:
-        """Bring back the bytes of a key that was made before, from another folder or from DVC's cache."""
+    def _known(self, plan: Plan) -> tuple[Record, list[Path]] | None:
+        """Return the record of a key that was made before, and the folders where its outputs may lie."""
         stage, cell = plan.stage.name, plan.cell
         try:
             known = json.loads(self._index_path(stage, plan.key).read_text(encoding="utf-8"))
@@ -196,25 +230,51 @@ class Store:
                 record, elsewhere = read_record(folder / RECORD_NAME), [folder]
             except errors.StoreError:
                 return None
-        if record.key != plan.key:
+        return (record, elsewhere) if record.key == plan.key else None
+
+    def _find(self, plan: Plan) -> Record | None:
+        """Return the record that `_restore` would bring back, without bringing it."""
+        known = self._known(plan)
+        if known is None:
             return None
-        with self._new_folder(stage, cell) as new:
+        record, elsewhere = known
+        for name, expected in record.outputs.items():
+            if not any(self._is(place, expected) for place in self._places(name, expected, elsewhere)):
+                return None
+        return record
+
+    def _restore(self, plan: Plan) -> Record | None:
+        """Bring back the bytes of a key that was made before, from another folder or from DVC's cache."""
+        known = self._known(plan)
+        if known is None:
+            return None
+        record, elsewhere = known
+        with self._new_folder(plan.stage.name, plan.cell) as new:
             for name, expected in record.outputs.items():
-                if not self._bring(new / name, expected, [place / name for place in elsewhere]):
+                if not self._bring(new / name, expected, self._places(name, expected, elsewhere)):
                     return None
-            return self._publish(replace(record, cell=str(cell)), cell, new)
+            return self._publish(replace(record, cell=str(plan.cell)), plan.cell, new)
+
+    def _places(self, name: str, expected: OutputFile, elsewhere: list[Path]) -> list[Path]:
+        cache = self.workspace.root / ".dvc" / "cache" / "files" / "md5"
+        return [*(place / name for place in elsewhere), cache / expected.md5[:2] / expected.md5[2:]]
+
+    def _is(self, place: Path, expected: OutputFile) -> bool:
+        try:
+            return place.stat().st_size == expected.size and self.workspace.digests.sha256_of(place) == expected.sha256
+        except OSError:
+            return False
 
     def _bring(self, target: Path, expected: OutputFile, places: list[Path]) -> bool:
-        cache = self.workspace.root / ".dvc" / "cache" / "files" / "md5"
         target.parent.mkdir(parents=True, exist_ok=True)
-        for place in [*places, cache / expected.md5[:2] / expected.md5[2:]]:
+        for place in places:
             try:
                 if place.stat().st_size != expected.size:
                     continue
                 shutil.copyfile(place, target)
             except OSError:
                 continue
-            if sha256_of(target) == expected.sha256:
+            if self._is(target, expected):
                 return True
         return False
 
@@ -228,6 +288,7 @@ class Store:
             shutil.rmtree(previous, ignore_errors=True)
             os.rename(folder, previous)
         os.rename(new, folder)
+        self.workspace.digests.moved(new, folder)
         shutil.rmtree(previous, ignore_errors=True)
         if self.stages[record.stage].is_cached:
             self._write_index(record, cell)
@@ -293,6 +354,15 @@ class Store:
             yield
         finally:
             lock.release()
+
+
+def _check_outputs(stage: AnyStage, made: set[str]) -> None:
+    """Raise StageError where a stage left other files than its row says, or none."""
+    wanted = {output.name for output in stage.outputs} or made
+    if made != wanted or not made:
+        raise errors.StageError(
+            f"{stage.name} left {sorted(made)}", f"{sorted(wanted) or 'outputs'}, as its row in tasks/ says"
+        )
 
 
 def _sync_folder(folder: Path) -> None:

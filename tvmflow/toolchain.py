@@ -34,7 +34,7 @@ _PACKAGES = {
 # Raised when what we do to a kernel after its schedule makes it faster or slower: what was measured before is then replayed,
 # as after an upgrade of TVM, and not believed. 2: rounding in vectors.
 # 3: bfloat16 rounded by one instruction. 4: exp in vectors.
-_CODEGEN = "4"
+_CODEGEN = "5"
 # LLVM's extensions that schedules and vectors rest on, under the names that Linux has for them.
 _EXTENSIONS = {
     "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512dq": "avx512dq", "avx512vl": "avx512vl",
@@ -45,9 +45,20 @@ _PROBE = """
 import json, tvm
 from tvm.target import codegen
 cpu = str(codegen.llvm_get_system_cpu())
-features = [str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": cpu}))]
-print(json.dumps({"llvm": str(codegen.llvm_version_major()), "host_cpu": cpu, "features": features}))
+def features(**options):
+    return {str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", **options}))}
+known = {}
+for name in ARCHITECTURES:
+    triple, cpus = f"{name}-linux-gnu", {}
+    for cpu_name in codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm", "mtriple": triple})):
+        cpus[str(cpu_name)] = features(mtriple=triple, mcpu=str(cpu_name))
+    # The list for x86-64 has processors of 32 bits too.
+    cpus = {name: found for name, found in cpus.items() if "64bit" in found or "x86_64" not in triple}
+    known[f"{name}_cpus"], known[f"{name}_features"] = ",".join(cpus), ",".join(sorted(set().union(*cpus.values())))
+print(json.dumps({"llvm": str(codegen.llvm_version_major()), "host_cpu": cpu, "features": sorted(features(mcpu=cpu)), **known}))
 """
+ARCHITECTURES = ("x86_64", "aarch64")  # that kernels are scheduled for
+_LISTS = tuple(f"{name}_{what}" for name in ARCHITECTURES for what in ("cpus", "features"))
 
 
 def _probe_path() -> Path:
@@ -80,17 +91,21 @@ def attributes_beside(features: set[str], cpu_lines: list[str]) -> str:
 
 @functools.cache
 def probe() -> dict[str, str]:
-    """Return LLVM's major version, LLVM's name of this machine's CPU and its attributes, as the installed TVM says."""
+    """Return what the installed TVM says: LLVM's major version, LLVM's name of this machine's CPU and its attributes.
+
+    And, separated by commas, the processors and features of each architecture that LLVM knows.
+    """
     wheel = metadata.distribution("apache-tvm")
     identity = digest_of([wheel.version, str(wheel.locate_file("tvm")), _host_name()])
     path = _probe_path()
     try:
         known: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
-        if set(known[identity]) == {"llvm", "host_cpu", "host_attributes"}:
+        if set(known[identity]) == {"llvm", "host_cpu", "host_attributes", *_LISTS}:
             return known[identity]
     except (OSError, ValueError, KeyError, TypeError):
         known = {}
-    done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120, check=False)
+    code = f"ARCHITECTURES = {ARCHITECTURES!r}\n{_PROBE}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         raise TvmflowError(
             f"TVM {wheel.version} does not start: {done.stderr.strip()[-400:]}",
@@ -101,12 +116,20 @@ def probe() -> dict[str, str]:
     answer: dict[str, str] = {
         "llvm": found["llvm"], "host_cpu": found["host_cpu"],
         "host_attributes": attributes_beside(set(found["features"]), _cpu_lines()),
+        **{name: found[name] for name in _LISTS},
     }  # fmt: skip
     try:
         write_atomic(path, json.dumps({**known, identity: answer}))
     except OSError:
         pass  # only a shortcut: without it the next process asks again
     return answer
+
+
+def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of processors and of features of an architecture that LLVM knows."""
+    found = probe()
+    cpus, features = (frozenset(found[f"{architecture}_{what}"].split(",")) for what in ("cpus", "features"))
+    return cpus, features
 
 
 def version(tool: str) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tvmflow.digests import Digests
 from tvmflow.errors import UsageError
 from tvmflow.params import Cell, Params, load_params
 
 
 @dataclass(frozen=True)
 class Workspace:
+    """digests: what this process knows of the files; whoever asks again shares the workspace."""
+
     root: Path
+    digests: Digests = field(default_factory=Digests, compare=False, repr=False)
 
     @property
     def params_path(self) -> Path:
@@ -42,6 +47,12 @@ class Workspace:
         return f"sqlite:///{self.root / 'mlruns' / 'mlflow.db'}"
 
 
+@functools.cache
+def workspace_at(root: Path) -> Workspace:
+    """Return the workspace of a folder: one for all of this process, so that no file is read twice."""
+    return Workspace(root)
+
+
 def find_workspace(root: Path | None = None) -> Workspace:
     """Return the workspace at `root`, or the nearest one above the current folder. Raises UsageError."""
     if root is not None:
@@ -52,7 +63,7 @@ def find_workspace(root: Path | None = None) -> Workspace:
         candidates = [Path(named).resolve()] if named else [here, *here.parents]
     for folder in candidates:
         if (folder / "params.yaml").is_file():
-            return Workspace(folder)
+            return workspace_at(folder)
     raise UsageError(
         f"no params.yaml in {candidates[0]}" + ("" if len(candidates) == 1 else " or above it"),
         "a workspace: a folder with params.yaml",

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from tvmflow.errors import DeviceError, DeviceLostError
+from tvmflow.kernels.workloads import Workload
 from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.records import KERNEL_TIMEOUT, OK, WRONG_ANSWER
-from tvmflow.tuning.workloads import Workload
 
 RULES = FleetRules(
     slots=3, kernel_timeout_s=0.8, session_s=3600.0, canary_every=4, max_drift=0.2, cool_s=0.0, give_up_s=2.0,
@@ -44,7 +44,7 @@ class Kernel:
 
     def __getitem__(self, _name: str) -> Any:
         def run(*arguments: Tensor) -> None:
-            if self.says.get("hangs"):
+            if self.says.get("hangs") or (self.world.canary_hangs and self.says.get("canary")):
                 time.sleep(3)
                 raise DeviceLostError("closed")
             if self.says.get("kills"):
@@ -76,6 +76,10 @@ class Session:
             self.loads += 1
             if self.world.loads in self.world.dies_at:
                 raise DeviceLostError("connection reset by peer")
+            if self.world.loads == self.world.bug_at:
+                raise ZeroDivisionError
+            if self.world.restless and file.name == "canary":
+                self.world.clock *= 2.0
             if self.world.loads == self.world.slows_at:
                 self.world.clock = 2.0
         return Kernel(self.world, file)
@@ -91,6 +95,8 @@ class World:
         self.slows_at = -1
         self.clock = 1.0
         self.gone_after = 10**9
+        self.bug_at = -1
+        self.restless = self.canary_hangs = False
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
@@ -107,7 +113,7 @@ class World:
 
     def measure(self, libraries: list[Path], rules: FleetRules = RULES) -> tuple[list[Measured], Fleet]:
         found: list[Measured] = []
-        with Fleet(self.open, rules, (CANARY, self.library("canary"))) as fleet:
+        with Fleet(self.open, rules, (CANARY, self.library("canary", canary=True))) as fleet:
             for workload in (CANARY, WORK):
                 fleet.references.arrays[workload.key] = [np.zeros(1), np.zeros(1)]
                 fleet.references.answers[workload.key] = np.ones(1)
@@ -163,6 +169,47 @@ def test_a_kernel_that_ends_every_session_is_given_up_and_not_recorded(world: Wo
     found, fleet = world.measure([world.library("killer", kills=True), world.library("good")])
     assert _names(found) == {"killer": "", "good": OK}
     assert fleet.counts.given_up == 1 and fleet.counts.lost >= 2
+
+
+@pytest.mark.parametrize("killers", [1, 3])
+def test_kernels_that_end_every_session_cost_no_other_kernel_its_time(world: World, killers: int) -> None:
+    """What was measured before a session ended waits for a canary, is measured again, and is never given up for it."""
+    libraries = [world.library(f"good{at}") for at in range(9)]
+    libraries[4:4] = [world.library(f"killer{at}", kills=True) for at in range(killers)]
+    found, fleet = world.measure(libraries, replace(RULES, slots=1, canary_every=16))
+    assert Counter(_names(found).values()) == {OK: 9, "": killers}
+    assert fleet.counts.given_up == killers
+    assert any("killer0 was given up" in note and "connection reset" in note for note in fleet.counts.notes)
+
+
+def test_a_clock_that_never_rests_is_said(world: World) -> None:
+    world.restless = True
+    found, fleet = world.measure([world.library(f"k{at}") for at in range(4)], replace(RULES, slots=1))
+    assert {m.status for m in found} == {""} and fleet.counts.given_up == 4
+    assert any("was given up" in note and "canary" in note for note in fleet.counts.notes)
+
+
+def test_a_device_that_is_silent_from_the_start_ends_the_search(world: World) -> None:
+    """The canary itself never answers: no kernel is at fault, and nobody waits for ever."""
+    world.canary_hangs = True
+    with pytest.raises(DeviceError, match="silent"):
+        world.measure([world.library("k")], replace(RULES, slots=1, kernel_timeout_s=0.3, give_up_s=0.5))
+
+
+def test_what_was_measured_is_kept_when_the_search_ends(world: World) -> None:
+    """By a fault of ours, in the middle."""
+    seen: list[Measured] = []
+    rules = replace(RULES, slots=1, canary_every=2)
+    jobs = [world.library(f"k{at}") for at in range(8)]
+    world.bug_at = 9
+    with pytest.raises(ZeroDivisionError):
+        with Fleet(world.open, rules, (CANARY, world.library("canary"))) as fleet:
+            for workload in (CANARY, WORK):
+                fleet.references.arrays[workload.key] = [np.zeros(1), np.zeros(1)]
+                fleet.references.answers[workload.key] = np.ones(1)
+            slow = lambda found: (time.sleep(0.3), seen.append(found))  # noqa: E731  the fault comes first
+            fleet.measure([Job(WORK, library, float("inf")) for library in jobs], slow)
+    assert len(seen) >= 2 and {m.status for m in seen} == {OK}
 
 
 def test_without_any_device_the_search_ends_with_the_reason(world: World) -> None:

@@ -13,13 +13,15 @@ import psutil
 import pytest
 
 from tests.conftest import SLUG
+from tvmflow.backends.backend import Backend
+from tvmflow.backends.table import backend_for
 from tvmflow.devices.local import local_tracker
 from tvmflow.devices.lock import exclusive
-from tvmflow.devices.session import DeviceSession, SessionLimits, open_session
+from tvmflow.devices.session import DeviceSession, open_session
 from tvmflow.devices.tracker import TrackerAddress, connect, queue_of, request_session
+from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, DeviceUnknownError, TrackerError, UsageError
 from tvmflow.params import DeviceEntry, load_params
-from tvmflow.targets.resolve import ResolvedTarget, resolve
 
 LOCAL = DeviceEntry(transport="local", key="local-cpu")
 X = np.zeros((1, 1, 8, 8), np.float32)
@@ -32,8 +34,8 @@ def tracker() -> Iterator[TrackerAddress]:
 
 
 @pytest.fixture
-def target(finished: Path) -> ResolvedTarget:
-    return resolve(load_params(finished / "params.yaml").targets["local-cpu"])
+def backend(finished: Path) -> Backend:
+    return backend_for(load_params(finished / "params.yaml").targets["local-cpu"])
 
 
 @pytest.fixture
@@ -69,15 +71,17 @@ def test_something_else_at_the_trackers_port_is_no_tracker() -> None:
             connect(TrackerAddress("127.0.0.1", server.getsockname()[1]))
 
 
-def test_a_server_with_fewer_threads_than_the_target_measures_nothing(target: ResolvedTarget) -> None:
-    with local_tracker("slow", target.threads - 1) as address:
+def test_a_server_with_fewer_threads_than_the_target_measures_nothing(backend: Backend) -> None:
+    with local_tracker("slow", backend.target.threads - 1) as address:
         device = DeviceEntry(transport="tracker", key="slow", host=address.host, port=address.port)
         with (
-            pytest.raises(DeviceError, match=f"{target.threads - 1} of the {target.threads} threads") as error,
-            open_session(device, target, SessionLimits(60.0, 10.0)),
+            pytest.raises(
+                DeviceError, match=f"{backend.target.threads - 1} of the {backend.target.threads} threads"
+            ) as error,
+            open_session(device, backend, SessionLimits(60.0, 10.0)),
         ):
             pass
-    assert f"TVM_NUM_THREADS={target.threads}" in str(error.value)
+    assert f"TVM_NUM_THREADS={backend.target.threads}" in str(error.value)
 
 
 def test_an_unknown_key_lists_the_known_ones_and_does_not_hang(tracker: TrackerAddress) -> None:
@@ -110,19 +114,19 @@ def _servers() -> list[psutil.Process]:
     return [p for p in psutil.Process().children() if "tvmflow.devices.rpc_host" in " ".join(p.cmdline())]
 
 
-def test_an_external_tracker_serves_a_library(tracker: TrackerAddress, library: Path, target: ResolvedTarget) -> None:
+def test_an_external_tracker_serves_a_library(tracker: TrackerAddress, library: Path, backend: Backend) -> None:
     device = DeviceEntry(transport="tracker", key="board", host=tracker.host, port=tracker.port)
-    with open_session(device, target, SessionLimits(60.0, 20.0)) as session:
+    with open_session(device, backend, SessionLimits(60.0, 20.0)) as session:
         assert session.model(library).run(X).shape == (1, 10)
 
 
-def test_everything_is_closed_again_also_after_an_error(library: Path, target: ResolvedTarget) -> None:
+def test_everything_is_closed_again_also_after_an_error(library: Path, backend: Backend) -> None:
     before = len(_servers())
-    with pytest.raises(KeyboardInterrupt), open_session(LOCAL, target, SessionLimits(60.0, 20.0)):
+    with pytest.raises(KeyboardInterrupt), open_session(LOCAL, backend, SessionLimits(60.0, 20.0)):
         assert len(_servers()) == before + 1
         raise KeyboardInterrupt
     assert len(_servers()) == before
-    with open_session(LOCAL, target, SessionLimits(60.0, 20.0)) as session:
+    with open_session(LOCAL, backend, SessionLimits(60.0, 20.0)) as session:
         assert session.model(library).run(X).shape == (1, 10)
 
 
@@ -135,15 +139,15 @@ def _kill_session() -> None:
 
 
 @pytest.mark.parametrize("when", ["upload", "load", "run", "time", "copy"])
-def test_a_server_that_dies_in_the_middle_is_a_lost_device(when: str, library: Path, target: ResolvedTarget) -> None:
-    with open_session(LOCAL, target, SessionLimits(60.0, 20.0)) as session:
+def test_a_server_that_dies_in_the_middle_is_a_lost_device(when: str, library: Path, backend: Backend) -> None:
+    with open_session(LOCAL, backend, SessionLimits(60.0, 20.0)) as session:
         model = session.model(library)
         model.run(X)
         _kill_session()
         with pytest.raises(DeviceLostError) as error:
             _do(when, session, model, library)
         assert error.value.retryable and "local-cpu" in str(error.value)
-    with open_session(LOCAL, target, SessionLimits(60.0, 20.0)) as session:
+    with open_session(LOCAL, backend, SessionLimits(60.0, 20.0)) as session:
         assert session.model(library).run(X).shape == (1, 10)
 
 
@@ -160,8 +164,8 @@ def _do(when: str, session: DeviceSession, model: object, library: Path) -> None
     }[when]()
 
 
-def test_a_session_that_hangs_ends_with_its_timeout(library: Path, target: ResolvedTarget) -> None:
-    with open_session(LOCAL, target, SessionLimits(3.0, 20.0)) as session:
+def test_a_session_that_hangs_ends_with_its_timeout(library: Path, backend: Backend) -> None:
+    with open_session(LOCAL, backend, SessionLimits(3.0, 20.0)) as session:
         model = session.model(library)
         for child in _servers()[-1].children(recursive=True):
             child.suspend()
@@ -171,20 +175,20 @@ def test_a_session_that_hangs_ends_with_its_timeout(library: Path, target: Resol
         assert time.monotonic() - started < 20
 
 
-def test_a_server_goes_on_after_a_session_died(tracker: TrackerAddress, library: Path, target: ResolvedTarget) -> None:
+def test_a_server_goes_on_after_a_session_died(tracker: TrackerAddress, library: Path, backend: Backend) -> None:
     device = DeviceEntry(transport="tracker", key="board", host=tracker.host, port=tracker.port)
     limits = SessionLimits(60.0, 20.0)
-    with open_session(device, target, limits) as session:
+    with open_session(device, backend, limits) as session:
         model = session.model(library)
         _kill_session()
         with pytest.raises(DeviceLostError):
             model.run(X)
-    with open_session(device, target, limits) as session:
+    with open_session(device, backend, limits) as session:
         assert session.model(library).run(X).shape == (1, 10)
 
 
-def test_two_uploads_of_one_name_do_not_overwrite_each_other(library: Path, target: ResolvedTarget) -> None:
-    with open_session(LOCAL, target, SessionLimits(60.0, 20.0)) as session:
+def test_two_uploads_of_one_name_do_not_overwrite_each_other(library: Path, backend: Backend) -> None:
+    with open_session(LOCAL, backend, SessionLimits(60.0, 20.0)) as session:
         first, second = session.model(library), session.model(library)
         assert np.array_equal(first.run(X), second.run(X))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +15,28 @@ import numpy as np
 import pytest
 
 from tests.conftest import REPOSITORY, free_port
-from tests.differential.test_vta import BOARD, CONFIG, image, random_conv
+from tests.differential.vta_cases import BOARD, CONFIG, image, random_conv
+from tvmflow.backends.cpu import host_backend
+from tvmflow.backends.vta import VtaBackend, VtaOptions
 from tvmflow.devices.local import local_tracker
-from tvmflow.devices.session import SessionLimits, open_session
-from tvmflow.errors import DeviceError, DeviceLostError
-from tvmflow.params import DeviceEntry, VtaEntry
-from tvmflow.targets.resolve import ResolvedTarget, VtaTarget, host_target
+from tvmflow.devices.session import open_session
+from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.vta_rpc_server import DRIVERS, design
+from tvmflow.errors import AgreementError, DeviceError, DeviceLostError, ParamsError, ProgramError, UnknownNameError
+from tvmflow.params import DeviceEntry
+from tvmflow.targets.resolve import host_target
 from tvmflow.vta import driver
+from tvmflow.vta.audit import check_ran, cycles_spent
 from tvmflow.vta.compiler import compile_region
-from tvmflow.vta.config import VtaConfig
+from tvmflow.vta.config import COUNTERS_FUNCTION, Memory, VtaConfig
 from tvmflow.vta.execution import run_launch
-from tvmflow.vta.isa import decode_all
+from tvmflow.vta.isa import Alu, Finish, Flags, Gemm, Instruction, Mem, decode_all
 from tvmflow.vta.lint import lint
 from tvmflow.vta.program import Launch, Program
 from tvmflow.vta.region import Region, Sum, Tail, pack, packed_shape, unpack
-from tvmflow.vta.runtime import SimulatorDriver, program_to_blob
+from tvmflow.vta.runtime import Loaded, Runtime, SimulatorDriver, program_to_blob
 from tvmflow.vta.simulator import Simulator
+from tvmflow.vta.summary import Part, summarize
 
 Array = np.ndarray[Any, Any]
 SHAPE = (1, 32, 10, 10)
@@ -46,9 +54,9 @@ def library_calling(program: Program, path: Path) -> Path:
     """Build a library whose main does nothing but run the program."""
     from tvm import relax
 
-    from tvmflow.building.library import build_scheduled, export
-    from tvmflow.quantization.emit import constant, straight_line
-    from tvmflow.quantization.graph import Graph
+    from tvmflow.building.library import build_scheduled
+    from tvmflow.ir.emit import constant, straight_line
+    from tvmflow.ir.graph import Graph
     from tvmflow.vta.config import RUN_FUNCTION
 
     builder, shape = relax.BlockBuilder(), packed_shape(program.config, SHAPE)
@@ -58,26 +66,18 @@ def library_calling(program: Program, path: Path) -> Path:
         return builder.emit(relax.call_dps_packed(RUN_FUNCTION, [blob, x], relax.TensorType(shape, "int8")))
 
     module = straight_line(builder, Graph("x", shape, "int8"), body)
-    executable, _ = build_scheduled(module, host_target(), {})
-    export(executable, path, host_target())
+    executable, _ = build_scheduled(module, host_backend(), {})
+    host_backend().export(executable, path)
     return path
 
 
 def expected(program: Program, x: Array) -> Array:
-    return SimulatorDriver().load(program)([pack(program.config, x)])[0]
+    return SimulatorDriver().load(program).run([pack(program.config, x)])[0]
 
 
-def vta_target(config: VtaConfig) -> ResolvedTarget:
-    host = host_target()
-    return ResolvedTarget(
-        host.kind,
-        host.mcpu,
-        host.mtriple,
-        host.mattr,
-        host.threads,
-        host.cc,
-        VtaTarget(config, "optimized", "auto", "auto"),
-    )
+def vta_backend(config: VtaConfig) -> VtaBackend:
+    options = {"config": config.to_json(), "mode": "optimized", "start": "auto", "stop": "auto"}
+    return VtaBackend(replace(host_target(), kind="vta", options=options))
 
 
 @pytest.fixture
@@ -87,17 +87,18 @@ def tracker() -> Iterator[int]:
 
 
 def _run_there(device: DeviceEntry, program: Program, path: Path, x: Array) -> None:
-    with open_session(device, vta_target(CONFIG), SessionLimits(60.0, 20.0)) as session:
+    with open_session(device, vta_backend(CONFIG), SessionLimits(60.0, 20.0)) as session:
         answer = session.model(library_calling(program, path)).run(pack(CONFIG, x))
         assert np.array_equal(answer, expected(program, x))
-        found = session.vta_counters()
-        assert found["runs"] == 1 and found["gemm_counter"] == 2 * 2 * 2 * 9 * 100 + 200
+        ((digest, found),) = json.loads(session.call(COUNTERS_FUNCTION)).items()
+        assert digest == program_to_blob(program)[:32].hex() and found["runs"] == 1
+        assert found["counted"]["gemm_counter"] == 2 * 2 * 2 * 9 * 100 + 200
 
 
 def _is_refused_there(device: DeviceEntry, program: Program, path: Path, x: Array) -> None:
     """A second session starts from nothing, and takes no program for another design."""
-    with open_session(device, vta_target(CONFIG), SessionLimits(60.0, 20.0)) as session:
-        assert session.vta_counters()["runs"] == 0
+    with open_session(device, vta_backend(CONFIG), SessionLimits(60.0, 20.0)) as session:
+        assert json.loads(session.call(COUNTERS_FUNCTION)) == {}
         with pytest.raises(DeviceLostError, match="1x32"):
             session.model(library_calling(program, path)).run(pack(program.config, x))
 
@@ -105,7 +106,7 @@ def _is_refused_there(device: DeviceEntry, program: Program, path: Path, x: Arra
 def test_a_library_with_a_program_runs_through_the_vta_rpc_server(tracker: int, tmp_path: Path) -> None:
     program, x = network(CONFIG), image(SHAPE, 4)
     server = subprocess.Popen(
-        [sys.executable, "-m", "tvmflow.vta.rpc_server", "--tracker", f"127.0.0.1:{tracker}", "--key", "vta-sim",
+        [sys.executable, "-m", "tvmflow.devices.vta_rpc_server", "--tracker", f"127.0.0.1:{tracker}", "--key", "vta-sim",
          "--port", str(free_port()), "--threads", "2"],
         cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -128,15 +129,15 @@ def test_a_library_with_a_program_runs_through_the_vta_rpc_server(tracker: int, 
 )  # fmt: skip
 def test_the_server_says_what_is_wrong(arguments: tuple[str, ...], text: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tvmflow.vta.rpc_server", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tvmflow.devices.vta_rpc_server", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )  # fmt: skip
     assert done.returncode and text in done.stderr and "Traceback" not in done.stderr
 
 
 def test_vta_entries_of_targets_are_checked() -> None:
     with pytest.raises(ValueError, match="log_block 12"):
-        VtaEntry(config={"log_block": 12})
-    assert VtaEntry(config={"target": "pynq"}).resolved().board.clock_mhz == 100.0
+        VtaOptions(config={"log_block": 12})
+    assert vta_backend(VtaConfig(target="pynq")).design.board.clock_mhz == 100.0
 
 
 # -- the driver of a board --------------------------------------------------------------------------------------------
@@ -145,8 +146,8 @@ def test_vta_entries_of_targets_are_checked() -> None:
 class FakeMemory:
     """Contiguous memory that the accelerator sees only after a flush, and whose writes we see only after an invalidate."""
 
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.address, self.data = address, np.zeros(nbytes, np.uint8)
+    def __init__(self, board: FakeBoard, address: int, nbytes: int) -> None:
+        self.board, self.address, self.data = board, address, np.zeros(nbytes, np.uint8)
         self.physical = np.full(nbytes, 0xCC, np.uint8)
 
     def flush(self) -> None:
@@ -155,29 +156,41 @@ class FakeMemory:
     def invalidate(self) -> None:
         self.data[:] = self.physical
 
+    def free(self) -> None:
+        self.board.memories.remove(self)
+
 
 class FakeBoard:
-    """The registers of the four units: fetch runs the instructions when all are started, compute then says done."""
+    """The registers of the four units: fetch runs the instructions when all are started, compute then says done.
+
+    Until it has been left alone for a microsecond, it still says what it said of the launch before.
+    """
 
     def __init__(self, config: VtaConfig) -> None:
         self.config, self.registers = config, dict[int, int]()
         self.memories: list[FakeMemory] = []
-        self.launches, self.hangs, self.done = 0, False, 0
+        self.launches, self.hangs, self.done, self.room, self.waited = 0, False, 0, 1 << 30, 0.0
 
     def allocate(self, nbytes: int) -> FakeMemory:
-        address = 0x1000_0000 + sum(-(-len(m.data) // 4096) * 4096 for m in self.memories)
-        self.memories.append(FakeMemory(address, nbytes))
+        if sum(len(m.data) for m in self.memories) + nbytes > self.room:
+            raise DeviceError(f"no {nbytes} contiguous bytes left")
+        address = max((m.address + -(-len(m.data) // 4096) * 4096 for m in self.memories), default=0x1000_0000)
+        self.memories.append(FakeMemory(self, address, nbytes))
         return self.memories[-1]
 
     def write(self, address: int, value: int) -> None:
         self.registers[address] = value
         if address == driver.STORE + driver.CONTROL:
             assert value == driver.AUTORESTART
+            self.waited = 0.0
             if not self.hangs:
                 self._run()
 
+    def sleep(self, seconds: float) -> None:
+        self.waited += seconds
+
     def read(self, address: int) -> int:
-        assert address == driver.COMPUTE + driver.DONE_READ
+        assert address == driver.COMPUTE + driver.DONE_READ and self.waited >= 1e-6
         done, self.done = self.done, 0  # cleared by the read
         return done
 
@@ -196,30 +209,127 @@ class FakeBoard:
         self.launches, self.done = self.launches + 1, driver.DONE
 
 
-def test_the_pynq_driver_speaks_to_the_registers() -> None:
-    config = VtaConfig(target="pynq")
-    program = network(config)
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> FakeBoard:
+    found = FakeBoard(VtaConfig(target="pynq"))
+    monkeypatch.setattr(time, "sleep", found.sleep)
+    return found
+
+
+def test_the_board_driver_speaks_to_the_registers(board: FakeBoard) -> None:
+    program = network(board.config)
     assert lint(program, BOARD) == []
-    board = FakeBoard(config)
-    run = driver.PynqDriver(board, board.allocate).load(program)
+    loaded = driver.BoardDriver(board, board.allocate).load(program)
     for seed in (1, 2):
         x = image(SHAPE, seed)
-        answer = run([pack(config, x)])[0]
+        answer = loaded.run([pack(board.config, x)])[0]
         assert np.array_equal(unpack(answer, SHAPE), unpack(expected(program, x), SHAPE))
-    assert board.launches == 2 * len(program.launches)
+    assert board.launches == 2 * len(program.launches) and loaded.counted is None
+    loaded.close()
+    assert board.memories == []
 
 
-def test_the_pynq_driver_gives_up_on_a_board_that_hangs() -> None:
-    config = VtaConfig(target="pynq")
-    board = FakeBoard(config)
-    run = driver.PynqDriver(board, board.allocate, timeout_s=0.05).load(network(config))
+def test_the_board_driver_gives_memory_back_when_there_is_too_little(board: FakeBoard) -> None:
+    program = network(board.config)
+    board.room = program.dram_bytes + 16
+    with pytest.raises(DeviceError, match="contiguous"):
+        driver.BoardDriver(board, board.allocate).load(program)
+    assert board.memories == []
+
+
+def test_the_board_driver_takes_no_program_that_reaches_beyond_its_memory(board: FakeBoard) -> None:
+    program = network(board.config)
+    beyond = Mem(Memory.ACC, 0, 1 << 24, 1, 1, 1)
+    launch = program.launches[0]
+    changed = replace(program, launches=(Launch(launch.name, (*launch.instructions[:-1], beyond, Finish())),))
+    with pytest.raises(ProgramError, match="DRAM bytes"):
+        driver.BoardDriver(board, board.allocate).load(changed)
+
+
+def test_the_registers_lie_where_the_original_has_them() -> None:
+    units = (driver.FETCH, driver.LOAD, driver.COMPUTE, driver.STORE)
+    assert [driver.BASES["pynq"] + unit for unit in units] == [0x43C00000, 0x43C01000, 0x43C02000, 0x43C03000]
+    for target in ("ultra96", "zcu104"):
+        assert [driver.BASES[target] + unit for unit in units] == [0xA0000000, 0xA0001000, 0xA0002000, 0xA0003000]
+    assert driver.REGISTER_BYTES == 0x1000 and set(DRIVERS) == {"sim", *driver.BASES}
+
+
+def test_the_board_driver_gives_up_on_a_board_that_hangs(board: FakeBoard) -> None:
+    loaded = driver.BoardDriver(board, board.allocate, timeout_s=0.05).load(network(board.config))
     board.hangs = True
-    started = time.monotonic()
     with pytest.raises(DeviceLostError, match="did not finish a within"):
-        run([pack(config, image(SHAPE))])
-    assert time.monotonic() - started < 5
+        loaded.run([pack(board.config, image(SHAPE))])
 
 
 def test_a_machine_without_the_board_is_told_so() -> None:
     with pytest.raises(DeviceError, match=r"/dev/mem|registers|libcma"):
-        driver.PynqDriver.of_this_board()
+        driver.BoardDriver.of_this_board("pynq")
+    for target in ("de10nano", "intelfocl", "tsim"):
+        with pytest.raises(UnknownNameError, match="a driver for VTA"):
+            driver.BoardDriver.of_this_board(target)
+
+
+def test_a_driver_takes_no_design_of_another_board(tmp_path: Path) -> None:
+    path = tmp_path / "vta_config.json"
+    path.write_text('{"TARGET": "ultra96"}')
+    assert design(path, "sim").target == design(path, "ultra96").target == "ultra96"
+    assert design(None, "zcu104").target == "zcu104"
+    with pytest.raises(ParamsError, match="ultra96 on driver pynq"):
+        design(path, "pynq")
+
+
+# -- what the device counts -------------------------------------------------------------------------------------------
+
+
+class Tampering(SimulatorDriver):
+    """A device that runs something else than the program that it was given."""
+
+    def __init__(self, change: Callable[[tuple[Instruction, ...]], tuple[Instruction, ...]]) -> None:
+        super().__init__()
+        self.change = change
+
+    def load(self, program: Program) -> Loaded:
+        launches = tuple(Launch(launch.name, self.change(launch.instructions)) for launch in program.launches)
+        return super().load(replace(program, launches=launches))
+
+
+def without_alu(instructions: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
+    return tuple(Mem(Memory.UOP, flags=i.flags) if isinstance(i, Alu) else i for i in instructions)
+
+
+def first_gemm_twice(instructions: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
+    at = next(at for at, i in enumerate(instructions) if isinstance(i, Gemm) and not i.reset)
+    again = replace(instructions[at], flags=Flags())  # type: ignore[arg-type]
+    return (*instructions[: at + 1], again, *instructions[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [(tuple, ""), (without_alu, "alu_counter"), (first_gemm_twice, "gemm_counter")]
+)  # fmt: skip
+def test_a_device_that_runs_another_program_is_found(change: Any, what: str) -> None:
+    program = network(CONFIG)
+    blob = program_to_blob(program)
+    parts = [Part("vta0", program, blob[:32].hex())]
+    regions = summarize(CONFIG, "optimized", parts, {})["regions"]
+    runtime = Runtime(CONFIG, Tampering(change))
+    answer = np.zeros(packed_shape(CONFIG, SHAPE), np.int8)
+    for _ in range(3):
+        runtime.run(np.frombuffer(blob, np.uint8), pack(CONFIG, image(SHAPE)), answer)
+    ran = json.loads(runtime.counters())
+    if not what:
+        assert check_ran(regions, ran) == {"runs": 3, "counted": True}
+        assert cycles_spent(ran) == 3 * regions[0]["cycles"]
+        with pytest.raises(AgreementError, match="ran the programs"):
+            check_ran([{**regions[0], "digest": "00"}], ran)
+        with pytest.raises(AgreementError, match="ran the programs"):
+            check_ran(regions, {})
+        return
+    with pytest.raises(AgreementError, match=f"in 3 runs the accelerator counted .*{what}"):
+        check_ran(regions, ran)
+
+
+def test_a_region_that_ran_less_often_than_another_is_found() -> None:
+    regions = [{"digest": name, "counters": {"insn_count": 2}} for name in "ab"]
+    ran = {"a": {"runs": 2, "counted": {"insn_count": 4}, "cycles": 1}, "b": {"runs": 1, "counted": None, "cycles": 1}}
+    with pytest.raises(AgreementError, match=r"\[1, 2\] times"):
+        check_ran(regions, ran)

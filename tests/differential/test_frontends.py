@@ -15,15 +15,16 @@ from tests.fuzz.seeds import params_bytes, symbol_json
 from tvmflow.errors import AgreementError, ModelFileError
 from tvmflow.evaluation.first_difference import first_differing_layer
 from tvmflow.frontends.source_model import SourceDescription, SourceModel
-from tvmflow.frontends.table import load_source
+from tvmflow.frontends.table import FRONTENDS, load_source
+from tvmflow.ir.definition import run_graph
+from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.quantization.definition import run_graph
-from tvmflow.quantization.graph import read_graph
-from tvmflow.quantization.quantizer import Int8Options, quantize_int8
+from tvmflow.progress import silent
+from tvmflow.quantization.options import Int8Options
+from tvmflow.quantization.quantizer import quantize_int8
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.tool_environments import run_tool
-from tvmflow.sources.weights import WeightsRequest, bring_weights, companions
-from tvmflow.stages import silent
+from tvmflow.sources.weights import WeightsRequest, bring_weights
 
 Array = np.ndarray[Any, Any]
 BOUND = 2e-5  # float32 sums in another order, relative to the largest answer
@@ -48,7 +49,15 @@ def _load(folder: Path, framework: str, file: str, shape: tuple[int, ...], netwo
 
 @pytest.mark.parametrize("network", ["mobilenetv2_0.25", "resnet18_v2", "squeezenet1.1", "inceptionv3"])
 def test_gluon_networks(tmp_path: Path, network: str) -> None:
-    request = WeightsRequest("mxnet", f"mxnet/{network}", {"seeded": 3}, tmp_path, DownloadLimits(1, 1, 1.0), tmp_path)
+    request = WeightsRequest(
+        "mxnet",
+        f"mxnet/{network}",
+        {"seeded": 3},
+        tmp_path,
+        DownloadLimits(1, 1, 1.0),
+        tmp_path,
+        FRONTENDS["mxnet"].files,
+    )
     path = bring_weights(request, tmp_path, None, silent)
     size = 299 if network == "inceptionv3" else 224
     source = _load(tmp_path, "mxnet", path.name, (1, 3, size, size))
@@ -117,13 +126,21 @@ def test_a_softmax_head_and_a_second_epoch(tmp_path: Path) -> None:
         weight = np.eye(3, 4, dtype=np.float32) * value
         (tmp_path / f"net-{epoch}.params").write_bytes(params_bytes({"arg:w": weight}, 2))
     (tmp_path / "out").mkdir()
-    request = WeightsRequest("mxnet", None, {"file": "net-symbol.json"}, tmp_path, DownloadLimits(1, 1, 1.0), tmp_path)
+    request = WeightsRequest(
+        "mxnet",
+        None,
+        {"file": "net-symbol.json"},
+        tmp_path,
+        DownloadLimits(1, 1, 1.0),
+        tmp_path,
+        FRONTENDS["mxnet"].files,
+    )
     path = bring_weights(request, tmp_path / "out", None, silent)
     source = _load(tmp_path / "out", "mxnet", path.name, (2, 4))
     assert _error(source, _x((2, 4))) < BOUND and np.ptp(source.run(_x((2, 4)))) > 0.1
     (tmp_path / "alone-symbol.json").write_text("{}")
     with pytest.raises(ModelFileError, match=r"alone-0000\.params beside"):
-        companions("mxnet", tmp_path / "alone-symbol.json")
+        FRONTENDS["mxnet"].files.companions(tmp_path / "alone-symbol.json")
 
 
 def test_the_first_differing_layer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +355,9 @@ def test_onnx_opset_8_is_refused_and_external_data_is_brought(tmp_path: Path) ->
     model = _onnx_network(17)
     onnx.save(model, tmp_path / "big.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
     (tmp_path / "out").mkdir()
-    request = WeightsRequest("onnx", None, {"file": "big.onnx"}, tmp_path, DownloadLimits(1, 1, 1.0), tmp_path)
+    request = WeightsRequest(
+        "onnx", None, {"file": "big.onnx"}, tmp_path, DownloadLimits(1, 1, 1.0), tmp_path, FRONTENDS["onnx"].files
+    )
     path = bring_weights(request, tmp_path / "out", None, silent)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["model.onnx", "weights.bin"]
     source = _load(tmp_path / "out", "onnx", path.name, (1, 3, 8, 8))

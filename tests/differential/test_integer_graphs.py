@@ -10,15 +10,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.ir.definition import run_graph
+from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.quantization.definition import run_graph
-from tvmflow.quantization.graph import read_graph
 from tvmflow.quantization.mixed import MixedPrecision, low_steps, to_mixed
-from tvmflow.quantization.quantizer import Int8Options, VtaOptions, quantize_int8, quantize_vta
-from tvmflow.targets.resolve import host_target
+from tvmflow.quantization.options import Int8Options, VtaOptions
+from tvmflow.quantization.quantizer import quantize_int8, quantize_vta
 
 Array = np.ndarray[Any, Any]
 
@@ -74,7 +75,7 @@ def test_the_compiled_graph_equals_the_definition(choice: dict[str, Any], form: 
         assert {"concat", "affine", "mean"} <= set(integer)
         bound = 0.0
     for packed in (quantized, PackChannels(16)(quantized)):
-        runner = LocalRunner(packed, host_target())
+        runner = LocalRunner(packed, host_backend())
         for sample in samples[:3]:
             defined = run_graph(graph, sample[None])
             assert np.abs(runner.run(sample[None]) - defined).max() <= bound * np.abs(defined).max()
@@ -106,4 +107,4 @@ def test_mixed_precision_computes_low_what_the_list_says(dtype: str, accumulate:
     assert len(convolutions) == 3 and {step.dtype for step in convolutions} == {accumulate}
     reference = model.run(x)
     for form in (low, PackChannels(16)(low)):
-        assert np.abs(LocalRunner(form, host_target()).run(x) - reference).max() <= bound * np.abs(reference).max()
+        assert np.abs(LocalRunner(form, host_backend()).run(x) - reference).max() <= bound * np.abs(reference).max()

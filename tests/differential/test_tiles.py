@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +16,33 @@ import pytest
 import torch
 from tvm import relax
 
+from tests.differential.kernels import run
 from tests.differential.test_integer_graphs import Net
-from tests.differential.test_kernels import run
-from tvmflow.building.ir_files import numpy_dtype
-from tvmflow.building.library import LoadedLibrary, LocalRunner, build_scheduled, export
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.building.library import LoadedLibrary, LocalRunner, build_scheduled
 from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.ir.definition import run_graph
+from tvmflow.ir.emit import constant
+from tvmflow.ir.graph import read_graph
+from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.kernels.workloads import extract_workloads
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
 from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.quantization.definition import run_graph
-from tvmflow.quantization.emit import constant
-from tvmflow.quantization.graph import read_graph
 from tvmflow.quantization.mixed import MixedPrecision, to_mixed
-from tvmflow.quantization.quantizer import Int8Options, quantize_int8
+from tvmflow.quantization.options import Int8Options
+from tvmflow.quantization.quantizer import quantize_int8
 from tvmflow.sources.torch_networks import build
-from tvmflow.targets.machine import machine_of
-from tvmflow.targets.resolve import ResolvedTarget, host_target
-from tvmflow.tuning.templates import scheduled, template_for, tiles
+from tvmflow.targets.resolve import host_target
+from tvmflow.templates import scheduled, tiles
 from tvmflow.tuning.traces import trace_json
-from tvmflow.tuning.workloads import extract_workloads
 
 FLAGS = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if Path("/proc/cpuinfo").exists() else []
 HOST = host_target()
-TARGET = ResolvedTarget("llvm", HOST.mcpu, HOST.mtriple, ("+amx-tile", "+amx-int8", "+amx-bf16"), 2, "g++")
+TARGET = replace(HOST, mattr=("+amx-tile", "+amx-int8", "+amx-bf16"))
+BACKEND = CpuBackend(TARGET)
 pytestmark = pytest.mark.skipif(
     "avx512_bf16" not in FLAGS, reason="vectors beside the tiles need AVX-512 with bfloat16"
 )
@@ -97,8 +100,8 @@ def test_every_kind_of_tile_keeps_the_answer(
     emulator: Any, data: str, channels: tuple[int, int], kernel: int, stride: int, size: int
 ) -> None:
     module, same = _convolution(data, channels, kernel, stride, size)
-    (workload,) = extract_workloads(lower(module, TARGET.tvm_target()))
-    found = template_for(workload.function, machine_of(TARGET))
+    (workload,) = extract_workloads(lower(module, BACKEND))
+    found = BACKEND.template_for(workload.function)
     assert found is not None
     tiled = [knobs for knobs in found[1] if knobs.get("tiles")]
     assert tiled and tiled[0] == found[1][0]
@@ -109,7 +112,7 @@ def test_every_kind_of_tile_keeps_the_answer(
     for knobs in tiled[:: max(len(tiled) // 6, 1)]:
         trace = trace_json(scheduled(workload.function, found[0], knobs))
         tiles._intrinsic.cache_clear()  # as in a process that has scheduled nothing
-        executable, choices = build_scheduled(module, TARGET, {workload.key: {"trace": trace}})
+        executable, choices = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
         assert [choice.how for choice in choices] == ["record"]
         before = emulator.amx_executed()
         answer = run(executable, np.ascontiguousarray(packed).astype(numpy_dtype(data)))
@@ -124,8 +127,8 @@ def test_a_network_in_bfloat16_is_computed_in_tiles(emulator: Any, tmp_path: Pat
     model = ExportedModel(build("digits_cnn", 3).eval(), "input", (1, 1, 8, 8))
     module = FoldBatchNorm()(FoldConstants()(model.to_relax()))
     low = to_mixed(module, MixedPrecision("bfloat16", "float32", ("conv2d", "matmul"), ("mean",)))
-    executable, _ = build_scheduled(PackChannels(16)(low), TARGET, {})
-    export(executable, tmp_path / "library.so", TARGET)
+    executable, _ = build_scheduled(PackChannels(16)(low), BACKEND, {})
+    BACKEND.export(executable, tmp_path / "library.so")
     library, before = LoadedLibrary(tmp_path / "library.so", TARGET.threads), emulator.amx_executed()
     for seed in (0, 1):
         x = np.random.default_rng(seed).standard_normal((1, 1, 8, 8), dtype=np.float32)
@@ -142,7 +145,7 @@ def test_a_network_of_bytes_in_tiles_equals_its_definition(emulator: Any) -> Non
     quantized, _ = quantize_int8(module, samples, None, Int8Options())
     graph, runner, before = (
         read_graph(quantized),
-        LocalRunner(PackChannels(16)(quantized), TARGET),
+        LocalRunner(PackChannels(16)(quantized), BACKEND),
         emulator.amx_executed(),
     )
     for sample in samples[:2]:

@@ -41,7 +41,7 @@ def test_kill_at_every_stage_and_go_on(make_workspace: Callable[..., Path]) -> N
     root = make_workspace()
     digests: dict[str, str] = {}
     for name in STAGE_NAMES:
-        process = _start(root, f"tasks.{name}", CELL, "--root", str(root))
+        process = _start(root, "tasks", name, CELL, "--root", str(root))
         _wait_for(root, f"artifacts/.tmp/{name}.{SLUG}.new-*", process)
         time.sleep(0.3)
         _kill_group(process)

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from flows.stage_process import StageRequest, run_stage
 from tests.conftest import CELL, SLUG, stage, tvmflow
 from tvmflow.artifacts import describe_file
+from tvmflow.digests import Digests
 from tvmflow.ledger.registry import version_by_alias
 from tvmflow.ledger.store_paths import open_mlflow
 from tvmflow.params import STAGE_NAMES
@@ -37,7 +39,7 @@ def test_accuracy_and_agreement(finished: Path) -> None:
     card = json.loads((finished / "artifacts" / "evaluate" / SLUG / "scorecard.json").read_text())
     assert card["accuracy"]["built"] >= 0.90  # four epochs here; the shipped twenty reach 0.99
     assert card["agreement"]["top1_agreement"] == 1.0
-    assert card["agreement"]["max_relative_error"] < 1e-4
+    assert card["agreement"]["max_relative_error"] < 1e-4 and card["agreement"]["sqnr_db"] > 80
     assert set(card["peers"]) == {"source", "onnxruntime"}
 
 
@@ -74,6 +76,14 @@ def test_dvc_knows_everything_and_repro_changes_nothing(finished: Path) -> None:
     out = _dvc(finished, "repro")
     assert out.count("didn't change, skipping") == len(STAGE_NAMES)
     assert _git(finished, "status", "--porcelain", "dvc.yaml") == ""
+
+
+def test_a_stages_process_tells_the_walk_what_it_read(finished: Path) -> None:
+    digests = Digests()
+    assert run_stage(StageRequest("build", CELL, str(finished), 300.0), lambda *_: None, digests) == "hit"
+    library = finished / "artifacts" / "build" / SLUG / "library.so"
+    assert digests.sha256_of(library) == describe_file(library).sha256
+    assert digests.bytes_read == 0
 
 
 def test_dvc_repro_and_the_flow_find_each_others_work(copy_of_finished: Path, with_prefect_server: str) -> None:
@@ -151,7 +161,7 @@ def test_mlflow_has_numbers_tags_model_and_history(finished: Path) -> None:
     assert {
         "accuracy",
         "latency_ms.median",
-        "agreement.cosine",
+        "agreement.sqnr_db",
         "library_bytes",
         "stage_s.tune",
         "peer_ms.onnxruntime",
@@ -175,6 +185,23 @@ def test_recording_again_after_a_crash_gives_one_measurement(copy_of_finished: P
         marker.unlink()
     tvmflow(root, "run", "digits")
     assert len(_json(root, "history", "digits")) == 1
+
+
+def test_a_lost_store_is_noticed_and_its_records_come_back(copy_of_finished: Path, with_prefect_server: str) -> None:
+    root = copy_of_finished
+    before = _json(root, "history", "digits")
+    shutil.rmtree(root / "mlruns")
+    assert "run 'tvmflow run" in tvmflow(root, "promote", "digits", code=1).stderr
+    done = tvmflow(root, "run", "digits")
+    assert "nothing to do" not in done.stderr
+    after = _json(root, "history", "digits")
+    assert [{**row, "run_id": ""} for row in after] == [{**row, "run_id": ""} for row in before]
+    (root / "mlruns" / "mlflow.db").write_text("no database")
+    for command in (("history", "digits"), ("run", "digits"), ("report",), ("promote", "digits")):
+        stderr = tvmflow(root, *command, code=1).stderr
+        assert stderr.count("init --rebuild") == 1 and "Traceback" not in stderr and len(stderr) < 1000
+    assert "recorded again: 1 measurement(s)" in tvmflow(root, "init", "--rebuild").stdout
+    assert [row["version"] for row in _json(root, "history", "digits")] == ["1 challenger"]
 
 
 def _edit(root: Path, old: str, new: str) -> None:

@@ -34,13 +34,14 @@ def test_a_cell_on_the_simulated_accelerator(copy_of_finished: Path) -> None:
     accuracy = card["accuracy"]
     assert accuracy["quantized"] == accuracy["built"] and accuracy["built"] >= accuracy["source"] - 0.01
     assert card["agreement_by_step"]["quantized-built"]["max_relative_error"] == 0.0
-    vta = card["vta"]
+    vta = card["part"]
     assert vta["runs"] >= accuracy["samples"] and vta["offloaded"] == ["conv1", "max_pool2d0", "conv2"]
     assert vta["counters"] == program["counters"] and vta["counters"]["gemm_counter"] > 0
-    folder = root / "artifacts" / "build" / FOLDER / "vta"
+    folder = root / "artifacts" / "build" / FOLDER / "vta" / "vta0"
+    assert [region["name"] for region in vta["regions"]] == ["vta0"] and vta["counted"]
     assert (folder / "instructions.bin").stat().st_size == INSTRUCTION_BYTES * vta["counters"]["insn_count"]
     assert (folder / "listing.txt").read_text().count("FINISH") == vta["launches"] == 3
-    tiles = _read(root, "tune", FOLDER, "best.json")["tiles"]
+    tiles = _read(root, "tune", FOLDER, "best.json")["part"]
     assert [tile["layer"] for tile in tiles] == ["conv1_q", "conv2_q"] and all(tile["cycles"] > 0 for tile in tiles)
     tvmflow(root, "report")
     page = (root / "report.html").read_text()
@@ -65,4 +66,4 @@ def test_other_precisions_and_impossible_cuts_are_told(copy_of_finished: Path) -
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     for name in ("graph_pack", "tune", "build", "deploy"):
         stage(root, name, CELL)
-    assert _read(root, "build", FOLDER, "manifest.json")["vta"]["offloaded"] == ["conv2"]
+    assert _read(root, "build", FOLDER, "manifest.json")["part"]["offloaded"] == ["conv2"]

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tvmflow.params import Cell
-from tvmflow.stages import Stage, StageContext
+from tvmflow.stages import AnyStage, Output, Stage, StageContext, no_limits
 from tvmflow.workspace import Workspace
 
 
-def _settings(workspace: Workspace, cell: Cell) -> dict[str, Any]:
-    return {"seed": workspace.params.fetch.split_seed}
+@dataclass(frozen=True)
+class Settings:
+    seed: int
 
 
-def _note(context: StageContext, name: str) -> None:
+@dataclass(frozen=True)
+class NoSettings:
+    pass
+
+
+def _settings(workspace: Workspace, cell: Cell) -> Settings:
+    return Settings(workspace.params.fetch.split_seed)
+
+
+def _note(context: StageContext[Any, Any], name: str) -> None:
     with (context.root / "calls.txt").open("a") as file:
         file.write(f"{name} {os.getpid()}\n")
 
 
-def count(context: StageContext) -> dict[str, Any]:
+def count(context: StageContext[Any, Any]) -> dict[str, Any]:
     _note(context, "fetch")
     (context.out / "deep").mkdir()
-    (context.out / "deep" / "number.txt").write_text(str(context.settings["seed"]))
+    (context.out / "deep" / "number.txt").write_text(str(context.settings.seed))
     (context.out / "half.txt").write_text("begun")
     waiting = Path(context.root / "slow")
     while waiting.exists():
@@ -38,32 +49,37 @@ def count(context: StageContext) -> dict[str, Any]:
     return {"seen": True}
 
 
-def double(context: StageContext) -> dict[str, Any]:
+def double(context: StageContext[Any, Any]) -> dict[str, Any]:
     _note(context, "import_model")
     number = int((context.inputs["fetch"] / "deep" / "number.txt").read_text())
     (context.out / "double.txt").write_text(str(2 * number))
     return {}
 
 
-def _never(context: StageContext) -> dict[str, Any]:
+def _never(context: StageContext[Any, Any]) -> dict[str, Any]:
     _note(context, "deploy")
     (context.out / "deployed.json").write_text("{}")
     return {}
 
 
-def _nothing(_settings: dict[str, Any]) -> tuple[str, ...]:
+def _nothing(_settings: Any) -> tuple[str, ...]:
     return ()
 
 
-STAGES = {
-    "fetch": Stage("fetch", "tasks.golden", _settings, _nothing, count),
+def _no_settings(_workspace: Workspace, _cell: Cell) -> NoSettings:
+    return NoSettings()
+
+
+STAGES: dict[str, AnyStage] = {
+    "fetch": Stage("fetch", _settings, no_limits, _nothing, count),
     "import_model": Stage(
-        "import_model", "tasks.golden", lambda _w, _c: {}, _nothing, double, inputs={"fetch": ("deep/number.txt",)}
+        "import_model", _no_settings, no_limits, _nothing, double, inputs={"fetch": ("deep/number.txt",)},
+        outputs=(Output("double.txt"),),
     ),
     "deploy": Stage(
-        "deploy", "tasks.golden", lambda _w, _c: {}, _nothing, _never, inputs={"import_model": None}, is_cached=False
+        "deploy", _no_settings, no_limits, _nothing, _never, inputs={"import_model": None}, is_cached=False
     ),
-}
+}  # fmt: skip
 
 if __name__ == "__main__":
     import sys

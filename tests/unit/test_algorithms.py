@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tvmflow.kernels.workloads import Workload
 from tvmflow.tuning.algorithms import LARGE_WEIGHTS, Alternative, choose, settle, weight_values
 from tvmflow.tuning.records import OK, TuningRecord
-from tvmflow.tuning.workloads import Workload
 
 LARGE, SMALL = "1x32x7x7x16 32x32x3x3x16x16 p1,1,1,1", "1x4x56x56x16 4x4x3x3x16x16 p1,1,1,1"
 

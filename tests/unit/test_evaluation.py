@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,35 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import small_params
-from tvmflow.errors import AgreementError
-from tvmflow.evaluation.agreement import check_golden, compare
-from tvmflow.evaluation.comparison import compare_interleaved, interval
+from tvmflow.backends.vta import VtaBackend
+from tvmflow.errors import StoreError
+from tvmflow.evaluation.comparison import compare_exact, compare_interleaved, interval
 from tvmflow.evaluation.latency import LatencyRules, measure, summarize
 from tvmflow.params import Params
+from tvmflow.release.candidate import cost_of_one_run
 from tvmflow.release.gate import judge
-from tvmflow.report.tables import shown_latency
+from tvmflow.report.tables import part_table, shown_latency
+from tvmflow.targets.resolve import host_target
+from tvmflow.vta.config import COUNTERS_FUNCTION
 
-RULES = LatencyRules(warmup_runs=2, min_runs=30, min_seconds=0.01, max_seconds=0.5, max_spread=0.15)
-
-
-def test_agreement_of_equal_and_of_different_answers() -> None:
-    a = np.array([[1.0, 2.0], [3.0, 1.0]])
-    same = compare(a, a)
-    assert (same.top1_agreement, same.max_relative_error, same.samples) == (1.0, 0.0, 2)
-    assert same.cosine == pytest.approx(1.0)
-    other = compare(a[:, ::-1], a)
-    assert other.top1_agreement == 0.0 and other.max_absolute_error == 2.0
-
-
-@pytest.mark.parametrize("answers", [np.zeros((2, 3)), np.array([[np.nan, 0.0]]), np.array([[np.inf, 0.0]])])
-def test_answers_of_another_shape_or_not_finite_are_refused(answers: Any) -> None:
-    with pytest.raises(AgreementError):
-        compare(answers, np.zeros((1, 2)))
-
-
-def test_a_golden_check_raises_and_names_the_stage() -> None:
-    with pytest.raises(AgreementError, match="graph_pack changes the answers"):
-        check_golden("graph_pack", np.array([[1.0, 2.1]]), np.array([[1.0, 2.0]]), 1e-3)
+RULES = LatencyRules(
+    warmup_runs=2, min_runs=30, min_seconds=0.01, max_seconds=0.5, max_spread=0.15, max_foreign_load=0.1
+)
 
 
 def test_latency_collects_enough_runs_and_says_when_it_is_unsteady() -> None:
@@ -119,3 +106,54 @@ def test_the_gate(
     assert verdict.passed == (says is None)
     if says:
         assert any(says in reason for reason in verdict.reasons)
+
+
+def test_of_a_simulated_accelerator_cycles_count_and_not_the_simulators_time() -> None:
+    class Session:
+        ran: dict[str, dict[str, int]] = {"old": {"cycles": 500, "runs": 7}, "new": {"cycles": 40, "runs": 2}}  # noqa: RUF012
+
+        def call(self, name: str) -> str:
+            assert name == COUNTERS_FUNCTION
+            return json.dumps(self.ran)
+
+    class Model:
+        def __init__(self, *programs: str) -> None:
+            self.programs = programs
+
+        def invoke(self) -> None:
+            for name in self.programs:
+                session.ran[name]["runs"] += 1
+
+    session: Any = Session()
+
+    def cost(target: str, *programs: str) -> int | None:
+        backend = VtaBackend(replace(host_target(), kind="vta", options={"config": {"target": target}}))
+        return cost_of_one_run(backend, session, Model(*programs))  # type: ignore[arg-type]
+
+    old, new, both = (cost("sim", *names) for names in (("old",), ("new",), ("old", "new")))
+    assert (old, new, both) == (500, 40, 540) and cost("pynq", "old") is None
+    found = compare_exact(500, 540, "estimated cycles")
+    assert (found.low, found.ratio, found.high) == (1.08, 1.08, 1.08) and str(found) == "1.0800 of estimated cycles"
+    simulated = _card(latency={"compute": {"steady": False, "spread": 0.5}}, part={"simulated": True})
+    verdict = judge(
+        simulated, None, compare_exact(40, 500, "estimated cycles"), Params.model_validate(small_params()).release
+    )
+    assert [reason for reason in verdict.reasons if "unsteady" in reason] == []
+    assert any("slower than the champion: ratio 12.5000 of estimated cycles" in reason for reason in verdict.reasons)
+    with pytest.raises(StoreError, match="0 estimated cycles"):
+        compare_exact(0, 1, "estimated cycles")
+
+
+def test_the_table_of_an_accelerator_has_a_row_for_each_region_and_one_for_all() -> None:
+    names = ["inp_load_nbytes", "wgt_load_nbytes", "acc_load_nbytes", "uop_load_nbytes", "out_store_nbytes"]
+    names += ["dram_nbytes", "gemm_counter", "alu_counter", "insn_count"]
+    regions = [
+        {"name": f"vta{at}", "counters": dict.fromkeys(names, 10 * (at + 1)), "cycles": 100 * (at + 1)}
+        for at in range(2)
+    ]
+    part = {"name": "d", "mode": "optimized", "launches": 2, "counters": dict.fromkeys(names, 30), "cycles": 300}
+    table = part_table({"part": {**part, "regions": regions}})
+    columns = [list(column.cells) for column in table.columns]
+    assert columns[0] == ["vta0", "vta1", "all"] and columns[1] == ["10", "20", "30"]
+    assert columns[6] == ["50", "100", "150"] and columns[-1] == ["10%", "10%", "10%"]
+    assert len(part_table({"part": part}).rows) == 1

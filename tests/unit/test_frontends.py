@@ -96,14 +96,14 @@ def _onnx(tmp_path: Path, operator: str = "Relu", domain: str = "") -> Path:
 
 
 def test_an_onnx_model_runs_and_imports(tmp_path: Path) -> None:
+    from tvmflow.backends.cpu import host_backend
     from tvmflow.building.library import LocalRunner
-    from tvmflow.targets.resolve import host_target
 
     _onnx(tmp_path)
     model = load_source(tmp_path, _describe("onnx", "model.onnx", shape=(1, 4)))
     x = np.array([[-1, 2, -3, 4]], np.float32)
     assert model.run(x).tolist() == [[0, 2, 0, 4]]
-    assert LocalRunner(model.to_relax(), host_target()).run(x).tolist() == [[0, 2, 0, 4]]
+    assert LocalRunner(model.to_relax(), host_backend()).run(x).tolist() == [[0, 2, 0, 4]]
 
 
 def test_an_operator_that_tvm_does_not_know_is_named(tmp_path: Path) -> None:
@@ -158,3 +158,33 @@ class _Echo:
 def test_batches_are_filled_up_and_cut_again(count: int) -> None:
     x = np.arange(count, dtype=np.float32)[:, None]
     assert np.array_equal(run_in_batches(_Echo(), x, 4), x * 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_a_source_runs_on_as_many_threads_as_it_is_told(tmp_path: Path, threads: int) -> None:
+    """Counted in the process: ONNX Runtime's pool is there as soon as a session is, the caller is one of its threads."""
+    import psutil
+
+    _onnx(tmp_path)
+    model = load_source(tmp_path, _describe("onnx", "model.onnx", shape=(1, 4)))
+    process, x = psutil.Process(), np.zeros((1, 4), np.float32)
+    model.use_threads(1)
+    model.run(x)
+    alone = process.num_threads()
+    model.use_threads(threads)
+    model.run(x)
+    assert process.num_threads() - alone == threads - 1
+
+
+def test_a_torch_source_runs_on_as_many_threads_as_it_is_told() -> None:
+    import torch
+
+    from tvmflow.frontends.exported import ExportedModel
+
+    model, before = ExportedModel(torch.nn.Linear(2, 2).eval(), "x", (1, 2)), torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            model.use_threads(threads)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.conftest import REPOSITORY, small_params
 from tvmflow.errors import ParamsError, UnknownNameError
 from tvmflow.params import Params, load_params
+from tvmflow.rows import check_rows
 
 
 def test_the_shipped_file_is_valid() -> None:
@@ -34,7 +39,6 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         ("tune/tunr", 1, "tune.tunr: unknown key; legal here:"),
         ("models/digits_torch/preprocess/sc", 1, "legal here: mean, scale, std"),
-        ("targets/local-cpu/device/prt", 1, "legal here: host, key, port, transport"),
         ("tune/trials_per_workload", "many", "tune.trials_per_workload"),
         ("tune/trials_per_workload", -1, "greater than or equal to 0"),
         ("targets/local-cpu/device/key", "x; echo hi", "not safe"),
@@ -46,6 +50,33 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("models/digits_torch/weights", {"file": "x.pt", "sha256": "12"}, "sha256"),
         ("flows/timeout_s", {"fetch": 1.0}, "one timeout for each stage"),
         ("evaluate/peers", ["tensorrt"], "evaluate.peers"),
+        ("fetch/split_seed", -1, "fetch.split_seed: Input should be greater than or equal to 0"),
+        ("tune/seed", 10**40, "tune.seed: Input should be less than 2147483648"),
+        ("models/digits_torch/weights", {"seeded": 1 << 31}, "weights.seeded"),
+        ("models/digits_torch/weights", {"train": {"seed": -1}}, "weights.train.seed"),
+        ("models/digits_torch/input/shape", [1, 1, 8, 10**9], "input.shape.3"),
+        ("models/digits_torch/input/shape", [1, 10**18, 8, 8], "input.shape.1"),
+        ("models/digits_torch/input/shape", [1, 4096, 4096, 64], "at most 134217728 values in one input"),
+        ("models/digits_torch/input/shape", [1] * 33, "input.shape"),
+        ("models/digits_torch/preprocess/scale", float("inf"), "preprocess.scale"),
+        ("models/digits_torch/preprocess/mean", [float("nan")], "preprocess.mean"),
+        ("models/digits_torch/preprocess/std", [1e-300], "preprocess.std"),
+        ("models/digits_torch/dataset", "a\x00b.npz", "printable"),
+        ("models/digits_torch/network", "a\nb", "printable"),
+        ("targets/local-cpu/threads", 10**9, "threads: Input should be less than or equal to 1024"),
+        ("targets/local-cpu/cc", "g++; touch hacked", "without options"),
+        ("targets/local-cpu/cc", "$(touch hacked)", "without options"),
+        ("targets/local-cpu/cc", "-c", "without options"),
+        ("targets/local-cpu/cc", "", "without options"),
+        ("flows/workers", 10**9, "flows.workers"),
+        ("flows/timeout_s/tune", 1e300, "flows.timeout_s.tune"),
+        ("flows/retry_delay_s", float("inf"), "flows.retry_delay_s"),
+        ("flows/retune_cron", "a b c d e", "'a' is no minute"),
+        ("flows/retune_cron", "60 0 * * *", "0 to 59"),
+        ("flows/retune_cron", "*/0 0 * * *", "'*/0' is no minute"),
+        ("flows/retune_cron", "0 0 30 2 *", "a day that its months have"),
+        ("flows/retune_cron", "0 0 5-2 * *", "1 to 31"),
+        ("flows/retune_cron", "0 0 * *", "five fields"),
     ],
 )
 def test_one_error_names_the_place_and_what_is_legal(
@@ -68,12 +99,102 @@ def test_several_mistakes_are_told_together(make_workspace: Callable[..., Path])
     assert "tunr" in str(error.value) and "workers" in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1", "", "a: 1\na: 2", "!!python/object/apply:os.system ['true']", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [",
+        "- 1",
+        "",
+        "a: 1\na: 2",
+        "!!python/object/apply:os.system ['true']",
+        "\x00",
+        "a: 2024-99-99",
+        "? [a]\n: b",
+        "a: " + "9" * 10_000,
+        "a: !!bool x",
+        "a: !!timestamp x",
+        "a: !!float x",
+        "? !!set {a}\n: b",
+        "a: &a [*a]",
+        "a: 1" + ":1" * 400_000,
+    ],
+)
 def test_what_is_not_a_params_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(text)
+    with pytest.raises(ParamsError) as error:
+        load_params(path)
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        *((start * 50 + "1", "40 levels") for start in ("[", "{a: ", "- ", "? ", "[{a: ")),
+        ("\n".join(f"{' ' * at}a:" for at in range(300)), "40 levels"),
+        (
+            "a0: &a0 [x, x]\n" + "".join(f"a{at + 1}: &a{at + 1} [*a{at}, *a{at}]\n" for at in range(30)),
+            "200000 values",
+        ),
+    ],
+)
+def test_deep_nesting_and_unfolding_aliases_are_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    with pytest.raises(ParamsError, match=says):
+        load_params(path)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.sampled_from([*"[]{}:,-?&*a1! \n'\"|>%@#<=~.", "!!", "a: ", "- ", "\u2028", "0x", "&a ", "*a"]), max_size=60
+    )
+)
+def test_any_text_is_params_or_one_clear_error(tmp_path: Path, parts: list[str]) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("".join(parts))
     with pytest.raises(ParamsError):
         load_params(path)
+
+
+NUMBERS = st.one_of(
+    st.sampled_from([-1, 0, 10**9, 10**18, 10**40, -(10**40), 1e300, float("inf"), float("-inf"), float("nan"), True]),
+    st.none(), st.text(max_size=3), st.lists(st.integers(), max_size=2),
+)  # fmt: skip
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all numbers in params.yaml."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [found for key, part in items for found in _places(part, (*path, key))]
+    return [path] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), value=NUMBERS)
+def test_every_number_has_bounds(data: st.DataObject, value: Any) -> None:
+    params = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    *parents, last = data.draw(st.sampled_from(_places(params)))
+    place = params
+    for part in parents:
+        place = place[part]
+    original, place[last] = place[last], value
+    try:
+        check_rows(Params.model_validate(params))
+    except (ValidationError, ParamsError):
+        return
+    assert value is None or -1 <= value <= 1e9, (parents, last, value)
+    assert value != 10**9 or isinstance(original, float) or last in ("seed", "seeded", "split_seed"), (parents, last)
+    assert value != -1 or parents[2:] == ["preprocess", "mean"] or last == "scale", (parents, last)
+
+
+@pytest.mark.parametrize(
+    "text", ["0 3 * * 6", "*/15 0-6 1,15 jan-mar mon", "0 0 29 2 *", "5/10 * 31 * sun", "0 0 30 2 1"]
+)
+def test_crons_that_work_are_accepted(make_workspace: Callable[..., Path], text: str) -> None:
+    assert load_params(make_workspace(_set("flows/retune_cron", text)) / "params.yaml").flows.retune_cron == text
 
 
 def test_unknown_cells_list_the_legal_names() -> None:

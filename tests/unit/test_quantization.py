@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 
 from tvmflow.errors import UnknownNameError
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.ir.definition import run_graph
+from tvmflow.ir.emit import float_module
+from tvmflow.ir.graph import read_graph
+from tvmflow.ir.layers import group_layers
+from tvmflow.ir.scales import asymmetric, fixed_point, power_of_two, quantize_weight, round_half_away
 from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.quantization.definition import run_graph
-from tvmflow.quantization.emit import float_module
+from tvmflow.quantization import quantizer
 from tvmflow.quantization.equalize import equalize
-from tvmflow.quantization.graph import read_graph
-from tvmflow.quantization.layers import group_layers
 from tvmflow.quantization.observers import OBSERVERS, Observed
-from tvmflow.quantization.quantizer import Int8Options, VtaOptions, quantize_int8, quantize_vta, sqnr_db
-from tvmflow.quantization.scales import asymmetric, fixed_point, power_of_two, quantize_weight, round_half_away
+from tvmflow.quantization.options import Int8Options, VtaOptions
+from tvmflow.quantization.quantizer import quantize_int8, quantize_vta
+from tvmflow.quantization.report import sqnr_db
 
 Array = np.ndarray[Any, Any]
 
@@ -156,6 +159,17 @@ def test_the_goal_moves_the_worst_layers_until_it_is_met(depthwise: tuple[Any, A
     assert all(forms[name] == "float32" for name in report.moved_to_float)
     _, report = quantize_int8(module, calibration, None, Int8Options(**NAIVE, max_drop=0.0, max_float_layers=0))
     assert report.goal_met is False and report.moved_to_float == []
+
+
+@pytest.mark.parametrize(
+    ("max_drop", "labelled", "samples", "goal"),
+    [(0.005, False, 8, None), (0.005, False, 199, None), (0.005, False, 200, 0.005), (0.005, True, 8, 0.005),
+     (0.0, False, 8, 0.0), (None, True, 512, None), (0.25, False, 8, 0.25)],
+)  # fmt: skip
+def test_a_goal_needs_samples_that_can_tell(
+    max_drop: float | None, labelled: bool, samples: int, goal: float | None
+) -> None:
+    assert quantizer.goal_within(max_drop, np.zeros(samples) if labelled else None, samples) == goal
 
 
 def test_the_report_points_at_the_layer_that_hurts(depthwise: tuple[Any, Array, Array]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tvmflow.errors import DigestError, ModelFileError, SourceError, TvmflowError, UnknownNameError
+from tvmflow.frontends.table import FRONTENDS
 from tvmflow.sources import datasets
 from tvmflow.sources.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
@@ -92,7 +93,9 @@ def test_preprocessing_per_channel() -> None:
 
 def _request(tmp_path: Path, **weights: object) -> WeightsRequest:
     limits = DownloadLimits(max_bytes=10**8, attempts=1, timeout_s=1.0)
-    return WeightsRequest("torch", "digits_cnn", dict(weights), tmp_path, limits, tmp_path / "downloads")
+    return WeightsRequest(
+        "torch", "digits_cnn", dict(weights), tmp_path, limits, tmp_path / "downloads", FRONTENDS["torch"].files
+    )
 
 
 def test_seeded_weights_are_the_same_every_time(tmp_path: Path) -> None:
@@ -115,12 +118,20 @@ def test_a_pinned_file_must_match(tmp_path: Path) -> None:
 
 def test_unknown_networks_and_zoo_weights_list_the_legal_ones(tmp_path: Path) -> None:
     request = WeightsRequest(
-        "torch", "torchvision/resnet18", {"zoo": "BEST"}, tmp_path, _request(tmp_path).limits, tmp_path
+        "torch",
+        "torchvision/resnet18",
+        {"zoo": "BEST"},
+        tmp_path,
+        _request(tmp_path).limits,
+        tmp_path,
+        FRONTENDS["torch"].files,
     )
     with pytest.raises(UnknownNameError, match="no weights 'BEST'") as error:
         bring_weights(request, tmp_path, None, lambda *_: None)
     assert "IMAGENET1K_V1" in str(error.value)
-    unknown = WeightsRequest("torch", "torchvision/resnet1", {"seeded": 1}, tmp_path, request.limits, tmp_path)
+    unknown = WeightsRequest(
+        "torch", "torchvision/resnet1", {"seeded": 1}, tmp_path, request.limits, tmp_path, FRONTENDS["torch"].files
+    )
     with pytest.raises(UnknownNameError, match="resnet1"):
         bring_weights(unknown, tmp_path, None, lambda *_: None)
 
@@ -145,7 +156,13 @@ def test_a_model_of_two_files_comes_by_url(tmp_path: Path) -> None:
             part = {"url": f"{at}/net-0000.params", "sha256": sha256["net-0000.params"], "name": name}
             weights = {"url": f"{at}/net-symbol.json", "sha256": sha256["net-symbol.json"], "parts": [part]}
             return WeightsRequest(
-                "mxnet", None, weights, tmp_path, DownloadLimits(10**6, 1, 5.0), tmp_path / "downloads"
+                "mxnet",
+                None,
+                weights,
+                tmp_path,
+                DownloadLimits(10**6, 1, 5.0),
+                tmp_path / "downloads",
+                FRONTENDS["mxnet"].files,
             )
 
         file = bring_weights(request(None), out, None, lambda *_: None)

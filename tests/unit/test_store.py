@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +20,7 @@ import yaml
 from tests.conftest import REPOSITORY
 from tests.unit.fake_stages import STAGES
 from tvmflow.artifacts import RECORD_NAME, describe_file
-from tvmflow.errors import StoreError
+from tvmflow.errors import StageError, StoreError
 from tvmflow.params import Cell
 from tvmflow.store import Plan, Store
 from tvmflow.workspace import Workspace
@@ -224,3 +226,19 @@ def test_a_folder_that_cannot_be_read_is_not_believed(bench: Bench) -> None:
     (bench.folder("fetch") / "half.txt").mkdir()
     plan = bench.store.plan("fetch", bench.cell)
     assert isinstance(plan, Plan) and not plan.is_hit
+
+
+@pytest.mark.parametrize("left", [("double.txt", "more.txt"), ("other.txt",), ()])
+def test_a_stage_that_leaves_other_files_than_its_row_says_has_failed(bench: Bench, left: tuple[str, ...]) -> None:
+    """DVC would not own what the row does not name, and the next stage would miss what it does not find."""
+
+    def run(context: Any) -> dict[str, Any]:
+        for name in left:
+            (context.out / name).write_text("x")
+        return {}
+
+    bench.ensure("fetch")
+    store = Store(bench.workspace, {**STAGES, "import_model": replace(STAGES["import_model"], run=run)})
+    with pytest.raises(StageError, match="import_model left"):
+        store.ensure("import_model", bench.cell)
+    assert not bench.folder("import_model").exists()

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from itertools import product
 from statistics import mean
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tvmflow.tuning.tuners import TUNERS, TunerFactory, describe
+from tests.golden.networks import TARGETS, cases
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.kernels.workloads import anchor_extents
+from tvmflow.tuning.tuners import TUNERS, GeneticTuner, TunerFactory, describe, knob_key
 
 CANDIDATES = [
     {"c_tile": c, "w_tile": w, "h_tile": h, "chunk": chunk, "unroll": u}
@@ -89,6 +95,96 @@ def test_the_first_candidate_is_the_models_where_another_shape_taught_it(loss: s
     first, second = tuner.ask(1), tuner.ask(1)
     assert second == [0]
     assert seconds(CANDIDATES[first[0]]) < seconds(CANDIDATES[0]) / 2
+
+
+LOSSES = ("reg", "rank", "rank-binary")
+# As of a processor with matrix tiles: two families, each with knobs that the other has not.
+TILES = [{"c_tile": c, "h_tile": h, "tiles": 1} for c in (1, 2, 3) for h in (1, 2)]
+FAMILIES = TILES + [
+    {"c_tile": c, "h_tile": h, "unroll": u, "dot": 1} for u in (0, 1) for c in (1, 2, 4) for h in (1, 2)
+]
+
+
+def _cost(knobs: dict[str, int]) -> float:
+    """Seconds; some candidates fail. One family is better than the other, but for its worst."""
+    if sum(knobs.values()) % 7 == 6:
+        return math.inf
+    return (1.0 if knobs.get("tiles") else 2.0) * (1 + abs(knobs.get("c_tile", 0) - 2) + knobs.get("unroll", 0))
+
+
+def _search(factory: TunerFactory, workload: str, candidates: list[dict[str, int]], extents: list[int]) -> list[int]:
+    """Ask for every candidate; return the order."""
+    tuner, asked = factory.make(workload, "t", candidates, extents), []
+    while batch := tuner.ask(6):
+        for index in batch:
+            tuner.tell(index, _cost(candidates[index]))
+        asked += batch
+    assert sorted(asked) == list(range(len(candidates)))
+    return asked
+
+
+_families = st.lists(
+    st.dictionaries(st.sampled_from(["c_tile", "w_tile", "chunk", "tiles", "dot", "unroll", "rows_first"]),
+                    st.lists(st.integers(0, 16), min_size=1, max_size=3, unique=True), max_size=5),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"), [("xgb", loss) for loss in LOSSES] + [(n, "rank") for n in TUNERS if n != "xgb"]
+)
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(families=_families, others=_families, extents=st.lists(st.integers(1, 4096), max_size=12))
+def test_candidates_may_have_any_knobs_in_any_workload(
+    name: str, loss: Any, families: list[dict[str, list[int]]], others: list[dict[str, list[int]]], extents: list[int]
+) -> None:
+    factory = TunerFactory(name, loss, 0)
+    for workload, spaces in (("one", families), ("two", others)):
+        found = [
+            dict(zip(space, values, strict=True))
+            for space in spaces
+            for values in list(product(*space.values()))[:10]  # every fit of the model takes its time
+        ]
+        _search(factory, workload, list({knob_key(knobs): knobs for knobs in found}.values()), extents)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"), [("xgb", loss) for loss in LOSSES] + [(n, "rank") for n in TUNERS if n != "xgb"]
+)
+def test_every_tuner_searches_the_kernels_of_a_processor_with_matrix_tiles(name: str, loss: Any) -> None:
+    """One factory for all, as in a stage: what one kernel taught is asked for the next, whose knobs are others."""
+    target, factory, mixed = TARGETS["sapphirerapids"], TunerFactory(name, loss, 0), 0
+    for case in cases(target):
+        found = CpuBackend(target).template_for(case.workload.function)
+        assert found is not None
+        template, candidates = found
+        few = candidates[:: len(candidates) // 12 + 1]
+        mixed += len({tuple(sorted(knobs)) for knobs in few}) > 1
+        tuner = factory.make(case.workload.key, template.name, few, anchor_extents(case.workload.function))
+        asked: list[int] = []
+        while batch := tuner.ask(8):
+            for index in batch:
+                tuner.tell(index, 1e-3 * (1 + (7 * index) % 13))
+            asked += batch
+        assert sorted(asked) == list(range(len(few))), case.name
+    assert mixed >= 3
+
+
+def test_the_model_learns_which_family_is_faster() -> None:
+    for loss in LOSSES:
+        factory = TunerFactory("xgb", loss, 0)  # type: ignore[arg-type]
+        _search(factory, "other", FAMILIES, EXTENTS)
+        first, *_ = factory.make("w", "t", FAMILIES, [1, 4, 14, 14]).ask(4)
+        assert _cost(FAMILIES[first]) == min(map(_cost, FAMILIES)), loss
+
+
+def test_the_children_of_two_families_are_of_either_and_legal() -> None:
+    tuner = GeneticTuner(FAMILIES, "0")
+    inside, outside = 0, len(TILES)
+    children = [tuner._child(inside, outside) for _ in range(400)]
+    legal = {child for child in children if child is not None}
+    assert any(child < outside for child in legal) and any(child >= outside for child in legal)
+    assert children.count(None) < len(children) / 2
 
 
 def test_features_have_one_length_for_all_workloads_of_a_template() -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tvmflow.tuning.records import COMPILE_ERROR, OK, TuningRecord, append_record, best_of, merge_records, read_records
 
 ONE = TuningRecord(
-    "k1", "conv", "packed_conv", {"a": 1}, [["x"], []], (0.002, 0.001, 0.003), OK, "cpu-a", {"tvm": "1"}, "now"
-)
+    "k1", "conv", "packed_conv", {"a": 1}, [[["GetSBlock", [], ["root", "main"], ["b0"]]], []], (0.002, 0.001, 0.003), OK,
+    "cpu-a", {"tvm": "1"}, "now",
+)  # fmt: skip
 
 
 def test_records_come_back_and_the_fastest_correct_one_wins(tmp_path: Path) -> None:

@@ -155,3 +155,46 @@ def test_uops_of_other_designs_keep_their_fields_apart() -> None:
     config = VtaConfig(log_batch=1)
     uops = [(1023, 0, 0), (0, 1023, 0), (0, 0, 1023)]
     assert np.array_equal(decode_uops(config, encode_uops(config, uops)), np.array(uops))
+
+
+# GEMM, ALU and micro-op of three designs, made from the public header too: 1024 inputs, 2048 accumulators; 4096 and 512; and
+# buffers so small that factors begin in the first word.
+UNEQUAL: list[tuple[dict[str, int], str, str, str]] = [
+    ({"log_inp_buff_size": 14}, "4a03200128000c00074040020a2cc000", "3403200128000c000740400214a081ff", "03888000"),
+    (
+        {"log_inp_buff_size": 16, "log_acc_buff_size": 15}, "4a03200128000c0007102480022cc000",
+        "3403200128000c0007102450a081ff00", "03224000",
+    ),
+    (
+        {"log_block": 2, "log_uop_buff_size": 7, "log_inp_buff_size": 8, "log_wgt_buff_size": 8, "log_acc_buff_size": 9},
+        "4a2329000c808312ca32000000000000", "342329000c8083124a03ff0100000000", "23120000",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "gemm", "alu", "uop"), UNEQUAL)
+def test_golden_encodings_of_unequal_buffers(fields: dict[str, int], gemm: str, alu: str, uop: str) -> None:
+    config, loops = VtaConfig(**fields), (3, 9, 5, 6, 7, 8)  # type: ignore[arg-type]
+    stream = [
+        Gemm(*loops, 9, 10, 11, 12, flags=Flags(pop_prev=True, push_next=True)),
+        Alu(AluOp.ADD, *loops, 9, 10, imm=-127, flags=Flags(pop_next=True, push_prev=True)),
+    ]
+    words = encode_all(config, stream)
+    assert [row.tobytes().hex() for row in words] == [gemm, alu] and decode_all(config, words) == stream
+    assert encode_uops(config, [(3, 17, 2)]).tobytes().hex() == uop
+
+
+def test_a_micro_op_reaches_every_accumulator_and_every_input() -> None:
+    for fields in ({"log_inp_buff_size": 12}, {"log_inp_buff_size": 16, "log_acc_buff_size": 15}):
+        config = VtaConfig(**fields)  # type: ignore[arg-type]
+        last = max(config.depth(Memory.ACC), config.depth(Memory.INP)) - 1
+        assert decode_uops(config, encode_uops(config, [(0, last, 1)])).tolist() == [[0, last, 1]]
+        factor = config.depth(Memory.ACC) - 1
+        alu = Alu(AluOp.ADD, 0, 1, src_out=factor, src_in=factor)
+        assert decode(config, *encode(config, alu)) == alu
+
+
+def test_an_older_design_is_refused_where_its_instructions_differ() -> None:
+    assert VtaConfig(hw_ver="0.0.1").hw_ver == "0.0.1"
+    with pytest.raises(ParamsError, match=r"hw_ver '0.0.1'"):
+        VtaConfig(hw_ver="0.0.1", log_inp_buff_size=14)

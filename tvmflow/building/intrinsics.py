@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvmflow.building.tvm_names import dtype_of, register_intrin_lowering
+from tvmflow.ir.tvm_names import dtype_of, register_intrin_lowering
 
 _LOWEST, _HIGHEST = -104.0, 89.0  # beyond: 0 and infinity
 _LOG2_E = 1.4426950408889634

@@ -1,88 +1,67 @@
-"""Compile a lowered module and export it as a shared library; run a module in this process for a check."""
+"""Compile a lowered module; run a module or a library in this process for a check."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tvmflow.backends.backend import Backend
 from tvmflow.building import intrinsics
 from tvmflow.building.lower import lower
-from tvmflow.errors import StageError, TvmflowError, last_line
+from tvmflow.errors import StageError, last_line
+from tvmflow.passes import run_pass
 from tvmflow.passes.round_bfloat16 import with_rounding
 from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
-from tvmflow.targets.machine import machine_of
-from tvmflow.targets.resolve import ResolvedTarget
 
 Array = np.ndarray[Any, Any]
 
 
-def compile_module(mod: Any, target: Any) -> Any:
+def prepared(mod: Any, target: Any) -> Any:
+    """Return a module of scheduled kernels as TVM's compiler is given it; it knows our intrinsics from here on."""
+    intrinsics.register()
+    return with_rounding(mod, target)
+
+
+def compile_module(mod: Any, backend: Backend) -> Any:
     """Return TVM's executable of a module; raises whatever TVM raises."""
     import tvm
 
-    intrinsics.register()
+    target = backend.tvm_target()
     with target:
-        return tvm.compile(with_rounding(mod, target), target)
+        return tvm.compile(prepared(mod, target), target)
 
 
-def compile_lowered(lowered: Any, target: Any) -> Any:
+def compile_lowered(lowered: Any, backend: Backend) -> Any:
     """Return TVM's executable of a module whose kernels are scheduled. Raises StageError."""
     try:
-        return compile_module(lowered, target)
+        return compile_module(lowered, backend)
     except Exception as error:  # the compiler raises RuntimeError, tvm.error.*, and ValueError alike
         raise StageError(f"TVM could not compile the module: {last_line(error, 400)}") from error
 
 
-def export(executable: Any, path: Path, target: ResolvedTarget) -> None:
-    """Link the executable into a shared library with the target's compiler. Raises TvmflowError without one."""
-    from tvm.support import cc
-
-    def link(output: str, objects: Any, options: Any = None, **_ignored: Any) -> None:
-        # No build id and sorted input: the same objects give the same bytes.
-        cc.create_shared(output, objects, [*(options or []), "-Wl,--build-id=none"], cc=target.cc)
-
-    link.output_format = "so"  # type: ignore[attr-defined]
-    try:
-        subprocess.run([target.cc, "--version"], capture_output=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        raise TvmflowError(
-            f"no C++ compiler {target.cc!r}",
-            "the compiler of the target on PATH",
-            "install it, or set cc: of the target",
-        ) from None
-    executable.export_library(str(path), fcompile=link)
-
-
-def run_pass(step: Any, mod: Any) -> Any:
-    """Apply a pass; module_pass makes ours callable in a way that type checkers cannot see."""
-    return step(mod)
-
-
 def build_scheduled(
-    packed: Any, target: ResolvedTarget, best: dict[str, Any], dump: Any = None, winograd: dict[str, int] | None = None
+    packed: Any, backend: Backend, best: dict[str, Any], dump: Any = None, winograd: dict[str, int] | None = None
 ) -> tuple[Any, list[Choice]]:
     """Lower, schedule and compile a packed module. Returns the executable and how each kernel was scheduled."""
-    tvm_target = target.tvm_target()
-    lowered = lower(packed, tvm_target, dump, winograd)
-    step = ScheduleKernels(best, machine_of(target))
+    lowered = lower(packed, backend, dump, winograd)
+    step = ScheduleKernels(best, backend.template_for)
     scheduled = run_pass(step, lowered)
     if dump is not None:
         dump("schedule_kernels", scheduled)
-    return compile_lowered(scheduled, tvm_target), list(step.choices)
+    return compile_lowered(scheduled, backend), list(step.choices)
 
 
 class LocalRunner:
     """Run a Relax module in this process, compiled with default schedules: for checks between stages only."""
 
-    def __init__(self, mod: Any, target: ResolvedTarget) -> None:
+    def __init__(self, mod: Any, backend: Backend) -> None:
         import tvm
         from tvm import relax
 
-        executable, _ = build_scheduled(mod, target, {})
-        set_threads(target.threads)
+        executable, _ = build_scheduled(mod, backend, {})
+        set_threads(backend.target.threads)
         self.machine = relax.VirtualMachine(executable, tvm.cpu())
 
     def run(self, x: Array) -> Array:

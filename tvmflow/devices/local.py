@@ -3,32 +3,66 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import platform
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
-from tvmflow.devices.tracker import TrackerAddress
+from tvmflow.devices.lock import exclusive
+from tvmflow.devices.tracker import TrackerAddress, request_session
+from tvmflow.devices.transport import DeviceState, Link, SessionLimits, Transport
 from tvmflow.errors import TrackerError
+from tvmflow.params import DeviceEntry
 from tvmflow.recipe import CODE_ROOT
-from tvmflow.vta.config import VtaConfig
+from tvmflow.targets.resolve import ResolvedTarget
 
 START_TIMEOUT_S = 90.0
 
 
+class LocalTransport(Transport):
+    """This machine, one session at a time."""
+
+    is_this_host = True
+
+    @contextlib.contextmanager
+    def open(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
+        with (
+            exclusive("local", limits.wait_s),
+            local_tracker(device.key, target.threads, target) as address,
+        ):
+            remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s).remote
+            yield Link(remote, this_unit())
+
+    def state(self, device: DeviceEntry) -> DeviceState:
+        return DeviceState(True, "this machine", {})
+
+
+def this_unit() -> str:
+    """Return what tells this machine from others of its kind, without giving its name away."""
+    try:
+        name = Path("/etc/machine-id").read_text(encoding="utf-8").strip()
+    except OSError:
+        name = ""
+    return f"host-{hashlib.sha256((name or platform.node()).encode()).hexdigest()[:12]}"
+
+
 @contextlib.contextmanager
 def local_tracker(
-    key: str, threads: int, vta: VtaConfig | None = None, python: str = sys.executable
+    key: str, threads: int, target: ResolvedTarget | None = None, python: str = sys.executable
 ) -> Iterator[TrackerAddress]:
     """Start a tracker and a server on loopback with a key and a number of threads; yield the tracker's address.
 
-    vta: the server simulates an accelerator of this design. `python` may be the interpreter of another environment, so that another TVM serves. Raises TrackerError.
+    target: the server provides what libraries of this target call. python: of another environment, so that another TVM serves.
+    Raises TrackerError.
     """
-    design = ["--vta", json.dumps(vta.to_json())] if vta is not None else []
+    served = ["--target", json.dumps(target.to_json())] if target is not None else []
     process = subprocess.Popen(
-        [python, "-m", "tvmflow.devices.rpc_host", "--key", key, "--threads", str(threads), *design],
+        [python, "-m", "tvmflow.devices.rpc_host", "--key", key, "--threads", str(threads), *served],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "TVM_NUM_THREADS": str(threads)},
     )  # fmt: skip

@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--key", required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--vta", help="a vta_config.json as text: simulate an accelerator of that design")
+    parser.add_argument("--target", help="a resolved target as JSON: provide what its libraries call")
     options = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = str(options.threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the life line decides
@@ -48,11 +48,11 @@ def main() -> None:
     from tvm.rpc.tracker import PopenTrackerServerState
 
     keep_serving_after_a_crash()
-    if options.vta:
-        from tvmflow.vta.config import VtaConfig
-        from tvmflow.vta.runtime import register
+    if options.target:
+        from tvmflow.backends.table import backend_of
+        from tvmflow.targets.resolve import from_json
 
-        register(VtaConfig.from_json(json.loads(options.vta)))  # sessions are forked, and inherit it
+        backend_of(from_json(json.loads(options.target))).provide()  # sessions are forked, and inherit it
     # Both live in threads of this process: no grandchildren to lose, and TVM is imported once.
     tracker = PopenTrackerServerState("127.0.0.1", 19190, 19990, silent=True)
     PopenRPCServerState(

@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tvmflow.devices.local import local_tracker
-from tvmflow.devices.lock import exclusive
-from tvmflow.devices.tracker import TrackerAddress, request_session
+from tvmflow.backends.backend import Backend
+from tvmflow.devices.table import transport_of
+from tvmflow.devices.transport import Link, SessionLimits
 from tvmflow.errors import DeviceError, DeviceLostError, last_line
 from tvmflow.params import DeviceEntry
-from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.vta.config import COUNTERS_FUNCTION
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class SessionLimits:
-    """session_timeout_s: the device ends a session that lasts longer; wait_s: how long to wait for a free device."""
-
-    session_timeout_s: float
-    wait_s: float
-
-
 class DeviceSession:
-    """An open session. All device failures come out as DeviceLostError, which may be tried again."""
+    """An open session. All device failures come out as DeviceLostError, which may be tried again.
 
-    def __init__(self, remote: Any, target: ResolvedTarget, name: str) -> None:
-        self.remote, self.target, self.name = remote, target, name
+    unit: which of the devices of its key this is; device: where its tensors lie.
+    """
+
+    def __init__(self, link: Link, backend: Backend, name: str) -> None:
+        self.remote, self.unit, self.target, self.name = link.remote, link.unit, backend.target, name
         self._uploads = itertools.count()
-        self.device = remote.cpu(0)
+        remote, target = link.remote, backend.target
+        self.device = backend.tvm_device(remote)
         with translated(name, "setting the number of threads"):
             remote.get_function("runtime.config_threadpool")(1, target.threads)
             threads = int(remote.get_function("runtime.NumThreads")())
@@ -82,11 +74,10 @@ class DeviceSession:
         with translated(self.name, "copying an input"):
             return tvm.runtime.tensor(np.ascontiguousarray(array), self.device)
 
-    def vta_counters(self) -> dict[str, int]:
-        """Return what the accelerator of this session counted: `runs`, and the counters of the last one."""
-        with translated(self.name, "reading the accelerator's counters"):
-            found: dict[str, int] = json.loads(str(self.remote.get_function(COUNTERS_FUNCTION)()))
-            return found
+    def call(self, name: str) -> Any:
+        """Call a function that the device provides beside libraries, and return its answer."""
+        with translated(self.name, f"calling {name}"):
+            return self.remote.get_function(name)()
 
 
 class RemoteModel:
@@ -138,21 +129,13 @@ def translated(name: str, doing: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_session(device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[DeviceSession]:
+def open_session(device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
     """Open a session with the device of a target and close everything again, whatever happens.
 
-    `local` starts a tracker and a server of its own on loopback; `tracker` asks one that runs already, at the address of
-    params.yaml or TVM_TRACKER_HOST and TVM_TRACKER_PORT. Raises TrackerError, DeviceUnknownError, DeviceBusyError.
+    Raises TrackerError, DeviceUnknownError, DeviceBusyError, and UnknownNameError for a transport that there is not.
     """
-    with contextlib.ExitStack() as stack:
-        if device.transport == "local":
-            stack.enter_context(exclusive("local", limits.wait_s))
-            vta = target.vta.config if target.vta is not None else None
-            address = stack.enter_context(local_tracker(device.key, target.threads, vta))
-        else:
-            address = TrackerAddress.find(device.host, device.port)
-        remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s)
-        session = DeviceSession(remote, target, device.key)
+    with transport_of(device).open(device, backend.target, limits) as link:
+        session = DeviceSession(link, backend, device.key)
         yield session
         _let_go(session)
 

@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from tvmflow.bounds import Host
+from tvmflow.devices.transport import DeviceState, Link, SessionLimits, Transport
 from tvmflow.errors import DeviceBusyError, DeviceUnknownError, TrackerError, UsageError, first_line
+from tvmflow.options import Options, read_options
+from tvmflow.params import DeviceEntry
+from tvmflow.targets.resolve import ResolvedTarget
 
 CONNECT_TIMEOUT_S = 5.0
+
+
+class TrackerOptions(Options):
+    """The tracker's address, where TVM_TRACKER_HOST and TVM_TRACKER_PORT do not say it."""
+
+    host: Host | None = None
+    port: Annotated[int, Field(gt=0, lt=65536)] | None = None
+
+
+class TrackerTransport(Transport):
+    """Devices that registered themselves with an RPC tracker, as many of one key as there are."""
+
+    options = TrackerOptions
+
+    @contextlib.contextmanager
+    def open(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
+        yield request_session(self._address(device), device.key, limits.session_timeout_s, limits.wait_s)
+
+    def state(self, device: DeviceEntry) -> DeviceState:
+        counts = queue_of(self._address(device)).get(device.key, {"total": 0, "free": 0, "pending": 0})
+        text = f"{counts['free']} of {counts['total']} free, {counts['pending']} waiting"
+        return DeviceState(counts["total"] > 0, text, counts)
+
+    def _address(self, device: DeviceEntry) -> TrackerAddress:
+        options = read_options(TrackerOptions, device.options, "device")
+        return TrackerAddress.find(options.host, options.port)
 
 
 @dataclass(frozen=True)
@@ -79,7 +114,7 @@ def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
     }
 
 
-def request_session(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Any:
+def request_session(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Link:
     """Return a session with a device of that key. Raises DeviceUnknownError, DeviceBusyError or TrackerError.
 
     TVM's own request blocks for ever on a key that nobody serves and on a device that stays busy; so the key is looked
@@ -101,12 +136,12 @@ def request_session(address: TrackerAddress, key: str, session_timeout_s: float,
         time.sleep(0.2)
 
 
-def _request(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Any:
-    answer: list[Any] = []
+def _request(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Link:
+    answer: list[Link | Exception] = []
 
     def ask() -> None:
         try:
-            answer.append(connect(address).request(key, session_timeout=session_timeout_s, max_retry=1))
+            answer.append(_ask(address, key, session_timeout_s))
         except Exception as error:
             answer.append(error)
 
@@ -124,6 +159,23 @@ def _request(address: TrackerAddress, key: str, session_timeout_s: float, wait_s
             "look at the RPC server on the device; restart it",
         ) from answer[0]
     return answer[0]
+
+
+def _ask(address: TrackerAddress, key: str, session_timeout_s: float) -> Link:
+    """Do what TVM's own request does, and keep what that drops: which of the servers answers.
+
+    A tracker knows a server by its address only, so that is the unit: another one after the board got another address.
+    """
+    from tvm import rpc
+    from tvm.rpc import base
+
+    tracker = connect(address)
+    base.sendjson(tracker._sock, [base.TrackerCode.REQUEST, key, "", 1])
+    code, value = base.recvjson(tracker._sock)
+    if code != base.TrackerCode.SUCCESS:
+        raise RuntimeError(f"the tracker refused: {value}")
+    host, port, matched = value
+    return Link(rpc.connect(host, port, matched, session_timeout_s), f"{host}:{port}")
 
 
 def _busy(key: str, wait_s: float) -> DeviceBusyError:

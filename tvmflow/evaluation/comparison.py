@@ -13,25 +13,40 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.errors import StoreError
+
 TimedRuns = Callable[[int], list[float]]
 MIN_ROUND_S = 0.05
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """ratio: latency of B / latency of A (above 1: B is slower), with its confidence interval [low, high]."""
+    """ratio: latency of B / latency of A (above 1: B is slower), with its confidence interval [low, high].
+
+    Of simulated accelerators: ratio of their estimated cycles, which are the same in every run.
+    """
 
     ratio: float
     low: float
     high: float
     rounds: int
     confidence: float
+    of: str = "latency"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
+        if self.of != "latency":
+            return f"{self.ratio:.4f} of {self.of}"
         return f"{self.ratio:.4f} [{self.low:.4f}, {self.high:.4f}] at {self.confidence:.0%} over {self.rounds} rounds"
+
+
+def compare_exact(a: int, b: int, of: str) -> Comparison:
+    """Compare two numbers that no run changes. Raises StoreError where A is none."""
+    if a <= 0:
+        raise StoreError(f"{a} {of} of the champion", "more than none")
+    return Comparison(b / a, b / a, b / a, 1, 1.0, of)
 
 
 def compare_interleaved(a: TimedRuns, b: TimedRuns, rounds: int, confidence: float) -> Comparison:

@@ -21,9 +21,9 @@ def first_differing_layer(source: SourceModel, x: Array, bound: float) -> str | 
 
     x: one batch. bound: of the error relative to the layer's largest number. Runs the numpy definition: slow, exact.
     """
+    from tvmflow.ir.definition import run_graph
+    from tvmflow.ir.graph import Step, read_graph
     from tvmflow.passes.fold_constants import FoldConstants
-    from tvmflow.quantization.definition import run_graph
-    from tvmflow.quantization.graph import Step, read_graph
 
     by_size: dict[int, list[Array]] = defaultdict(list)
 

@@ -1,44 +1,82 @@
-"""What people would use instead, measured beside the library: same input, same threads, same protocol, same run."""
+"""What people would use instead, measured beside the library: same input, same threads, in turns with it.
+
+A peer runs the model as it came, or what was made of it, so each lives in a sandbox of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tvmflow.evaluation.latency import Latency, LatencyRules, measure, timed
-from tvmflow.frontends.source_model import SourceModel
+from tvmflow.evaluation.latency import timed
+from tvmflow.evaluation.turns import Contestant
+from tvmflow.frontends.source_model import batch_at, read_description
+from tvmflow.frontends.table import load_source
+from tvmflow.sandbox.process import Policy, Sandbox, memory_for
+from tvmflow.sources.datasets import Samples
 
 Array = np.ndarray[Any, Any]
-Peer = Callable[[], Callable[[], object]]
+ANSWER_TIMEOUT_S = 600.0
 
 
-def measure_peers(
-    names: tuple[str, ...], source: SourceModel, onnx_file: Path, x: Array, threads: int, rules: LatencyRules
-) -> dict[str, Latency]:
-    """Return name -> latency for one batch x, each peer on `threads` threads of this machine."""
-    makers: dict[str, Peer] = {
-        "source": lambda: _source(source, x, threads),
-        "onnxruntime": lambda: _onnxruntime(onnx_file, x, threads),
-    }
-    can = {"source": source.in_process, "onnxruntime": onnx_file.exists()}
-    return {name: measure(timed(makers[name]()), rules) for name in names if can[name]}
+@contextlib.contextmanager
+def open_peers(names: tuple[str, ...], fetched: Path, onnx_file: Path, threads: int) -> Iterator[list[Contestant]]:
+    """Start those peers that can run this model, each on `threads` threads of this machine; they sleep between their turns."""
+    with contextlib.ExitStack() as stack:
+        peers = []
+        for name in names:
+            peer = stack.enter_context(sandboxed_peer(name, fetched, onnx_file, threads))
+            if peer.call("is_there"):
+                peers.append(Contestant(name, functools.partial(_timed_runs, peer), peer.group))
+        yield peers
 
 
-def _source(source: SourceModel, x: Array, threads: int) -> Callable[[], object]:
-    import torch
+def _timed_runs(peer: Sandbox, count: int) -> list[float]:
+    times: list[float] = peer.call("time_runs", count=count)
+    return times
 
-    torch.set_num_threads(threads)
-    return lambda: source.run(x)
+
+def sandboxed_peer(name: str, fetched: Path, onnx_file: Path, threads: int) -> Sandbox:
+    """Return a running sandbox that answers `is_there` and `time_runs`, as Peer does."""
+    arguments = {"name": name, "fetched": str(fetched), "onnx_file": str(onnx_file), "threads": threads}
+    memory = memory_for(*fetched.iterdir(), *onnx_file.parent.iterdir())
+    policy = Policy(ANSWER_TIMEOUT_S, reads=(fetched, onnx_file.parent), memory_bytes=memory)
+    return Sandbox("tvmflow.evaluation.peers:Peer", arguments, policy)
+
+
+class Peer:
+    """A peer by name with its input set: what runs inside the sandbox."""
+
+    def __init__(self, name: str, fetched: str, onnx_file: str, threads: int) -> None:
+        description = read_description(Path(fetched))
+        x = batch_at(Samples.load(Path(fetched) / "evaluation.npz").x, 0, description.input_shape[0])
+        self._run: Callable[[], object] | None = None
+        if name == "source":
+            source = load_source(Path(fetched), description)
+            if source.in_process:
+                source.use_threads(threads)
+                self._run = lambda: source.run(x)
+        elif Path(onnx_file).exists():
+            self._run = _onnxruntime(Path(onnx_file), x, threads)
+
+    def is_there(self) -> bool:
+        """Whether this peer can run this model in its own process."""
+        return self._run is not None
+
+    def time_runs(self, count: int) -> list[float]:
+        """Run count times and return as many times in seconds."""
+        assert self._run is not None
+        return timed(self._run)(count)
 
 
 def _onnxruntime(onnx_file: Path, x: Array, threads: int) -> Callable[[], object]:
-    import onnxruntime
+    from tvmflow.frontends.onnx import open_session
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session = onnxruntime.InferenceSession(onnx_file, options, providers=["CPUExecutionProvider"])
+    session = open_session(onnx_file, threads)
     feed = {session.get_inputs()[0].name: x}
     return lambda: session.run(None, feed)

@@ -59,6 +59,11 @@ class ExportedModel:
             raise ModelFileError(f"the model answers with {type(answer).__name__}", "one tensor (N, outputs)")
         return np.asarray(answer.detach().cpu().numpy())
 
+    def use_threads(self, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+
     def exported(self) -> Any:
         """Return the torch.export program, made once."""
         import torch
@@ -125,7 +130,7 @@ def _bound(module: Any, shape: tuple[int, ...]) -> Any:
     """Put the numbers of `shape` in place of the sizes that a module's input leaves open."""
     from tvm import relax
 
-    from tvmflow.building.tvm_names import type_of
+    from tvmflow.ir.tvm_names import type_of
 
     sizes = list(type_of(module["main"].params[0]).shape)
     open_sizes = {

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
-from tvmflow.errors import ModelFileError, first_line
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.keras_files import check_file, damaged
 from tvmflow.frontends.source_model import SourceDescription, wrong_weights
-
-MAX_UNPACKED_BYTES = 8 << 30
 
 
 def load(folder: Path, description: SourceDescription) -> ExportedModel:
@@ -25,6 +22,7 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
 def source_model(folder: Path, description: SourceDescription) -> Any:
     """Return the keras.Model as it was fetched. Raises ModelFileError."""
     path = folder / description.weights_file
+    check_file(path)
     return _whole_file(path) if description.network is None else _with_weights(path, description.network)
 
 
@@ -46,19 +44,11 @@ def _from_channels_first(model: Any) -> Any:
 def _whole_file(path: Path) -> Any:
     from tvmflow.sources.keras_networks import keras_on_torch
 
-    if path.suffix == ".keras":
-        try:
-            with zipfile.ZipFile(path) as archive:
-                size = sum(entry.file_size for entry in archive.infolist())
-        except (zipfile.BadZipFile, OSError) as error:
-            raise _damaged(path, error) from error
-        if size > MAX_UNPACKED_BYTES:
-            raise ModelFileError(f"{path.name} unpacks to {size} bytes", f"at most {MAX_UNPACKED_BYTES}")
     keras = keras_on_torch()
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras raises what it likes on a bad file; each of them means the same to the user
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
 
 
 def _with_weights(path: Path, network: str) -> Any:
@@ -68,15 +58,7 @@ def _with_weights(path: Path, network: str) -> Any:
     try:
         model.load_weights(path)
     except OSError as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     except (ValueError, KeyError) as error:
         raise wrong_weights(error, network) from error
     return model
-
-
-def _damaged(path: Path, error: Exception) -> ModelFileError:
-    return ModelFileError(
-        f"{path.name} cannot be loaded by Keras: {first_line(error)}",
-        "a whole .keras or .h5 file of layers (no Lambda: it would run code)",
-        "save the model again with model.save('model.keras')",
-    )

@@ -40,6 +40,9 @@ class MxnetModel:
     def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
         yield from self._oracle().arrays("layers", x)
 
+    def use_threads(self, threads: int) -> None:
+        """Do nothing: MXNet runs in another process, whose times say nothing."""
+
     def to_relax(self) -> Any:
         return import_symbol(self.symbol, self.params, self.data_name, self.shape)
 
@@ -131,6 +134,6 @@ class _Importer:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    from tvmflow.building.tvm_names import type_of
+    from tvmflow.ir.tvm_names import type_of
 
     return tuple(int(size) for size in type_of(value).shape)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.building.tvm_names import constant_value
 from tvmflow.errors import ModelFileError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
 from tvmflow.frontends.source_model import Array, SourceDescription
+from tvmflow.ir.tvm_names import constant_value
 from tvmflow.sources.onnx_files import damaged, external_files, read_proto
 
 OLDEST_OPSET = 9
@@ -25,8 +25,6 @@ class OnnxModel:
     in_process = True
 
     def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
-        import onnxruntime
-
         self.path, self.graph, self.shape = path, graph, description.input_shape
         names = {tensor.name for tensor in graph.graph.initializer}
         inputs = [value.name for value in graph.graph.input if value.name not in names]
@@ -35,10 +33,7 @@ class OnnxModel:
                 f"{path.name} has inputs {inputs} and {len(graph.graph.output)} outputs", "one of each"
             )
         self.input_name = inputs[0]
-        try:
-            self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's exceptions share no public base
-            raise damaged(path, error) from error
+        self.session = open_session(path)
 
     def run(self, x: Array) -> Array:
         try:
@@ -63,6 +58,9 @@ class OnnxModel:
         session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
         yield from zip(wanted, session.run(wanted, {self.input_name: x}), strict=True)
 
+    def use_threads(self, threads: int) -> None:
+        self.session = open_session(self.path, threads)
+
     def to_relax(self) -> Any:
         from tvm.relax.frontend.onnx import from_onnx
 
@@ -79,6 +77,20 @@ class OnnxModel:
 
     def to_onnx(self, path: Path) -> None:
         shutil.copyfile(self.path, path)
+        for name, file in external_files(self.path).items():
+            shutil.copyfile(file, path.parent / name)
+
+
+def open_session(path: Path, threads: int = 0) -> Any:
+    """Return ONNX Runtime's session of a file on `threads` threads; 0: as it likes. Raises ModelFileError."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no public base
+        raise damaged(path, error) from error
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,12 @@ class SourceDescription:
     input_shape: tuple[int, ...]
 
 
+def read_description(fetched: Path) -> SourceDescription:
+    """Read what fetch wrote beside the model."""
+    data = json.loads((fetched / "source.json").read_text(encoding="utf-8"))
+    return SourceDescription(**{**data, "input_shape": tuple(data["input_shape"])})
+
+
 class Runner(Protocol):
     """Anything that answers. x: (N, ...) float32 with the batch of input.shape; answers: (N, outputs)."""
 
@@ -36,6 +43,9 @@ class SourceModel(Runner, Protocol):
     """A model in its own framework. in_process: whether `run` costs what the framework costs, so that it may be timed."""
 
     in_process: bool
+
+    def use_threads(self, threads: int) -> None:
+        """Let `run` use as many threads from now on."""
 
     def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
         """Yield name and float value of every layer for one batch, in order: to find the first that differs."""

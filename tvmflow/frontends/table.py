@@ -1,32 +1,92 @@
-"""The frontends, a row each."""
+"""The frontends, a row each: what `framework:` of a model may be.
+
+What reads a model is imported when it is called: who brings its files asks a row for their names only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tvmflow.errors import UnknownNameError
-from tvmflow.frontends import keras, mxnet, onnx, tensorflow, torch
 from tvmflow.frontends.source_model import SourceDescription, SourceModel
+from tvmflow.sources.weights import WeightFiles, mxnet_parameters
 
-FRONTENDS: dict[str, Callable[[Path, SourceDescription], SourceModel]] = {
-    "torch": torch.load,
-    "keras": keras.load,
-    "mxnet": mxnet.load,
-    "onnx": onnx.load,
-    "tensorflow": tensorflow.load,
-}
-TOOLS = {
-    "torch": ("torch", "torchvision", "onnxscript"),
-    "keras": ("keras", "torch", "onnxscript"),
-    "mxnet": ("tool:mxnet",),
-    "onnx": ("onnx", "onnxruntime"),
-    "tensorflow": ("tflite", "ai-edge-litert", "tool:tensorflow"),
-}
+
+@dataclass(frozen=True)
+class Frontend:
+    """load: the model of a fetched folder, as its own framework runs it. Raises ModelFileError.
+
+    tools: whose versions can change what it answers, names of `toolchain.version`. files: what a model comes as.
+    has_networks: this package can make networks of the framework, so that weights may be seeded, trained or a zoo's.
+    """
+
+    load: Callable[[Path, SourceDescription], SourceModel]
+    tools: tuple[str, ...]
+    files: WeightFiles
+    has_networks: bool = True
+
+
+def _torch(folder: Path, description: SourceDescription) -> SourceModel:
+    from tvmflow.frontends import torch
+
+    return torch.load(folder, description)
+
+
+def _keras(folder: Path, description: SourceDescription) -> SourceModel:
+    from tvmflow.frontends import keras
+
+    return keras.load(folder, description)
+
+
+def _mxnet(folder: Path, description: SourceDescription) -> SourceModel:
+    from tvmflow.frontends import mxnet
+
+    return mxnet.load(folder, description)
+
+
+def _onnx(folder: Path, description: SourceDescription) -> SourceModel:
+    from tvmflow.frontends import onnx
+
+    return onnx.load(folder, description)
+
+
+def _onnx_external_data(path: Path) -> dict[str, Path]:
+    from tvmflow.frontends import onnx_companions
+
+    return onnx_companions.onnx_external_data(path)
+
+
+def _tensorflow(folder: Path, description: SourceDescription) -> SourceModel:
+    from tvmflow.frontends import tensorflow
+
+    return tensorflow.load(folder, description)
+
+
+FRONTENDS: dict[str, Frontend] = {
+    "torch": Frontend(
+        _torch, ("torch", "torchvision", "onnxscript"),
+        WeightFiles((".safetensors", ".pt2", ".torchscript", ".pt", ".pth")),
+    ),
+    "keras": Frontend(_keras, ("keras", "torch", "onnxscript"), WeightFiles((".keras", ".weights.h5", ".h5"))),
+    "mxnet": Frontend(
+        _mxnet, ("tool:mxnet",), WeightFiles(("-symbol.json",), mxnet_parameters, part_name="model-0000.params")
+    ),
+    "onnx": Frontend(_onnx, ("onnx", "onnxruntime"), WeightFiles((".onnx",), _onnx_external_data), has_networks=False),
+    "tensorflow": Frontend(
+        _tensorflow, ("tflite", "ai-edge-litert", "tool:tensorflow"), WeightFiles((".tflite", ".zip")), has_networks=False
+    ),
+}  # fmt: skip
+
+
+def frontend_named(framework: str) -> Frontend:
+    """Return the row of a framework. Raises UnknownNameError."""
+    if framework not in FRONTENDS:
+        raise UnknownNameError(f"no frontend for {framework!r}", legal=FRONTENDS)
+    return FRONTENDS[framework]
 
 
 def load_source(folder: Path, description: SourceDescription) -> SourceModel:
     """Load a fetched model in its own framework. Raises UnknownNameError or ModelFileError."""
-    if description.framework not in FRONTENDS:
-        raise UnknownNameError(f"no frontend for {description.framework!r}", legal=FRONTENDS)
-    return FRONTENDS[description.framework](folder, description)
+    return frontend_named(description.framework).load(folder, description)

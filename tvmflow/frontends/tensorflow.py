@@ -76,6 +76,9 @@ class TfliteModel:
                 f"input.shape {self.input['shape'].tolist()}, or the same with channels first", "correct input.shape in params.yaml",
             ) from error  # fmt: skip
 
+    def use_threads(self, threads: int) -> None:
+        self.interpreter = _interpreter(self.path, threads)
+
     def to_relax(self) -> Any:
         from tvm import relax
         from tvm.relax.frontend.tflite import from_tflite
@@ -158,11 +161,11 @@ def _flatbuffer(content: bytes) -> Any:
     return tflite.Model.GetRootAsModel(content, 0)
 
 
-def _interpreter(path: Path, keep: bool = False) -> Any:
+def _interpreter(path: Path, threads: int = 2, keep: bool = False) -> Any:
     from ai_edge_litert.interpreter import Interpreter
 
     try:
-        interpreter = Interpreter(str(path), num_threads=2, experimental_preserve_all_tensors=keep)
+        interpreter = Interpreter(str(path), num_threads=threads, experimental_preserve_all_tensors=keep)
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         raise ModelFileError(
@@ -231,8 +234,8 @@ def _inlined(builder: Any, function: Any, argument: Any) -> Any:
     """Emit the body of a one-parameter function again, its parameter replaced."""
     import tvm
 
-    from tvmflow.quantization.emit import call_again, constant
-    from tvmflow.quantization.graph import read_graph
+    from tvmflow.ir.emit import call_again, constant
+    from tvmflow.ir.graph import read_graph
 
     graph = read_graph(tvm.IRModule({"main": function}))
     values = {graph.input_name: argument}

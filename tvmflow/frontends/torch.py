@@ -58,6 +58,8 @@ def _state_dict(path: Path) -> dict[str, Any]:
             "a safetensors file, or a state_dict of tensors (never a pickled module)",
             "save the model with safetensors.torch.save_file(model.state_dict(), ...)",
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
+    ):
         raise ModelFileError(f"{path.name} holds no state_dict", "a mapping from names to tensors")
     return state

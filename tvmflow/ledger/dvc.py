@@ -14,8 +14,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from tvmflow.artifacts import RECORD_NAME, digest_of, read_record, sha256_of, write_atomic
+from tvmflow.artifacts import RECORD_NAME, describe_file, digest_of, read_record, sha256_of, write_atomic
 from tvmflow.errors import StoreError
+from tvmflow.ledger import unlisted
 from tvmflow.ledger.store_paths import PRIVACY
 from tvmflow.params import STAGE_NAMES, Cell
 from tvmflow.workspace import Workspace
@@ -35,7 +36,8 @@ def run_dvc(workspace: Workspace, *arguments: str) -> str:
     if done.returncode:
         lines = [line for line in f"{done.stderr}\n{done.stdout}".splitlines() if line.strip()]
         raise StoreError(
-            f"'dvc {' '.join(arguments)}' failed: {' '.join(lines)[-500:]}", fix="run it by hand to see more"
+            f"'dvc {' '.join(arguments)}' failed: {' '.join(lines)[-500:]}",
+            fix="run it by hand to see more; a damaged dvc.lock, dvc.yaml or .dvc/config comes back with 'git checkout'",
         )
     return done.stdout
 
@@ -73,50 +75,61 @@ def _published_path(workspace: Workspace, cell: Cell) -> Path:
 
 
 def _state_of(workspace: Workspace, cell: Cell) -> str:
-    """Return a digest of everything that the folders of a cell hold."""
+    """Return a digest of everything that the folders of a cell hold, and of the name under which DVC knows it."""
     records = {}
     for stage in STAGE_NAMES:
         with contextlib.suppress(StoreError):
             records[stage] = read_record(workspace.folder(stage, cell) / RECORD_NAME).digest()
-    return digest_of(records)
+    return digest_of({**records, "dvc": unlisted.stage_name(workspace, "", cell)})
 
 
 def is_published(workspace: Workspace, cell: Cell) -> bool:
-    """Say whether DVC knows what lies in a cell's folders; True where DVC does not own the cell. Starts no DVC."""
-    if workspace.params.cell_name(cell) is None or not is_initialized(workspace):
+    """Say whether DVC knows what lies in a cell's folders. Starts no DVC."""
+    if not is_initialized(workspace):
         return True
     try:
         known = _published_path(workspace, cell).read_text(encoding="utf-8")
-    except OSError:
+        lock = unlisted.lock_path(workspace, cell).read_text(encoding="utf-8")
+    except (OSError, ValueError):
         return False
-    return known == _state_of(workspace, cell) and (workspace.root / "dvc.lock").exists()
+    measured = workspace.folder("evaluate", cell) / RECORD_NAME
+    is_locked = not measured.is_file() or describe_file(measured).md5 in lock
+    return is_locked and known == _state_of(workspace, cell)
 
 
 def publish(workspace: Workspace, cells: list[Cell], stages: tuple[str, ...]) -> list[str]:
-    """Record with DVC what lies in the folders of the cells that it owns. Returns the names of the DVC stages."""
+    """Record with DVC what lies in the folders of the cells. Returns the names of the DVC stages."""
     if not is_initialized(workspace) or is_inside_repro():
         return []
-    owned = {cell: name for cell in cells if (name := workspace.params.cell_name(cell))}
+    unlisted.keep(workspace, cells)
     names = [
-        f"{stage}@{name}" for cell, name in owned.items() for stage in stages if workspace.folder(stage, cell).exists()
+        unlisted.stage_name(workspace, stage, cell)
+        for cell in cells
+        for stage in stages
+        if workspace.folder(stage, cell).exists()
     ]
     if names:
         commit(workspace, names, workspace.params.flows.push_to_remote)
-    for cell in owned:
+    for cell in cells:
         write_atomic(_published_path(workspace, cell), _state_of(workspace, cell))
     return names
 
 
+def cache_roots(workspace: Workspace) -> list[Path]:
+    """Return the folders under which DVC keeps files by their md5: its cache and the default remote."""
+    return [workspace.root / ".dvc" / "cache", workspace.root / DEFAULT_REMOTE]
+
+
 def file_by_md5(workspace: Workspace, md5: str, sha256: str, target: Path) -> None:
     """Copy a file out of DVC's cache by its md5; it must have the sha256. Raises StoreError when it is not there."""
-    tail = Path("files") / "md5" / md5[:2] / md5[2:]
-    for place in (workspace.root / ".dvc" / "cache" / tail, workspace.root / DEFAULT_REMOTE / tail):
+    for root in cache_roots(workspace):
+        place = root / "files" / "md5" / md5[:2] / md5[2:]
         if place.is_file() and sha256_of(place) == sha256:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(place, target)
             return
     raise StoreError(
-        f"the library with sha256 {sha256[:12]} is not in DVC's cache",
-        "every registered library under DVC",
+        f"the file with sha256 {sha256[:12]} is not in DVC's cache",
+        "every measured library and scorecard under DVC",
         "run 'dvc fetch --all-commits'",
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from tvmflow.errors import StoreError, first_line
 from tvmflow.ledger.registry import all_aliases, registry_name
-from tvmflow.ledger.store_paths import open_mlflow
+from tvmflow.ledger.store_paths import REBUILD, open_mlflow
 from tvmflow.params import Cell
 from tvmflow.workspace import Workspace
 
@@ -26,7 +28,14 @@ def measurements(workspace: Workspace, cell: Cell) -> list[dict[str, Any]]:
 
 def champion_accuracy(workspace: Workspace, run_id: str) -> float | None:
     """Return the accuracy that a registered library was measured with, None where its model has no data set."""
-    value = open_mlflow(workspace).get_run(run_id).data.metrics.get("accuracy")
+    from mlflow.exceptions import MlflowException
+
+    try:
+        value = open_mlflow(workspace).get_run(run_id).data.metrics.get("accuracy")
+    except MlflowException as error:
+        raise StoreError(
+            f"the measurement of the champion is gone from MLflow: {first_line(error)}", fix=REBUILD
+        ) from None
     return None if value is None else float(value)
 
 
@@ -38,13 +47,19 @@ def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
     for name in aliases:
         for version in client.search_model_versions(f"name = '{name}'"):
             versions[name, version.tags.get("library_sha256", "")] = str(version.version)
-    runs = (
-        client.search_runs(experiments, f"tags.`tvmflow.kind` = 'measurement'{where}", max_results=5000)
-        if experiments
-        else []
-    )
+    runs = _runs(client, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
     rows = [_row(run, aliases, versions) for run in runs if run.data.tags.get("tvmflow.complete") == "true"]
     return sorted(rows, key=lambda row: row["time_ms"])
+
+
+def _runs(client: Any, experiments: list[str], where: str) -> Iterator[Any]:
+    token: str | None = None
+    while True:
+        page = client.search_runs(experiments, where, max_results=1000, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str, str], str]) -> dict[str, Any]:

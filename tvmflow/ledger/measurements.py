@@ -6,77 +6,122 @@ adds a step; selecting the history runs in the UI gives charts across time and d
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import json
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-
-from filelock import FileLock
 
 from tvmflow.artifacts import RECORD_NAME, Record, read_record, write_atomic
 from tvmflow.errors import StoreError
-from tvmflow.ledger.registry import register_version
-from tvmflow.ledger.store_paths import experiment_id, open_mlflow
+from tvmflow.ledger.registry import mlflow_lock, open_registry, register_version
+from tvmflow.ledger.store_paths import experiment_id, holds_measurement
 from tvmflow.params import STAGE_NAMES, Cell
 from tvmflow.workspace import Workspace
 
 MAX_PARAM_LENGTH = 500
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """A scorecard: the records of the stages that led to it, and where a file of one of them is."""
+
+    cell: Cell
+    records: dict[str, Record]
+    path: Callable[[str, str], Path]
+
+    @property
+    def digest(self) -> str:
+        return self.records["evaluate"].digest()
+
+    @property
+    def measured_ms(self) -> int:
+        """When it was measured, in milliseconds since 1970."""
+        return int(datetime.fromisoformat(self.records["evaluate"].created).timestamp() * 1000)
+
+
 def recorded_path(workspace: Workspace, record: Record) -> Path:
-    """Return the marker that says: this measurement is in MLflow."""
+    """Return the marker that says: this measurement is in MLflow, as which run."""
     return workspace.artifacts / ".recorded" / f"{record.digest()}.json"
 
 
 def is_recorded(workspace: Workspace, cell: Cell) -> bool:
-    """Say whether the scorecard in the cell's folder is in MLflow; needs no MLflow."""
+    """Say whether the scorecard in the cell's folder is in MLflow; does not start MLflow. Raises StoreError."""
     try:
         record = read_record(workspace.folder("evaluate", cell) / RECORD_NAME)
     except StoreError:
         return True  # nothing to record
-    return recorded_path(workspace, record).exists()
+    run_id = _marker(workspace, record).get("run_id")
+    return run_id is not None and holds_measurement(workspace, run_id)
+
+
+def _marker(workspace: Workspace, record: Record) -> dict[str, str]:
+    try:
+        found = json.loads(recorded_path(workspace, record).read_text(encoding="utf-8"))
+        return {str(key): str(value) for key, value in found.items()}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
 
 
 def ensure_recorded(workspace: Workspace, cell: Cell) -> None:
-    """Record the cell's scorecard unless it is recorded. Safe to repeat after a crash at any point."""
+    """Record the cell's scorecard unless MLflow has it. Safe to repeat after a crash at any point."""
     if is_recorded(workspace, cell):
         return
-    record = read_record(workspace.folder("evaluate", cell) / RECORD_NAME)
-    lock = workspace.artifacts / ".locks" / "mlflow.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):
-        if recorded_path(workspace, record).exists():
-            return
-        run_id = _Recording(workspace, cell, record).write()
-        write_atomic(recorded_path(workspace, record), json.dumps({"run_id": run_id, "cell": str(cell)}))
+    records = {}
+    for name in STAGE_NAMES:
+        with contextlib.suppress(StoreError):
+            records[name] = read_record(workspace.folder(name, cell) / RECORD_NAME)
+    record_measurement(
+        workspace, Measurement(cell, records, lambda stage, name: workspace.folder(stage, cell) / name), git_commit(workspace.root)
+    )  # fmt: skip
+
+
+def record_measurement(workspace: Workspace, measurement: Measurement, commit: str) -> bool:
+    """Put a measurement into MLflow unless it is there. Returns whether it was missing."""
+    record = measurement.records["evaluate"]
+    with mlflow_lock(workspace):
+        marker = _marker(workspace, record)
+        if marker and holds_measurement(workspace, marker["run_id"]):
+            return False
+        commit = marker.get("git_commit", commit)  # known from when it was measured
+        recording = _Recording(workspace, measurement, commit)
+        known = recording.find()
+        run_id = known or recording.write()
+        marker = {"run_id": run_id, "cell": str(measurement.cell), "git_commit": commit}
+        write_atomic(recorded_path(workspace, record), json.dumps(marker))
+        return known is None
 
 
 class _Recording:
-    def __init__(self, workspace: Workspace, cell: Cell, record: Record) -> None:
-        self.workspace, self.cell, self.record = workspace, cell, record
-        self.client = open_mlflow(workspace)
-        self.experiment = experiment_id(self.client, workspace, cell.model)
+    def __init__(self, workspace: Workspace, measurement: Measurement, commit: str) -> None:
+        self.workspace, self.measurement, self.commit = workspace, measurement, commit
+        self.cell, self.records, self.digest = measurement.cell, measurement.records, measurement.digest
+        self.client = open_registry(workspace)
+        self.experiment = experiment_id(self.client, workspace, self.cell.model)
         self.card = json.loads(self._text("evaluate", "scorecard.json"))
-        self.records = {name: r for name in STAGE_NAMES if (r := self._record(name)) is not None}
-        self.digest = record.digest()
 
     def _text(self, stage: str, name: str) -> str:
-        return (self.workspace.folder(stage, self.cell) / name).read_text(encoding="utf-8")
+        return self.measurement.path(stage, name).read_text(encoding="utf-8")
 
-    def _record(self, stage: str) -> Record | None:
-        try:
-            return read_record(self.workspace.folder(stage, self.cell) / RECORD_NAME)
-        except StoreError:
-            return None
+    def find(self) -> str | None:
+        """Return the run of this measurement where it is complete."""
+        found = self.client.search_runs(
+            [self.experiment], f"tags.`tvmflow.measurement` = '{self.digest}' and tags.`tvmflow.complete` = 'true'"
+        )
+        return str(found[0].info.run_id) if found else None
 
     def write(self) -> str:
         self._drop_unfinished()
-        run = self.client.create_run(self.experiment, tags=self._tags, run_name=f"{self.cell} {self.record.created}")
+        created = self.records["evaluate"].created
+        run = self.client.create_run(
+            self.experiment, self.measurement.measured_ms, self._tags, run_name=f"{self.cell} {created}"
+        )
         run_id = str(run.info.run_id)
         self._write_numbers(run_id)
         model_id = self._log_library(run_id)
@@ -106,7 +151,7 @@ class _Recording:
             "device.kind": device["kind"],
             "library.sha256": library.sha256,
             "library.dvc_md5": library.md5,
-            "git.commit": git_commit(self.workspace.root),
+            "git.commit": self.commit,
             "latency.steady": str(self.card["latency"]["compute"]["steady"]).lower(),
             **{f"toolchain.{name}": text for name, text in self._toolchain.items()},
             **{f"recipe.{name}": record.key for name, record in self.records.items()},
@@ -122,12 +167,13 @@ class _Recording:
         chosen = ("cell", "precision", "library.sha256", "library.dvc_md5", "device.key", "device.kind", "git.commit")
         picked = {name.replace(".", "_"): tags[name] for name in chosen}
         picked |= {f"toolchain_{name}": text for name, text in self._toolchain.items() if ":" not in name}
-        return {**picked, "measurement": self.digest, "build_key": self.records["build"].key}
+        measured = self.records["evaluate"].created
+        return {**picked, "measurement": self.digest, "measured": measured, "build_key": self.records["build"].key}
 
     def _write_numbers(self, run_id: str) -> None:
         from mlflow.entities import Metric, Param
 
-        now = int(time.time() * 1000)
+        now = self.measurement.measured_ms
         numbers = [Metric(key, value, now, 0) for key, value in self._numbers.items()]
         curve = [Metric("tuning.kernels_ms", value, now, step) for step, value in self._tuning_curve()]
         params = [Param(key, value[:MAX_PARAM_LENGTH]) for key, value in self._params()]
@@ -136,13 +182,13 @@ class _Recording:
         for start in range(0, len(params), 100):
             self.client.log_batch(run_id, params=params[start : start + 100])
         for name in ("scorecard.json", "confusion.csv", "latency.csv"):
-            self.client.log_artifact(run_id, str(self.workspace.folder("evaluate", self.cell) / name))
+            self.client.log_artifact(run_id, str(self.measurement.path("evaluate", name)))
 
     @functools.cached_property
     def _numbers(self) -> dict[str, float]:
         """Return the flat numbers of the scorecard; a latency that was too unsteady is not among them."""
         card = self.card
-        found = {f"agreement.{k}": float(v) for k, v in card["agreement"].items() if k != "samples"}
+        found = _agreement("agreement", card["agreement"])
         if card["accuracy"]:
             found |= {"accuracy": card["accuracy"]["built"]}
             found |= {
@@ -151,7 +197,7 @@ class _Recording:
                 if form not in ("built", "samples")
             }
         for step, agreement in card["agreement_by_step"].items():
-            found |= {f"agreement.{step}.{k}": float(v) for k, v in agreement.items() if k != "samples"}
+            found |= _agreement(f"agreement.{step}", agreement)
         found |= {
             f"quantization.{name}": float(value)
             for name, value in card["quantization"].items()
@@ -159,8 +205,10 @@ class _Recording:
         }
         for name, latency in card["latency"].items():
             found[f"spread.{name}"] = latency["spread"]
+            if latency.get("foreign_load") is not None:
+                found[f"foreign_load.{name}"] = latency["foreign_load"]
             if latency["steady"]:
-                simulated = card.get("vta") and card["vta"]["simulated"]  # then it is the simulator's own time
+                simulated = card.get("part") and card["part"]["simulated"]  # then it is the simulator's own time
                 prefix = f"{name}_ms" if name != "compute" else ("simulator_ms" if simulated else "latency_ms")
                 found |= {
                     f"{prefix}.{stat}": latency[f"{stat}_ms"] for stat in ("median", "mean", "p90", "min", "max", "std")
@@ -168,16 +216,15 @@ class _Recording:
         for name, peer in card["peers"].items():
             if peer["steady"]:
                 found[f"peer_ms.{name}"] = peer["median_ms"]
+        for name, shown in card.get("advantages", {}).items():
+            found |= {
+                f"advantage.{name}.{k}": shown[k] for k in ("times_faster", "low", "high") if shown[k] is not None
+            }
         found["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
         found["library_bytes"] = float(card["library_bytes"])
         found["tuning.coverage"] = float(card["coverage"])
-        if card.get("vta"):
-            vta = card["vta"]
-            found |= {f"vta.{name}": float(value) for name, value in vta["counters"].items()}
-            found |= {
-                f"vta.{name}": float(vta[name])
-                for name in ("cycles", "estimated_ms", "gemm_utilization", "five_nbytes")
-            }
+        if card.get("part"):
+            found |= {name: float(value) for name, value in card["part"]["metrics"].items()}
         tuned = self.records["tune"].facts if "tune" in self.records else {}
         found |= {
             f"tuning.{name}": float(tuned[name])
@@ -206,10 +253,10 @@ class _Recording:
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             for name in ("library.so", "manifest.json"):
-                shutil.copyfile(self.workspace.folder("build", self.cell) / name, Path(folder) / name)
+                shutil.copyfile(self.measurement.path("build", name), Path(folder) / name)
             self.client.log_model_artifacts(model.model_id, folder)
         self.client.finalize_logged_model(model.model_id, "READY")
-        now = int(time.time() * 1000)
+        now = self.measurement.measured_ms
         self.client.log_batch(
             run_id, [Metric(k, v, now, 0, model_id=model.model_id, run_id=run_id) for k, v in self._numbers.items()]
         )
@@ -237,13 +284,25 @@ class _Recording:
         done = self.client.get_run(run.info.run_id).data.tags
         if done.get("tvmflow.last") != self.digest:
             step = int(done.get("tvmflow.steps", "0")) + 1
-            now = int(time.time() * 1000)
-            shown = ("accuracy", "latency_ms.median", "library_bytes", "cold_start_ms", "agreement.max_relative_error")
+            now = self.measurement.measured_ms
+            shown = (
+                "accuracy",
+                "latency_ms.median",
+                "library_bytes",
+                "cold_start_ms",
+                "agreement.max_relative_error",
+                "agreement.sqnr_db",
+            )
             numbers = {key: value for key, value in self._numbers.items() if key in shown}
             self.client.log_batch(run.info.run_id, [Metric(k, v, now, step) for k, v in numbers.items()])
             self.client.set_tag(run.info.run_id, "tvmflow.steps", str(step))
             self.client.set_tag(run.info.run_id, "tvmflow.last", self.digest)
         self.client.set_terminated(run.info.run_id)
+
+
+def _agreement(prefix: str, agreement: dict[str, float | None]) -> dict[str, float]:
+    """Return the numbers of one comparison under their names; a model with one output has no top-1."""
+    return {f"{prefix}.{k}": float(v) for k, v in agreement.items() if k != "samples" and v is not None}
 
 
 def git_commit(root: Path) -> str:

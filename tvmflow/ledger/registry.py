@@ -1,13 +1,17 @@
-"""The model registry: one name per model and target, one version per library, aliases say what is released.
+"""The model registry: one name per cell, one version per library, aliases say what is released.
 
 champion: what is released now. challenger: the newest library that asks to replace it. previous: what `rollback` brings back.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
 
 from tvmflow.errors import StoreError
 from tvmflow.ledger.store_paths import open_mlflow
@@ -39,19 +43,32 @@ class Version:
 
 
 def registry_name(cell: Cell) -> str:
-    return f"{cell.model}.{cell.target}"
+    """Return the name under which the libraries of a cell are registered; what is released belongs to a whole cell."""
+    return f"{cell.model}.{cell.target}.{cell.precision}"
+
+
+@contextlib.contextmanager
+def mlflow_lock(workspace: Workspace) -> Iterator[None]:
+    """Let one process at a time change the store; a process may take it again."""
+    path = workspace.artifacts / ".locks" / "mlflow.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path, is_singleton=True):
+        yield
+
+
+def open_registry(workspace: Workspace) -> MlflowClient:
+    """Return a client of a registry whose names have the precision in them."""
+    from tvmflow.ledger.migration import add_precisions
+
+    client = open_mlflow(workspace)
+    add_precisions(client, workspace)
+    return client
 
 
 def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: str, tags: dict[str, str]) -> str:
     """Register a library and make it the challenger; a library that is registered already keeps its version."""
-    from mlflow.exceptions import MlflowException
-
     name = registry_name(cell)
-    try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
+    make_name(client, name)
     known = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{tags['library_sha256']}'")
     if known:
         version = max(known, key=lambda v: int(v.version))
@@ -60,63 +77,54 @@ def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: st
     else:
         version = client.create_model_version(name, source=f"models:/{model_id}", run_id=run_id, tags=tags)
     number = str(version.version)
-    champion = _alias(client, name, CHAMPION)
-    if champion is None or champion.version != number:
+    champion, challenger = find_alias(client, name, CHAMPION), find_alias(client, name, CHALLENGER)
+    is_newest = challenger is None or challenger.tags.get("measured", "") <= tags["measured"]
+    if is_newest and (champion is None or champion.version != number):
         client.set_registered_model_alias(name, CHALLENGER, number)
     return number
 
 
+def make_name(client: MlflowClient, name: str) -> None:
+    """Make a registered model where it is missing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
 def version_by_alias(workspace: Workspace, cell: Cell, alias: str) -> Version | None:
     """Return the version that an alias names, None when there is none."""
-    return _alias(open_mlflow(workspace), registry_name(cell), alias)
+    return find_alias(open_registry(workspace), registry_name(cell), alias)
 
 
 def version_by_sha256(workspace: Workspace, cell: Cell, sha256: str) -> Version | None:
     """Return the version of a library, None when it was never registered."""
-    client = open_mlflow(workspace)
-    name = registry_name(cell)
-    found = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{sha256}'")
-    return _version(max(found, key=lambda v: int(v.version))) if found else None
-
-
-def promote(workspace: Workspace, version: Version, why: str) -> None:
-    """Make a version the champion; the champion before becomes `previous`."""
-    client = open_mlflow(workspace)
-    before = _alias(client, version.name, CHAMPION)
-    if before is not None and before.version != version.version:
-        client.set_registered_model_alias(version.name, PREVIOUS, before.version)
-    client.set_registered_model_alias(version.name, CHAMPION, version.version)
-    challenger = _alias(client, version.name, CHALLENGER)
-    if challenger is not None and challenger.version == version.version:
-        client.delete_registered_model_alias(version.name, CHALLENGER)
-    client.set_model_version_tag(version.name, version.version, "promoted_because", why[:500])
-
-
-def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
-    """Make the previous champion the champion again. Returns (champion now, champion before). Raises StoreError."""
-    client = open_mlflow(workspace)
-    name = registry_name(cell)
-    champion, previous = _alias(client, name, CHAMPION), _alias(client, name, PREVIOUS)
-    if champion is None or previous is None:
-        raise StoreError(
-            f"{name} has no previous champion",
-            "a champion that replaced another",
-            "see 'tvmflow history' for what was released",
-        )
-    client.set_registered_model_alias(name, CHAMPION, previous.version)
-    client.set_registered_model_alias(name, PREVIOUS, champion.version)
-    return previous, champion
+    return find_library(open_registry(workspace), registry_name(cell), sha256)
 
 
 def all_aliases(workspace: Workspace) -> dict[str, dict[str, str]]:
     """Return registry name -> alias -> version number."""
-    client = open_mlflow(workspace)
     return {
-        model.name: {str(k): str(v) for k, v in model.aliases.items()} for model in client.search_registered_models()
+        model.name: {str(k): str(v) for k, v in model.aliases.items()} for model in all_names(open_registry(workspace))
     }
 
 
-def _alias(client: MlflowClient, name: str, alias: str) -> Version | None:
+def all_names(client: MlflowClient) -> Iterator[Any]:
+    """Return every registered model, page by page."""
+    token: str | None = None
+    while True:
+        page = client.search_registered_models(page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def find_alias(client: MlflowClient, name: str, alias: str) -> Version | None:
+    """Return the version that an alias names, None when there is none."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -125,6 +133,12 @@ def _alias(client: MlflowClient, name: str, alias: str) -> Version | None:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
+
+
+def find_library(client: MlflowClient, name: str, sha256: str) -> Version | None:
+    """Return the version of a library, None when it was never registered under this name."""
+    found = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{sha256}'")
+    return _version(max(found, key=lambda v: int(v.version))) if found else None
 
 
 def _version(found: Any) -> Version:
@@ -142,8 +156,8 @@ def logged_library(workspace: Workspace, version: Version, target: Path) -> None
     source = client.get_model_version(version.name, version.version).source
     try:
         folder = artifacts.download_artifacts(artifact_uri=source)
+        shutil.copyfile(Path(folder) / "library.so", target)
     except (MlflowException, OSError) as error:
         raise StoreError(
             f"the library of {version.name} version {version.version} is gone from MLflow: {error}"
         ) from error
-    shutil.copyfile(Path(folder) / "library.so", target)

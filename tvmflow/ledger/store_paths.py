@@ -1,11 +1,18 @@
-"""Open the MLflow store of a workspace: sqlite inside mlruns/, artifacts beside it."""
+"""Open the MLflow store of a workspace: sqlite inside mlruns/, artifacts beside it.
+
+Whatever is wrong with the store becomes one StoreError that names it and the way out: before MLflow opens the file, which
+with a damaged one takes minutes, and around every call, since a lock or a full disk can come at any time.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
+from tvmflow.errors import DamagedStoreError, StoreError, first_line, from_os_error
 from tvmflow.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -18,21 +25,175 @@ PRIVACY = {
     "DVC_NO_ANALYTICS": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
+LOCK_WAIT_S = 20.0  # as long as MLflow waits
+# What a caller may ask about and get "no" for an answer; everything else is the store's fault.
+_ANSWERS = ("RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
+REBUILD = (
+    "run 'tvmflow init --rebuild': the damaged file is kept under another name, and what artifacts/ and DVC's cache hold "
+    "is recorded again"
+)
+
+
+def mlflow_uri(workspace: Workspace) -> str:
+    """Return the address of the store; TVMFLOW_MLFLOW_URI, where set, names another one than the workspace's."""
+    return os.environ.get("TVMFLOW_MLFLOW_URI") or workspace.mlflow_uri
+
+
+def sqlite_path(workspace: Workspace) -> Path | None:
+    """Return the file of the store, None where it is a server or a folder."""
+    uri = mlflow_uri(workspace)
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
 def open_mlflow(workspace: Workspace) -> MlflowClient:
-    """Return a client of the workspace's store; TVMFLOW_MLFLOW_URI, where set, names another one."""
-    for name, value in PRIVACY.items():
+    """Return a client of the workspace's store, made where it is missing. Its calls raise StoreError."""
+    for name, value in {**PRIVACY, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}.items():
         os.environ.setdefault(name, value)
-    (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)
-    for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    check_store(workspace)
+    try:
+        (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, "opening the MLflow store in") from None
+    for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking", "urllib3.connectionpool"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # what they have to say is in the StoreError
     import mlflow
     from mlflow import MlflowClient
 
-    uri = os.environ.get("TVMFLOW_MLFLOW_URI") or workspace.mlflow_uri
+    uri = mlflow_uri(workspace)
     mlflow.set_tracking_uri(uri)  # the registry resolves models:/ addresses through it, not through the client
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client = _told(workspace, MlflowClient)(tracking_uri=uri, registry_uri=uri)
+    return cast("MlflowClient", _Client(workspace, client))
+
+
+class _Client:
+    """MLflow's client, whose failures are told as StoreErrors."""
+
+    def __init__(self, workspace: Workspace, client: Any) -> None:
+        self._workspace, self._client = workspace, client
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        return _told(self._workspace, found) if callable(found) else found
+
+
+def _told(workspace: Workspace, function: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            return function(*arguments, **named)
+        except MlflowException as error:
+            # An alias that nobody gave is an invalid parameter to MLflow.
+            asks_for_alias = getattr(function, "__name__", "") == "get_model_version_by_alias"
+            if error.error_code in _ANSWERS or (asks_for_alias and error.error_code == "INVALID_PARAMETER_VALUE"):
+                raise
+            raise _store_error(workspace, error) from error
+        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+            raise _store_error(workspace, error) from error
+
+    return call
+
+
+def check_store(workspace: Workspace) -> None:
+    """Raise StoreError when the store's file is damaged, locked or no database; one that is missing or empty is well."""
+    path = sqlite_path(workspace)
+    if path is not None and _exists(workspace, path) and path.stat().st_size:
+        tables = {name for (name,) in ask(workspace, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and "alembic_version" not in tables:
+            raise _damaged(workspace, "a database of something else")
+        [(verdict,)] = ask(workspace, "PRAGMA quick_check(1)")
+        [(page_bytes,)] = ask(workspace, "PRAGMA page_size")
+        if verdict == "ok" and path.stat().st_size % page_bytes:
+            verdict = "cut off in a page"
+        if verdict != "ok":
+            raise _damaged(workspace, f"damaged ({' '.join(str(verdict).split())[:100]})")
+
+
+def _exists(workspace: Workspace, path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        raise _damaged(workspace, "no file: its folder is none") from None
+    except OSError as error:
+        raise _store_error(workspace, error) from error
+    if not path.is_file():
+        raise _damaged(workspace, "no file")
+    if not os.access(path, os.R_OK):
+        raise _bad(workspace, "not readable", "give this user permission to read it and run the same command again")
+    return True
+
+
+def ask(workspace: Workspace, question: str, *values: str) -> list[tuple[Any, ...]]:
+    """Read from the store's file without MLflow, which takes seconds to start. Raises StoreError."""
+    path = sqlite_path(workspace)
+    assert path is not None
+    try:
+        # rw, because a transaction that a crash left behind has to be taken back before anybody can read
+        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=LOCK_WAIT_S) as connection:
+            try:
+                return connection.execute(question, values).fetchall()
+            finally:
+                connection.rollback()
+    except sqlite3.Error as error:
+        raise _store_error(workspace, error) from error
+
+
+def holds_measurement(workspace: Workspace, run_id: str) -> bool:
+    """Say whether the store has this finished measurement; needs no MLflow. A store on a server is believed to."""
+    path = sqlite_path(workspace)
+    if path is None:
+        return True
+    if not _exists(workspace, path) or not path.stat().st_size:
+        return False
+    check_store(workspace)
+    if not ask(workspace, "SELECT 1 FROM sqlite_master WHERE name = 'runs'"):
+        return False
+    return bool(
+        ask(
+            workspace,
+            "SELECT 1 FROM runs JOIN tags USING (run_uuid) WHERE run_uuid = ? AND lifecycle_stage = 'active' "
+            "AND tags.key = 'tvmflow.complete'",
+            run_id,
+        )
+    )
+
+
+def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
+    """Say which store, what is wrong with it, and what to do."""
+    said = _cause(error)
+    if "database is locked" in said:
+        return _bad(
+            workspace,
+            f"locked by another process for more than {LOCK_WAIT_S:g} s",
+            "end that process ('fuser' on the file names it) and run the same command again; nothing is lost",
+        )
+    if "readonly database" in said or "Permission denied" in said:
+        return _bad(workspace, "read-only", "give its file and folder write permission and run the same command again")
+    if "malformed" in said or "not a database" in said or "unable to open" in said or "no such table" in said:
+        return _damaged(workspace, f"damaged ({said})")
+    if "full" in said:
+        return _bad(workspace, f"not writable ({said})", "free some space and run the same command again")
+    return _bad(workspace, f"not usable ({said})", "see that the address is right and that it answers")
+
+
+def _cause(error: BaseException) -> str:
+    """Return what the database said, without the SQL and the addresses that are wrapped around it."""
+    original = getattr(error, "orig", None) or error.__cause__
+    if isinstance(original, BaseException) and original is not error:
+        return _cause(original)
+    return first_line(error, 200)
+
+
+def _bad(workspace: Workspace, what: str, fix: str, kind: type[StoreError] = StoreError) -> StoreError:
+    where = sqlite_path(workspace) or mlflow_uri(workspace)
+    return kind(f"the MLflow store {where} is {what}", "a database that MLflow made, to read and to write", fix)
+
+
+def _damaged(workspace: Workspace, what: str) -> StoreError:
+    return _bad(workspace, what, REBUILD, DamagedStoreError)
 
 
 def experiment_id(client: MlflowClient, workspace: Workspace, model: str) -> str:

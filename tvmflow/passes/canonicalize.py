@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmflow.building.library import run_pass
+from tvmflow.passes import run_pass
 from tvmflow.passes.channels_first import ChannelsFirst
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants

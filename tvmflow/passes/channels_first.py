@@ -15,8 +15,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.quantization.emit import call_again, constant, straight_line
-from tvmflow.quantization.graph import Argument, Array, Graph, Ref, Step, read_graph
+from tvmflow.ir.emit import call_again, constant, straight_line
+from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 
 _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 _UNARY = {

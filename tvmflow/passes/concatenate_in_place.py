@@ -12,9 +12,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmflow.building.ir_files import numpy_dtype
-from tvmflow.building.tvm_names import object_type, return_type, type_of, variable_name
-from tvmflow.tuning.workloads import count_calls
+from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.ir.tvm_names import object_type, return_type, type_of, variable_name
+from tvmflow.kernels.workloads import count_calls
 
 _ALIGNMENT = 64  # bytes: kernels are compiled for buffers that begin at such an address
 

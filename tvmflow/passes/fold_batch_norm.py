@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.dpl import is_const, is_op, is_tuple_get_item, rewrite_call, wildcard
 
-from tvmflow.building.tvm_names import constant_value, type_of
+from tvmflow.ir.tvm_names import constant_value, type_of
 
 Array = np.ndarray[Any, Any]
 

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.building.tvm_names import constant_value
+from tvmflow.ir.tvm_names import constant_value
 
 Array = np.ndarray[Any, Any]
 

@@ -13,10 +13,10 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx, topi
 
-from tvmflow.building.tvm_names import constant_value, type_of
+from tvmflow.ir.tvm_names import constant_value, type_of
 from tvmflow.passes.winograd import transform_weight, winograd_conv2d
 from tvmflow.targets.machine import computes_in_bfloat16, sums_tiles
-from tvmflow.tuning.templates.tiles import TILED_CONVOLUTION
+from tvmflow.templates.tiles import TILED_CONVOLUTION
 
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
 
@@ -157,7 +157,7 @@ def packed_conv2d(
     depthwise = len(weight.shape) == 5 and len(data.shape) == 5
     # Of a depthwise convolution each value is read by every tap, so it is widened once, where the padding is copied.
     form = str(weight.dtype) if depthwise else str(data.dtype)
-    oc, ic, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
+    oc, _, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
     reach = (kw - 1) * dw + 1
     width = int(data.shape[3]) + left + right
     wanted = (width - reach) // sw + 1
@@ -168,61 +168,83 @@ def packed_conv2d(
     n, _, height, _ = (int(d) for d in data.shape[:4])
     lanes = int(weight.shape[-2 if len(weight.shape) == 7 else -1])
     shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)
-    y, x = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
-
-    total = form if depthwise and form == "float32" else dtype
-
-    def term(pixel: Any, value: Any) -> Any:
-        return pixel.astype(total) * value.astype(total)
-
+    steps = (sh, dh, sw, dw)
     if depthwise:
-        made = te.compute(
-            shape,
-            lambda b, o, h, w, v: te.sum(
-                term(data[b, o, h * sh + y * dh, w * sw + x * dw, v], weight[o, 0, y, x, v]), axis=[y, x]
-            ),
-            name="depthwise_conv2d",
-        )
-        if total != dtype:
-            made = te.compute(made.shape, lambda *at: made[at].astype(dtype), name="exact")
-        return _cropped(made, wanted)
-    i = te.reduce_axis((0, ic), "ic")
+        return _cropped(_depthwise(data, weight, shape, steps, form, dtype), wanted)
     if len(weight.shape) == 5:
-        made = te.compute(
-            shape,
-            lambda b, o, h, w, v: te.sum(
-                term(data[b, i, h * sh + y * dh, w * sw + x * dw], weight[o, i, y, x, v]), axis=[i, y, x]
-            ),
-            name="first_conv2d",
-        )
-        return _cropped(made, wanted)
-    u = te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
-    per_group = oc // groups
+        return _cropped(_first(data, weight, shape, steps, dtype), wanted)
+    return _cropped(_whole(data, weight, shape, steps, dtype, groups, tiled), wanted)
+
+
+Steps = tuple[int, int, int, int]  # stride and dilation of rows, stride and dilation of columns
+
+
+def _term(total: str, pixel: Any, value: Any) -> Any:
+    return pixel.astype(total) * value.astype(total)
+
+
+def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, form: str, dtype: str) -> Any:
+    """Sum every channel by itself; of float32 exactly, whatever is read, and brought to the type of the answer after."""
+    sh, dh, sw, dw = steps
+    y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
+    total = form if form == "float32" else dtype
+    made = te.compute(
+        shape,
+        lambda b, o, h, w, v: te.sum(
+            _term(total, data[b, o, h * sh + y * dh, w * sw + x * dw, v], weight[o, 0, y, x, v]), axis=[y, x]
+        ),
+        name="depthwise_conv2d",
+    )
+    return made if total == dtype else te.compute(made.shape, lambda *at: made[at].astype(dtype), name="exact")
+
+
+def _first(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, dtype: str) -> Any:
+    """Sum an image in NCHW, of few channels."""
+    sh, dh, sw, dw = steps
+    y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
+    i = te.reduce_axis((0, int(weight.shape[1])), "ic")
+    return te.compute(
+        shape,
+        lambda b, o, h, w, v: te.sum(
+            _term(dtype, data[b, i, h * sh + y * dh, w * sw + x * dw], weight[o, i, y, x, v]), axis=[i, y, x]
+        ),
+        name="first_conv2d",
+    )
+
+
+def _whole(
+    data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, dtype: str, groups: int, tiled: bool
+) -> Any:  # fmt: skip
+    """Sum packed channels, one by one or by neighbours that an instruction sums; see packed_conv2d."""
+    (sh, dh, sw, dw), per_group = steps, shape[1] // groups
+    _, ic, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
+    y, x = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
+    i, u = te.reduce_axis((0, ic), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
 
     def first(o: Any) -> Any:
         return i if groups == 1 else (o // per_group) * ic + i
 
-    if len(weight.shape) == 7:
-        group = int(weight.shape[6])
-        q = te.reduce_axis((0, group), "ic_byte" if group == 4 else "ic_pair")
-        steps = (y, x, i) if tiled else (i, y, x)
-        made = te.compute(
+    def pixel(b: Any, o: Any, h: Any, w: Any, lane: Any) -> Any:
+        return data[b, first(o), h * sh + y * dh, w * sw + x * dw, lane]
+
+    if len(weight.shape) == 6:
+        return te.compute(
             shape,
             lambda b, o, h, w, v: te.sum(
-                term(data[b, first(o), h * sh + y * dh, w * sw + x * dw, u * group + q], weight[o, *steps, u, v, q]),
-                axis=[*steps, u, q],
+                _term(dtype, pixel(b, o, h, w, u), weight[o, i, y, x, u, v]), axis=[i, y, x, u]
             ),
-            name=TILED_CONVOLUTION if tiled else "conv2d_bytes" if group == 4 else "conv2d_pairs",
+            name="conv2d",
         )
-        return _cropped(made, wanted)
-    made = te.compute(
+    group = int(weight.shape[6])
+    q = te.reduce_axis((0, group), "ic_byte" if group == 4 else "ic_pair")
+    order = (y, x, i) if tiled else (i, y, x)
+    return te.compute(
         shape,
         lambda b, o, h, w, v: te.sum(
-            term(data[b, first(o), h * sh + y * dh, w * sw + x * dw, u], weight[o, i, y, x, u, v]), axis=[i, y, x, u]
+            _term(dtype, pixel(b, o, h, w, u * group + q), weight[o, *order, u, v, q]), axis=[*order, u, q]
         ),
-        name="conv2d",
+        name=TILED_CONVOLUTION if tiled else "conv2d_bytes" if group == 4 else "conv2d_pairs",
     )
-    return _cropped(made, wanted)
 
 
 def padded_image(data: Any, before: list[int], after: list[int], form: str, filling: float = 0.0) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import te
 
-from tvmflow.building.tvm_names import type_of
+from tvmflow.ir.tvm_names import type_of
 from tvmflow.passes.legalize_convolutions import padded_image
 from tvmflow.passes.round_bfloat16 import rounded
 

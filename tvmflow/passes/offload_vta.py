@@ -1,6 +1,6 @@
-"""Offload to VTA: replace the longest run of layers that VTA can compute by one call, in VTA's layout.
+"""Offload to VTA: replace every run of layers that VTA can compute by one call, in VTA's layout.
 
-The call is `tvmflow.vta.run(blob, inputs..., outputs...)`, a function that the runtime of the device provides. The blob is a
+A call is `tvmflow.vta.run(blob, inputs..., outputs...)`, a function that the runtime of the device provides. The blob is a
 constant of the network: the region's meaning here, its compiled program once `build` has put it there. So a library stays one
 file, and everything that runs libraries runs these.
 """
@@ -14,12 +14,12 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.building.tvm_names import constant_value, type_arguments
 from tvmflow.errors import ProgramError
-from tvmflow.quantization.emit import call_again, constant, straight_line
-from tvmflow.quantization.graph import Graph, Step, read_graph
+from tvmflow.ir.emit import call_again, constant, straight_line
+from tvmflow.ir.graph import Graph, Step, read_graph
+from tvmflow.ir.tvm_names import constant_value, type_arguments
 from tvmflow.vta.config import RUN_FUNCTION, VtaConfig
-from tvmflow.vta.extract import Split, split
+from tvmflow.vta.cut import Split, split
 from tvmflow.vta.region import Region, from_blob, packed_shape, region_from, region_to_blob
 
 
@@ -44,11 +44,13 @@ class _Writer:
 
     def _body(self, parameter: Any) -> Any:
         self.values[self.graph.input_name] = parameter
-        for step in self.parts.before:
-            self._step(step)
-        self._region()
-        for step in self.parts.after:
-            self._step(step)
+        regions = iter(range(len(self.parts.regions)))
+        for piece in self.parts.pieces:
+            if isinstance(piece, Region):
+                self._region(piece, next(regions))
+            else:
+                for step in piece:
+                    self._step(step)
         return self.values[self.graph.output]
 
     def _step(self, step: Step) -> None:
@@ -58,15 +60,15 @@ class _Writer:
             value = call_again(step, self.values.__getitem__)
         self.values[step.name] = self.builder.emit(value, step.name)
 
-    def _region(self) -> None:
-        region = self.parts.region
+    def _region(self, region: Region, at: int) -> None:
+        """Emit the call of a region. The first one carries the reasons of the whole network."""
         shapes = region.shapes()
-        notes = {"layers": self.parts.layers, "reasons": self.parts.reasons}
+        notes = {"layers": self.parts.layers[at], "reasons": {} if at else self.parts.reasons}
         blob = constant(np.frombuffer(region_to_blob(region, notes), np.uint8), "uint8")
         inputs = [self._packed(name) for name in region.inputs]
         types = [relax.TensorType(packed_shape(self.config, shapes[name]), "int8") for name in region.outputs]
         call = relax.call_dps_packed(RUN_FUNCTION, [blob, *inputs], types if len(types) > 1 else types[0])
-        answer = self.builder.emit(call, "vta")
+        answer = self.builder.emit(call, f"vta{at}")
         for at, name in enumerate(region.outputs):
             packed = self.builder.emit(relax.TupleGetItem(answer, at)) if len(types) > 1 else answer
             self.values[name] = self._plain(name, packed)
@@ -98,24 +100,26 @@ class _Writer:
         return self.builder.emit(relax.op.reshape(value, own), f"{name}_plain")
 
 
-def blob_of(mod: Any) -> bytes:
-    """Return the blob of an offloaded module. Raises ProgramError when it calls no VTA program."""
-    for block in mod["main"].body.blocks:
-        for binding in block.bindings:
-            if _is_run(binding.value):
-                return bytes(constant_value(binding.value.args[1].fields[0]).numpy().tobytes())  # type: ignore[union-attr]
-    raise ProgramError("a module that calls no VTA program", "one that graph_pack made for a target with vta:")
+def blobs_of(mod: Any) -> list[bytes]:
+    """Return the blobs of an offloaded module, in order. Raises ProgramError when it calls no VTA program."""
+    found = [
+        bytes(constant_value(binding.value.args[1].fields[0]).numpy().tobytes())  # type: ignore[union-attr]
+        for block in mod["main"].body.blocks for binding in block.bindings if _is_run(binding.value)
+    ]  # fmt: skip
+    if not found:
+        raise ProgramError("a module that calls no VTA program", "one that graph_pack made for a target with a VTA")
+    return found
 
 
-def region_of(mod: Any) -> Region:
-    """Return the region of a module that graph_pack made."""
-    return region_from(*from_blob(blob_of(mod)))
+def regions_of(mod: Any) -> list[Region]:
+    """Return the regions of a module that graph_pack made."""
+    return [region_from(*from_blob(blob)) for blob in blobs_of(mod)]
 
 
-def with_blob(mod: Any, blob: bytes) -> Any:
-    """Return the module with another blob in the place of its own."""
-    replace = _ReplaceBlob()
-    replace.blob = constant(np.frombuffer(blob, np.uint8), "uint8")
+def with_blobs(mod: Any, blobs: dict[bytes, bytes]) -> Any:
+    """Return the module with other blobs in the places of its own: old -> new."""
+    replace = _ReplaceBlobs()
+    replace.blobs = blobs
     builder = relax.BlockBuilder(tvm.IRModule({"main": replace.visit_expr(mod["main"])}))
     return relax.transform.Normalize()(builder.get())
 
@@ -127,12 +131,14 @@ def _is_run(value: Any) -> bool:
 
 
 @mutator
-class _ReplaceBlob(PyExprMutator):  # type: ignore[misc]
-    blob: Any = None
+class _ReplaceBlobs(PyExprMutator):  # type: ignore[misc]
+    blobs: dict[bytes, bytes] = {}  # noqa: RUF012
 
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         if not _is_run(call):
             return call
-        arguments = relax.Tuple([self.blob, *call.args[1].fields[1:]])
+        old = bytes(constant_value(call.args[1].fields[0]).numpy().tobytes())  # type: ignore[union-attr]
+        new = constant(np.frombuffer(self.blobs[old], np.uint8), "uint8")
+        arguments = relax.Tuple([new, *call.args[1].fields[1:]])
         return relax.Call(call.op, [call.args[0], arguments], call.attrs, type_arguments(call))

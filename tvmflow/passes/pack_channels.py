@@ -14,9 +14,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmflow.ir.emit import call_again, constant, straight_line
+from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.passes.legalize_convolutions import convolutions
-from tvmflow.quantization.emit import call_again, constant, straight_line
-from tvmflow.quantization.graph import Argument, Array, Graph, Ref, Step, read_graph
 
 # Operators on single elements that leave a zero of the filling finite.
 _UNARY = {

@@ -13,11 +13,12 @@ import tvm
 from tvm import te, tirx, topi
 from tvm.ir import _ffi_api
 
-from tvmflow.building.tvm_names import constant_value, dtype_of, register_intrin_lowering, type_of
+from tvmflow.ir.tvm_names import constant_value, dtype_of, register_intrin_lowering, type_of
+from tvmflow.kernels.blocks import new_schedule
 from tvmflow.targets.machine import computes_in_bfloat16
-from tvmflow.tuning.blocks import new_schedule
 
 _OPERATOR = "tvmflow.round_bfloat16"
+_PRINTED = _OPERATOR.replace(".", "_")  # its name in the text of a module
 _FUNCTION = """
 define weak_odr <{lanes} x i16> @tvmflow_round_{lanes}(<{lanes} x float> %x) alwaysinline nounwind {{
   %rounded = fptrunc <{lanes} x float> %x to <{lanes} x bfloat>
@@ -55,6 +56,7 @@ def _register() -> None:
     _ffi_api.RegisterOp(_OPERATOR, "float32 to the bits of bfloat16, to the nearest, ties to even")
     _ffi_api.OpSetNumInputs(tvm.ir.Op.get(_OPERATOR), 1)
     tvm.ir.register_op_attr(_OPERATOR, "TVectorizable", True)
+    tvm.ir.register_op_attr(_OPERATOR, "TScriptPrinterName", _PRINTED)
     tvm.ir.register_op_attr(_OPERATOR, "TCallEffectKind", int(tirx.expr.CallEffectKind.Pure.value))
     register_intrin_lowering(_OPERATOR, "default", _call)
 
@@ -87,7 +89,7 @@ def with_rounding(mod: Any, target: Any) -> Any:
         return mod
     made = {
         variable: _with_functions(function)
-        if isinstance(function, tirx.PrimFunc) and _OPERATOR in function.script(show_meta=False)
+        if isinstance(function, tirx.PrimFunc) and _PRINTED in function.script(show_meta=False)
         else function
         for variable, function in mod.functions.items()
     }

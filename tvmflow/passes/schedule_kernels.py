@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,12 +10,11 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from tvmflow.targets.machine import Machine
-from tvmflow.tuning.blocks import new_schedule
-from tvmflow.tuning.templates import scheduled, template_for
-from tvmflow.tuning.templates.dot import register_dots_in
-from tvmflow.tuning.templates.tiles import register_tiles_in
-from tvmflow.tuning.workloads import count_calls, operations, workload_key
+from tvmflow.kernels.blocks import new_schedule
+from tvmflow.kernels.workloads import count_calls, operations, workload_key
+from tvmflow.templates import Knobs, Template, scheduled
+from tvmflow.templates.dot import register_dots_in
+from tvmflow.templates.tiles import register_tiles_in
 
 MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
 
@@ -47,10 +47,12 @@ def replay(function: Any, trace: Any) -> Any:
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
 class ScheduleKernels:
-    """IRModule -> IRModule; `best` maps workload keys to tuning records. What was chosen is left in `choices`."""
+    """IRModule -> IRModule; `best` maps workload keys to tuning records, `template_for` is the backend's. What was chosen is left in `choices`."""
 
-    def __init__(self, best: dict[str, Any], machine: Machine) -> None:
-        self.best, self.machine = best, machine
+    def __init__(
+        self, best: dict[str, Any], template_for: Callable[[Any], tuple[Template, list[Knobs]] | None]
+    ) -> None:
+        self.best, self.template_for = best, template_for
         self.choices: list[Choice] = []
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
@@ -63,7 +65,7 @@ class ScheduleKernels:
 
     def _schedule(self, name: str, function: Any) -> Any:
         key = workload_key(function)
-        found = template_for(function, self.machine)
+        found = self.template_for(function)
         template = found[0].name if found else "none"
         attempts: list[tuple[str, Any]] = []
         if key in self.best:

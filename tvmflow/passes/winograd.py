@@ -87,6 +87,28 @@ def _combine(table: Matrix, column: Any, term: Any) -> Any:
     return total
 
 
+def _product(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
+    """Return the te.Tensor (alpha, alpha, OC, rows of tiles, columns of tiles, lane) of the products of tiles and weights."""
+    from tvm import te
+
+    i, u = te.reduce_axis((0, int(tile.shape[2])), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
+    if len(weight.shape) == 6:
+        return te.compute(
+            shape,
+            lambda e, j, o, y, x, v: te.sum(tile[e, j, i, y, x, u] * weight[o, e, j, i, u, v], axis=[i, u]),
+            name="winograd",
+        )
+    q = te.reduce_axis((0, 2), "ic_pair")
+    return te.compute(
+        shape,
+        lambda e, j, o, y, x, v: te.sum(
+            tile[e, j, i, y, x, u * 2 + q].astype("float32") * weight[o, e, j, i, u, v, q].astype("float32"),
+            axis=[i, u, q],
+        ),
+        name="winograd_pairs",
+    )
+
+
 def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
     """Return the te.Tensor (N, OC, OH, OW, lane) of a 3x3 convolution of stride 1.
 
@@ -118,23 +140,7 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
         lambda e, j, i, y, x, v: rounded(_combine(b, j, lambda row: half[e, row, i, y, x, v]), str(weight.dtype)),
         name="tile",
     )
-    i, u = te.reduce_axis((0, ic), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
-    if len(weight.shape) == 7:
-        q = te.reduce_axis((0, 2), "ic_pair")
-        product = te.compute(
-            (alpha, alpha, oc, n * rows, columns, lanes),
-            lambda e, j, o, y, x, v: te.sum(
-                tile[e, j, i, y, x, u * 2 + q].astype("float32") * weight[o, e, j, i, u, v, q].astype("float32"),
-                axis=[i, u, q],
-            ),
-            name="winograd_pairs",
-        )
-    else:
-        product = te.compute(
-            (alpha, alpha, oc, n * rows, columns, lanes),
-            lambda e, j, o, y, x, v: te.sum(tile[e, j, i, y, x, u] * weight[o, e, j, i, u, v], axis=[i, u]),
-            name="winograd",
-        )
+    product = _product(tile, weight, (alpha, alpha, oc, n * rows, columns, lanes))
     back_half = te.compute(
         (m, alpha, oc, n * rows, columns, lanes),
         lambda e, j, o, y, x, v: _combine(a, e, lambda row: product[row, j, o, y, x, v]),

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tvmflow.quantization.graph import Array
-from tvmflow.quantization.layers import CONV, DENSE, Layer, Network
+from tvmflow.ir.graph import Array
+from tvmflow.ir.layers import CONV, DENSE, Layer, Network
 
 _ROUNDS = 20
 _MAX_FACTOR = 1e4

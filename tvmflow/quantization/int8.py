@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.quantization.definition import window_counts
-from tvmflow.quantization.emit import Quantized, Writer, call_again, constant, convolution
-from tvmflow.quantization.graph import Array
-from tvmflow.quantization.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, Layer
-from tvmflow.quantization.scales import Scale, fixed_point, quantize_weight
+from tvmflow.ir.definition import window_counts
+from tvmflow.ir.emit import Quantized, Writer, call_again, constant, convolution
+from tvmflow.ir.graph import Array
+from tvmflow.ir.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
+from tvmflow.ir.scales import Scale, fixed_point, quantize_weight
 
 SCALED = "_scaled"  # the name of a layer's value before it is clipped, in units of the output's scale
 _ADD_BITS = 20
@@ -36,7 +36,7 @@ class Int8Arithmetic:
             return True
         if layer.kind == ADD:
             return any(inputs_are_integer)
-        return all(inputs_are_integer)
+        return layer.kind != TRANSPOSED and all(inputs_are_integer)
 
     def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:
         from tvm import relax
@@ -238,7 +238,7 @@ def _least(layer: Layer, data: Scale) -> Array | None:
 
 
 def data_shape(value: Any) -> tuple[int, ...]:
-    from tvmflow.quantization.graph import static_shape
+    from tvmflow.ir.graph import static_shape
 
     return static_shape(value)[0]
 

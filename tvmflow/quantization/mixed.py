@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.building.ir_files import numpy_dtype
-from tvmflow.quantization.emit import call_again, constant, convolution, straight_line
-from tvmflow.quantization.graph import Argument, Graph, Ref, Step, read_graph
+from tvmflow.ir.emit import call_again, constant, convolution, straight_line
+from tvmflow.ir.graph import Argument, Graph, Ref, Step, read_graph
+from tvmflow.ir.ir_files import numpy_dtype
 
 _PRODUCTS = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "relax.nn.conv1d", "relax.nn.conv3d")
 # What may be computed on a float32 sum before it is rounded, in the kernel that made the sum.

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tvmflow.quantization.calibration import Report
 from tvmflow.quantization.mixed import MixedPrecision, low_steps, to_mixed
-from tvmflow.quantization.quantizer import Int8Options, Report, VtaOptions, quantize_int8, quantize_vta
+from tvmflow.quantization.options import Int8Options, VtaOptions
+from tvmflow.quantization.quantizer import quantize_int8, quantize_vta
 from tvmflow.sources.datasets import Samples
 
 

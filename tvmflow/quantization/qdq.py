@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.quantization.definition import run_step
-from tvmflow.quantization.graph import Argument, Array, Graph, Other, Ref, Step
-from tvmflow.quantization.scales import Scale
+from tvmflow.ir.definition import run_step
+from tvmflow.ir.graph import Argument, Array, Graph, Other, Ref, Step
+from tvmflow.ir.scales import Scale
 
 _QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
 _ON_INTEGERS = {

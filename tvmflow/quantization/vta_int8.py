@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.quantization.emit import Quantized, Writer, call_again, constant, convolution
-from tvmflow.quantization.graph import Array
+from tvmflow.ir.emit import Quantized, Writer, call_again, constant, convolution, transposed_convolution
+from tvmflow.ir.graph import Array
+from tvmflow.ir.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
+from tvmflow.ir.scales import Scale, power_of_two, round_half_away
 from tvmflow.quantization.int8 import SCALED, window_sums
-from tvmflow.quantization.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, Layer
-from tvmflow.quantization.scales import Scale, power_of_two, round_half_away
 
 LIMIT = 127
 
@@ -28,7 +28,7 @@ class VtaArithmetic:
     """What VTA's GEMM core and ALU can do: products, sums, shifts, minimum and maximum of integers."""
 
     def can(self, layer: Layer, inputs_are_integer: list[bool]) -> bool:
-        if layer.kind in (CONV, DENSE):
+        if layer.kind in (CONV, TRANSPOSED, DENSE):
             return True
         if layer.kind == ADD:
             return any(inputs_are_integer)
@@ -72,6 +72,8 @@ class VtaArithmetic:
         weight = quantize_power_of_two(layer.weight, weight_scale)
         if layer.kind == CONV:
             total = convolution(layer.step, data.value, constant(weight, "int8"), "int32")
+        elif layer.kind == TRANSPOSED:
+            total = transposed_convolution(layer.step, data.value, constant(weight, "int8"), "int32")
         else:
             total = relax.op.matmul(data.value, constant(weight, "int8"), out_dtype="int32")
         exponent = _exponent(data.scale) + _exponent(weight_scale)

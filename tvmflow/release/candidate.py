@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 
 from tvmflow.artifacts import RECORD_NAME, read_record, sha256_of
-from tvmflow.devices.session import SessionLimits, open_session
+from tvmflow.backends.backend import Backend
+from tvmflow.backends.table import backend_for
+from tvmflow.devices.session import DeviceSession, RemoteModel, open_session
+from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import DeviceLostError, StoreError
-from tvmflow.evaluation.comparison import Comparison, compare_interleaved
+from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_interleaved
 from tvmflow.ledger import dvc
 from tvmflow.ledger.history import champion_accuracy
 from tvmflow.ledger.registry import CHAMPION, Version, logged_library, version_by_alias, version_by_sha256
 from tvmflow.params import Cell
 from tvmflow.release.gate import Verdict, judge
 from tvmflow.report.tables import scorecard
-from tvmflow.targets.resolve import resolve
 from tvmflow.workspace import Workspace
 
 
@@ -65,7 +67,8 @@ class Candidate:
         with tempfile.TemporaryDirectory() as folder:
             old = Path(folder) / "champion.so"
             _champion_bytes(self.workspace, champion, old)
-            with open_session(entry.device, resolve(entry), limits) as session:
+            backend = backend_for(entry)
+            with open_session(entry.device, backend, limits) as session:
                 inputs = self._input()
                 models = []
                 for path in (old, self.library):
@@ -82,11 +85,23 @@ class Candidate:
                         raise
                     models.append(model)
                 a, b = models
+                costs = [cost_of_one_run(backend, session, model) for model in models]
+                if costs[0] is not None and costs[1] is not None:
+                    return compare_exact(costs[0], costs[1], "estimated cycles")
                 return compare_interleaved(a.time_runs, b.time_runs, rules.compare_rounds, rules.confidence)
 
     def _input(self) -> Any:
         shape = self.workspace.params.models[self.cell.model].input.shape
         return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+def cost_of_one_run(backend: Backend, session: DeviceSession, model: RemoteModel) -> int | None:
+    """Return what one run costs on a device whose own time says nothing, because it is simulated; None on others."""
+    before = backend.cost(session.call)
+    if before is None:
+        return None
+    model.invoke()
+    return (backend.cost(session.call) or 0) - before
 
 
 def _champion_bytes(workspace: Workspace, champion: Version, target: Path) -> None:

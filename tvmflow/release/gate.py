@@ -27,17 +27,18 @@ def judge(
 
 def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
     reasons = []
-    if not card["latency"]["compute"]["steady"]:
-        reasons.append(
-            f"its latency was too unsteady to be trusted (spread {card['latency']['compute']['spread']:.0%})"
-        )
+    simulated = (card.get("part") or {}).get("simulated")  # then that latency is the simulator's own
+    latency = card["latency"]["compute"]
+    if not simulated and not latency["steady"]:
+        why = latency.get("reason") or f"spread {latency['spread']:.0%}"
+        reasons.append(f"its latency was too unsteady to be trusted: {why}")
     if card.get("coverage", 0.0) < rules.min_coverage:
         reasons.append(
             f"schedules were measured for {card.get('coverage', 0.0):.1%} of its operations, at least {rules.min_coverage:.1%} "
             "is asked for; tune it on a device of this kind"
         )
     agreement = card["agreement"]["top1_agreement"]
-    if agreement < rules.min_top1_agreement:
+    if agreement is not None and agreement < rules.min_top1_agreement:
         reasons.append(
             f"top-1 agreement with the source is {agreement:.2%}, at least {rules.min_top1_agreement:.2%} is asked for"
         )

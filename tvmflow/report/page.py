@@ -5,16 +5,29 @@ from __future__ import annotations
 import base64
 import csv
 import io
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tvmflow import __version__
-from tvmflow.artifacts import write_atomic
+from tvmflow.artifacts import RECORD_NAME, read_record, write_atomic
 from tvmflow.errors import StoreError
 from tvmflow.params import STAGE_NAMES, Cell
-from tvmflow.report.tables import FORMS, STEPS, ratio, scorecard, shown_compute, shown_latency, stage_times
+from tvmflow.report.tables import (
+    FORMS,
+    STEPS,
+    has_counters,
+    scorecard,
+    shown_advantage,
+    shown_compute,
+    shown_error,
+    shown_latency,
+    shown_top1,
+    stage_times,
+    times_faster,
+    trusted_bytes,
+    trusted_json,
+)
 from tvmflow.workspace import Workspace
 
 _COLORS = ["#2563a8", "#d97a1e", "#3a8f4d", "#a23b72", "#7a6a53", "#4a4e9a", "#c04a3a", "#2a8f8f"]
@@ -26,12 +39,12 @@ def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]]) -> d
     for cell in _known_cells(workspace):
         card = scorecard(workspace, cell)
         if card is not None:
-            manifest = _read_json(workspace.folder("build", cell) / "manifest.json")
+            manifest = trusted_json(workspace.folder("build", cell), "manifest.json") or {}
             cells.append({
                 "card": card, "stage_s": stage_times(workspace, cell), "curve": _curve(workspace, cell),
                 "kernels": manifest.get("kernels", []), "coverage": manifest.get("coverage"),
-                "workloads": _read_list(workspace.folder("tune", cell) / "workloads.json"),
-                "ledger": _read_json(workspace.folder("tune", cell) / "record.json").get("facts", {}), "toolchain": manifest.get("toolchain", {}),
+                "workloads": trusted_json(workspace.folder("tune", cell), "workloads.json") or [],
+                "ledger": _facts(workspace, cell), "toolchain": manifest.get("toolchain", {}),
                 "history": history.get(str(cell), []),
             })  # fmt: skip
     if not cells:
@@ -46,8 +59,8 @@ def _known_cells(workspace: Workspace) -> list[Cell]:
     params = workspace.params
     found = list(params.cells.values())
     for folder in sorted((workspace.artifacts / "evaluate").glob("*.*.*")):
-        model, target, precision = folder.name.split(".")
         try:
+            model, target, precision = folder.name.split(".")
             cell = params.cell(f"{model}@{target}:{precision}")
         except Exception:  # a cell of a model that params.yaml no longer has  # noqa: S112
             continue
@@ -56,24 +69,15 @@ def _known_cells(workspace: Workspace) -> list[Cell]:
     return found
 
 
-def _read_list(path: Path) -> list[dict[str, Any]]:
-    found: Any = _read_json(path)
-    return found if isinstance(found, list) else []
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def _facts(workspace: Workspace, cell: Cell) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-    except (OSError, ValueError):
+        return read_record(workspace.folder("tune", cell) / RECORD_NAME).facts
+    except StoreError:
         return {}
 
 
 def _curve(workspace: Workspace, cell: Cell) -> list[tuple[int, float]]:
-    try:
-        text = (workspace.folder("tune", cell) / "curve.csv").read_text(encoding="utf-8")
-    except OSError:
-        return []
+    text = (trusted_bytes(workspace.folder("tune", cell), "curve.csv") or b"").decode()
     return [(int(row["trial"]), float(row["kernels_ms"])) for row in csv.DictReader(text.splitlines())]
 
 
@@ -85,8 +89,9 @@ def write_page(data: dict[str, Any], path: Path) -> None:
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["latency"] = shown_latency
-    environment.globals |= {"ratio": ratio, "shown_compute": shown_compute}
-    accelerated = [cell for cell in data["cells"] if cell["card"]["vta"]]
+    shown = (shown_advantage, shown_compute, shown_error, shown_top1, times_faster)
+    environment.globals |= {function.__name__: function for function in shown}
+    accelerated = [cell for cell in data["cells"] if has_counters(cell["card"])]
     peers = sorted({name for cell in data["cells"] for name in cell["card"]["peers"]})
     html = environment.get_template("page.html.jinja").render(
         **data, peers=peers, forms=FORMS, steps=STEPS, latency_plot=_latency_plot(data["cells"]), history_plot=_history_plot(data["cells"]),
@@ -118,17 +123,17 @@ def _as_image(figure: Any) -> str:
 
 
 def _latency_plot(cells: list[dict[str, Any]]) -> str:
-    """Draw each peer's median latency as a multiple of the library's; unsteady ones are left out."""
+    """Draw how many times faster than each peer the library is, where that was shown."""
     figure, axes = _figure(0.9 + 0.55 * len(cells))
     names = sorted({name for cell in cells for name in cell["card"]["peers"]})
     height = 0.8 / max(len(names), 1)
     for index, name in enumerate(names):
         places, widths = [], []
         for row, cell in enumerate(cells):
-            factor = ratio(cell["card"], name)
+            factor = times_faster(cell["card"], name)
             if factor is not None:
                 places.append(row + index * height)
-                widths.append(1 / factor)
+                widths.append(factor)
         bars = axes.barh(places, widths, height * 0.9, label=name, color=_COLORS[index % len(_COLORS)])
         axes.bar_label(bars, fmt="%.2fx", padding=3)
     axes.axvline(1.0, color="#333", linewidth=1.2)
@@ -186,8 +191,8 @@ def _curve_plot(cells: list[dict[str, Any]]) -> str:
 def _roofline_plot(cells: list[dict[str, Any]]) -> str:
     """Draw each layer on the accelerator: operations per byte of DRAM against GOP/s, under the roof of its design."""
     figure, axes = _figure(3.8)
-    roofs = sorted({(cell["card"]["vta"]["peak_gops"], cell["card"]["vta"]["peak_gbytes"]) for cell in cells})
-    shown = [(cell, [row for row in cell["card"]["vta"]["layers"] if row["operations"]]) for cell in cells]
+    roofs = sorted({(cell["card"]["part"]["peak_gops"], cell["card"]["part"]["peak_gbytes"]) for cell in cells})
+    shown = [(cell, [row for row in cell["card"]["part"]["layers"] if row["operations"]]) for cell in cells]
     highest = max((row["operations_per_byte"] for _, rows in shown for row in rows), default=100.0)
     for peak, bandwidth in roofs:
         intensity = [1.0, peak / bandwidth, max(highest * 1.5, 2 * peak / bandwidth)]

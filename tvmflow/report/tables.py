@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -17,14 +19,37 @@ FORMS = ("source", "imported", "quantized", "built")
 STEPS = tuple(f"{before}-{after}" for before, after in itertools.pairwise(FORMS))
 
 
-def scorecard(workspace: Workspace, cell: Cell) -> dict[str, Any] | None:
-    """Return the cell's scorecard, None where it was never measured."""
+def trusted_json(folder: Path, name: str) -> Any:
+    """Return what a JSON file of a stage's folder holds, None where it is gone or not what the folder's record says."""
+    data = trusted_bytes(folder, name)
     try:
-        text = (workspace.folder("evaluate", cell) / "scorecard.json").read_text(encoding="utf-8")
-        found: dict[str, Any] = json.loads(text)
-        return {"agreement_by_step": {}, "quantization": {}, "vta": None, **found}  # older ones lack them
-    except (OSError, ValueError):
+        return None if data is None else json.loads(data)
+    except (ValueError, RecursionError):
         return None
+
+
+def trusted_bytes(folder: Path, name: str) -> bytes | None:
+    """Return a file of a stage's folder, None where it is gone or not what the folder's record says."""
+    try:
+        data = (folder / name).read_bytes()
+        expected = read_record(folder / RECORD_NAME).outputs[name].sha256
+    except (OSError, KeyError, StoreError):
+        return None
+    return data if hashlib.sha256(data).hexdigest() == expected else None
+
+
+def scorecard(workspace: Workspace, cell: Cell) -> dict[str, Any] | None:
+    """Return the cell's scorecard, None where it was never measured or is damaged."""
+    found = trusted_json(workspace.folder("evaluate", cell), "scorecard.json")
+    if found is None:
+        return None
+    return {
+        "agreement_by_step": {},
+        "quantization": {},
+        "part": None,
+        "advantages": {},
+        **found,
+    }  # older ones lack them
 
 
 def stage_times(workspace: Workspace, cell: Cell) -> dict[str, float]:
@@ -38,50 +63,80 @@ def stage_times(workspace: Workspace, cell: Cell) -> dict[str, float]:
     return found
 
 
+def shown_top1(agreement: dict[str, Any]) -> str:
+    """Return the share of equal top-1; a model with one output has none."""
+    share = agreement["top1_agreement"]
+    return "-" if share is None else f"{share:.2%}"
+
+
+def shown_error(agreement: dict[str, Any]) -> str:
+    """Return the largest error relative to the spread of the outputs, and the SQNR; older scorecards lack the latter."""
+    sqnr = agreement.get("sqnr_db")
+    return f"{agreement['max_relative_error']:.1e}" + ("" if sqnr is None else f" ({sqnr:.0f} dB)")
+
+
 def shown_latency(latency: dict[str, Any]) -> str:
-    """Return a median in ms, or 'unsteady' where the spread was too wide for a number to be trusted."""
-    return f"{latency['median_ms']:.3g} ms" if latency["steady"] else f"unsteady (±{latency['spread']:.0%})"
+    """Return a median in ms, or why the number cannot be trusted: a wide spread, a busy machine, other threads."""
+    if latency["steady"]:
+        return f"{latency['median_ms']:.3g} ms"
+    return latency.get("reason") or f"unsteady (±{latency['spread']:.0%})"
 
 
 def shown_compute(card: dict[str, Any]) -> str:
-    """Return the latency of a cell's library; of a simulated accelerator the estimate, since the simulator's time says nothing."""
-    vta = card["vta"]
-    if vta and vta["simulated"]:
-        return f"≈ {vta['estimated_ms']:.3g} ms on VTA"
+    """Return the latency of a cell's library; of a simulated device the estimate, since the simulator's time says nothing."""
+    part = card["part"]
+    if part and part["simulated"]:
+        return f"≈ {part['estimated_ms']:.3g} ms, simulated"
     return shown_latency(card["latency"]["compute"])
 
 
-def ratio(card: dict[str, Any], peer: str) -> float | None:
-    """Return latency of the library / latency of a peer; None where one of them is missing or unsteady."""
-    ours, theirs = card["latency"]["compute"], card["peers"].get(peer)
-    if theirs is None or not (ours["steady"] and theirs["steady"]):
-        return None
-    return float(ours["median_ms"] / theirs["median_ms"])
+def times_faster(card: dict[str, Any], peer: str) -> float | None:
+    """Return how many times faster than a peer the library is; None where the measurement shows no difference, or nothing."""
+    found: float | None = card["advantages"].get(peer, {}).get("times_faster")
+    return found
+
+
+def shown_advantage(card: dict[str, Any], peer: str) -> str:
+    """Return how many times faster than a peer the library is with its interval, or why that is not shown."""
+    found = card["advantages"].get(peer)
+    if found is None:
+        return "-"  # an older scorecard, whose peers were measured one after another
+    if found["times_faster"] is None:
+        return str(found["reason"])
+    return f"{found['times_faster']:.2f}x, {found['low']:.2f} to {found['high']:.2f}"
 
 
 def scorecard_table(cards: list[dict[str, Any]]) -> Table:
     """Return a rich table: a row per cell; a column each for the accuracy of every form, agreement, latency and every peer."""
     peers = sorted({name for card in cards for name in card["peers"]})
     table = Table(title="scorecards")
-    for column in ("cell", "device", *FORMS, "top-1 agreement", "latency", *peers, "library"):
+    for column in ("cell", "device", *FORMS, "top-1 agreement", "error", "latency", *peers, "library"):
         table.add_column(column, justify="left" if column in ("cell", "device") else "right", overflow="fold")
     for card in cards:
         accuracy = card["accuracy"]
         cells = [card["cell"], f"{card['device']['kind']}"]
         cells += [f"{accuracy[k]:.2%}" if accuracy and k in accuracy else "-" for k in FORMS]
-        cells += [f"{card['agreement']['top1_agreement']:.2%}", shown_compute(card)]
+        cells += [shown_top1(card["agreement"]), shown_error(card["agreement"]), shown_compute(card)]
         for peer in peers:
-            theirs, factor = card["peers"].get(peer), ratio(card, peer)
-            text = "-" if theirs is None else shown_latency(theirs)
-            cells.append(text if factor is None else f"{text} ({1 / factor:.2f}x)")
+            theirs = card["peers"].get(peer)
+            latency, advantage = "-" if theirs is None else shown_latency(theirs), shown_advantage(card, peer)
+            cells.append(latency if advantage in ("-", latency) else f"{latency} ({advantage})")
         table.add_row(*cells, f"{card['library_bytes'] / 1e6:.2f} MB")
     return table
 
 
-def vta_table(card: dict[str, Any]) -> Table:
-    """Return what the accelerator's program costs, beside the limits of the design."""
-    vta = card["vta"]
-    table = Table(title=f"{vta['name']}, {vta['mode']} schedules, {vta['launches']} launches")
+def has_counters(card: dict[str, Any]) -> bool:
+    """Say whether the device computes a part of the library that is counted layer by layer."""
+    return bool(card["part"]) and "counters" in card["part"]
+
+
+_COUNTED = ("dram_nbytes", "gemm_counter", "alu_counter", "insn_count")
+
+
+def part_table(card: dict[str, Any]) -> Table:
+    """Return what the device's part of a library costs: each region where there are several, and all of them."""
+    part = card["part"]
+    table = Table(title=f"{part['name']}, {part['mode']} schedules, {part['launches']} launches")
     names = (
         "inp",
         "wgt",
@@ -96,17 +151,16 @@ def vta_table(card: dict[str, Any]) -> Table:
         "cycles",
         "GEMM core busy",
     )
+    table.add_column("")
     for name in names:
         table.add_column(name, justify="right")
-    counters = vta["counters"]
-    sizes = [
-        counters[k]
-        for k in ("inp_load_nbytes", "wgt_load_nbytes", "acc_load_nbytes", "uop_load_nbytes", "out_store_nbytes")
-    ]
-    numbers = [*sizes, vta["five_nbytes"], counters["dram_nbytes"], counters["gemm_counter"], counters["alu_counter"]]
-    table.add_row(
-        *(f"{n:,}" for n in (*numbers, counters["insn_count"], vta["cycles"])), f"{vta['gemm_utilization']:.0%}"
-    )
+    regions = part.get("regions", [])
+    for whole in (*(regions if len(regions) > 1 else []), part):
+        counters, cycles = whole["counters"], whole["cycles"]
+        sizes = [counters[f"{name}_nbytes"] for name in ("inp_load", "wgt_load", "acc_load", "uop_load", "out_store")]
+        numbers = [*sizes, sum(sizes), *(counters[name] for name in _COUNTED), cycles]
+        busy = f"{counters['gemm_counter'] / cycles:.0%}" if cycles else "-"
+        table.add_row(whole["name"] if whole is not part else "all", *(f"{n:,}" for n in numbers), busy)
     return table
 
 
@@ -124,9 +178,9 @@ def latency_table(card: dict[str, Any]) -> Table:
         if latency["steady"]:
             numbers = [f"{latency[f'{k}_ms']:.4f}" for k in ("mean", "median", "p90", "max", "min", "std")]
         else:
-            numbers = ["unsteady", f"±{latency['spread']:.0%}", "-", "-", "-", "-"]
+            numbers = [shown_latency(latency), "-", "-", "-", "-", "-"]
         table.add_row(name, *numbers, str(latency["runs"]))
-    if card["vta"] and card["vta"]["simulated"]:
+    if card["part"] and card["part"]["simulated"]:
         table.title = f"{table.title}, of the simulator"
     cold = sorted(card["cold_start_ms"])
     table.caption = f"cold start (load and first run): {cold[len(cold) // 2]:.2f} ms, median of {len(cold)}"

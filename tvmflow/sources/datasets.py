@@ -7,7 +7,7 @@ the model with each other, and no accuracy.
 
 from __future__ import annotations
 
-import zipfile
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmflow.errors import SourceError
+from tvmflow.sources.npz_files import read_arrays
 
+_COARSE = 4  # sizes of the coarse forms in an input, along each axis
 MAX_DATASET_BYTES = 4 << 30
+MAX_CLASSES = 1 << 24
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
@@ -63,28 +66,25 @@ def load_dataset(name: str, root: Path) -> Samples:
 
 
 def _load_npz(path: Path) -> Samples:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > MAX_DATASET_BYTES:
-            raise SourceError(f"data set {path} unpacks to {size} bytes", f"at most {MAX_DATASET_BYTES}")
-        with np.load(path, allow_pickle=False) as data:
-            images, labels = np.asarray(data["images"]), np.asarray(data["labels"])
-    except FileNotFoundError:
+    if not path.is_file():
         raise SourceError(
             f"no data set {path}", "'digits', or an .npz file with images and labels", "correct dataset: in params.yaml"
-        ) from None
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-        raise SourceError(f"data set {path} cannot be read: {error}", "an .npz file with images and labels") from None
+        )
+    found = read_arrays(path, ("images", "labels"), MAX_DATASET_BYTES)
+    images, labels = found["images"], found["labels"]
     if images.ndim not in (3, 4) or labels.ndim != 1 or len(images) != len(labels):
         raise SourceError(
             f"data set {path} has images {images.shape} and labels {labels.shape}",
             "(N, C, H, W) or (N, H, W), and (N,)",
         )
-    if not np.issubdtype(labels.dtype, np.integer) or not np.issubdtype(images.dtype, np.number):
-        raise SourceError(f"data set {path} has dtypes {images.dtype} and {labels.dtype}", "numbers, and integers")
+    if labels.dtype.kind not in "iu" or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < MAX_CLASSES):
+        raise SourceError(f"data set {path} has labels of {labels.dtype} that are no class numbers", "integers from 0")
     images = images[:, None] if images.ndim == 3 else images
-    return Samples(images.astype(np.float32), labels.astype(np.int64))
+    with np.errstate(over="ignore"):
+        x = images.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise SourceError(f"data set {path} has images with numbers that are not finite", "float32's range")
+    return Samples(x, labels.astype(np.int64))
 
 
 def split(samples: Samples, sizes: SplitSizes) -> Split:
@@ -108,13 +108,45 @@ def preprocess(x: FloatArray, scale: float, mean: tuple[float, ...], std: tuple[
         if len(values) not in (1, x.shape[1]):
             raise SourceError(f"preprocess.{word} has {len(values)} numbers", f"1 or {x.shape[1]}, one per channel")
     column = (1, -1) + (1,) * (x.ndim - 2)
-    scaled = (x * scale - np.reshape(mean, column)) / np.reshape(std, column)
-    return np.ascontiguousarray(scaled, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        scaled = (x * scale - np.reshape(mean, column)) / np.reshape(std, column)
+        ready = np.ascontiguousarray(scaled, dtype=np.float32)
+    if not np.isfinite(ready).all():
+        raise SourceError("preprocess makes numbers that are not finite", "float32's range", "correct preprocess:")
+    return ready
 
 
 def random_inputs(count: int, shape: tuple[int, ...], seed: int) -> Samples:
-    """Return standard-normal inputs (count, *shape) made from a seed."""
-    return Samples(np.random.default_rng(seed).standard_normal((count, *shape), dtype=np.float32), None)
+    """Return `varied_inputs` made from a seed. Raises SourceError when they are too many."""
+    size = 4 * count * math.prod(shape)
+    if size > MAX_DATASET_BYTES:
+        raise SourceError(
+            f"{count} random inputs of shape {shape} take {size} bytes",
+            f"at most {MAX_DATASET_BYTES}",
+            "lower fetch.random_samples",
+        )
+    return Samples(varied_inputs(count, shape, np.random.default_rng(seed)), None)
+
+
+def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
+    """Return inputs (count, *shape), mean about 0 and variance 1 over all, that differ from each other as images do.
+
+    Noise alone will not do: a network that averages over space answers nearly the same to any two images of it, and errors
+    are judged beside how answers differ. So each input has a level, coarse forms, and noise of its own strength.
+    """
+    coarse = generator.standard_normal((count, *(min(_COARSE, size) for size in shape)))
+    for axis, size in enumerate(shape, start=1):
+        coarse = np.moveaxis(np.moveaxis(coarse, axis, -1) @ _stretched(coarse.shape[axis], size), -1, axis)
+    each = (count, *(1 for _ in shape))
+    noise = generator.standard_normal((count, *shape)) * generator.uniform(0.1, 0.5, each)
+    x = noise + coarse * generator.uniform(0.5, 1.5, each) + generator.standard_normal(each)
+    return np.asarray(x / max(float(x.std()), 1e-6), dtype=np.float32)
+
+
+def _stretched(points: int, size: int) -> FloatArray:
+    """Return the matrix (points, size) that interpolates linearly between points."""
+    at = np.linspace(0, points - 1, size)
+    return np.stack([np.interp(at, np.arange(points), unit) for unit in np.eye(points)]).astype(np.float32)
 
 
 def check_fits(samples: Samples, shape: tuple[int, ...], what: str) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urljoin, urlsplit
 import requests
 
 from tvmflow.errors import DigestError, DownloadError, SourceError
-from tvmflow.stages import Progress, silent
+from tvmflow.progress import Progress, silent
 
 _CHUNK = 1 << 16
 _MAX_REDIRECTS = 5

@@ -102,9 +102,12 @@ def settle(model: Any, seed: int) -> Any:
     """Replace the initial weights by ones whose signal keeps its range through a deep network and tells classes apart.
 
     Keras starts batch norms as the identity and deep networks then answer the same for every input, which would make
-    any comparison of answers pass.
+    any comparison of answers pass. Where the outputs vary too little even so, the head is changed too.
     """
     import torch
+
+    from tvmflow.sources.datasets import varied_inputs
+    from tvmflow.sources.seeded import varies
 
     generator = np.random.default_rng(seed)
     norms = [layer for layer in model.layers if type(layer).__name__ == "BatchNormalization"]
@@ -119,7 +122,25 @@ def settle(model: Any, seed: int) -> Any:
                     fan_in = np.prod(shape[:2]) if "depthwise" in variable.path.lower() else np.prod(shape[:-1])
                     variable.assign(generator.normal(0.0, np.sqrt(2.0 / fan_in), shape).astype("float32"))
     with torch.no_grad():
-        model(generator.standard_normal((4, *model.input_shape[1:]), dtype=np.float32), training=True)
+        model(varied_inputs(4, model.input_shape[1:], generator), training=True)
     for layer, momentum in zip(norms, momenta, strict=True):
         layer.momentum = momentum
+    x = varied_inputs(8, model.input_shape[1:], generator)
+    with torch.no_grad():
+        if not varies(model(x)):
+            _standardize_head(model, x)
     return model
+
+
+def _standardize_head(model: Any, x: np.ndarray[Any, Any]) -> None:
+    """Change the last layer's weights so that each of its outputs, before a softmax, has mean 0 and variance 1 over x."""
+    keras = keras_on_torch()
+    head = next(layer for layer in reversed(model.layers) if getattr(layer, "bias", None) is not None)
+    activation, head.activation = head.activation, keras.activations.linear
+    y = keras.Model(model.inputs, head.output)(x).numpy()
+    head.activation = activation
+    channel = 1 if getattr(head, "data_format", None) == "channels_first" else y.ndim - 1
+    rest = tuple(axis for axis in range(y.ndim) if axis != channel)
+    mean, deviation = y.mean(rest), np.maximum(y.std(rest), 1e-6)
+    head.kernel.assign(head.kernel.numpy() / deviation)
+    head.bias.assign((head.bias.numpy() - mean) / deviation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 from tvmflow.errors import SourceError
@@ -19,8 +20,8 @@ def read_labels(path: Path) -> list[str]:
         if size > MAX_LABELS_BYTES:
             raise SourceError(f"labels file {path} holds {size} bytes", f"at most {MAX_LABELS_BYTES}")
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SourceError(f"no labels file {path}", "a .json or .txt file") from None
+    except OSError as error:
+        raise SourceError(f"no labels file {path}: {error.strerror}", "a .json or .txt file") from None
     except UnicodeDecodeError:
         raise SourceError(f"labels file {path} is not text", "UTF-8 text") from None
     return _as_names(_parse(text.strip(), path), path)
@@ -37,7 +38,7 @@ def _parse(text: str, path: Path) -> object:
         raise SourceError(f"labels file {path} is nested too deeply", "a list or mapping of names") from None
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise SourceError(
             f"labels file {path} is neither JSON nor a literal: {type(error).__name__}",
             "a list of names, or a mapping from class number to name",
@@ -48,14 +49,27 @@ def _parse(text: str, path: Path) -> object:
 def _as_names(value: object, path: Path) -> list[str]:
     if isinstance(value, dict):
         try:
-            numbered = {int(key): name for key, name in value.items()}
-        except (TypeError, ValueError):
+            numbered = {_number(key): name for key, name in value.items()}
+        except ValueError:
             raise SourceError(f"labels file {path} has keys that are no numbers", "class numbers as keys") from None
-        if sorted(numbered) != list(range(len(numbered))):
+        if len(numbered) < len(value) or sorted(numbered) != list(range(len(numbered))):
             raise SourceError(
-                f"labels file {path} leaves out class numbers", f"every number from 0 to {len(numbered) - 1}"
+                f"labels file {path} leaves out or repeats class numbers", f"every number from 0 to {len(numbered) - 1}"
             )
         value = [numbered[i] for i in range(len(numbered))]
     if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
         raise SourceError(f"labels file {path} holds something else than names", "a non-empty list of strings")
-    return [name.strip() for name in value]
+    names = [name.strip() for name in value]
+    odd = next((name for name in names if not name.isprintable()), None)
+    if odd is not None:
+        raise SourceError(f"labels file {path} has the name {odd[:50]!r}", "names of printable characters")
+    return names
+
+
+def _number(key: object) -> int:
+    """Return a class number written as an integer or its digits. Raises ValueError for all else."""
+    if isinstance(key, int) and not isinstance(key, bool):
+        return key
+    if isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key):
+        return int(key)
+    raise ValueError(f"{key!r} is no class number")

@@ -56,6 +56,13 @@ def environments_folder() -> Path:
     return Path(os.environ.get("TVMFLOW_TOOLS") or Path.home() / ".cache" / "tvmflow" / "tools")
 
 
+def make_environments(tools: tuple[str, ...]) -> None:
+    """Make the environments among `tools` (`tool:NAME`) now: what uses them may have no network. Raises TvmflowError."""
+    for tool in tools:
+        if tool.startswith("tool:"):
+            python_of(tool.removeprefix("tool:"))
+
+
 def python_of(name: str) -> Path:
     """Return the interpreter of a tool environment, made now if it is not there. Raises TvmflowError."""
     from filelock import FileLock

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tvmflow.errors import SourceError, UnknownNameError, first_line
+from tvmflow.sources.seeded import settle
 
 
 def _digits_cnn() -> nn.Module:
@@ -68,29 +69,29 @@ def _digits_depthwise() -> nn.Module:
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"digits_cnn": _digits_cnn, "digits_depthwise": _digits_depthwise}
 
 
-def _declare_missing_operators() -> Any:
+_declared: list[Any] = []  # a library that is collected takes its operators with it
+
+
+def _declare_missing_operators() -> None:
     """Declare the two operators whose library torchvision's wheel cannot load beside a CPU-only torch."""
     library = torch.library.Library("torchvision", "DEF")
-    for schema in (
-        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    ):
-        try:
-            library.define(schema)
-        except RuntimeError:
-            pass  # torchvision's own library did load
-    return library
-
-
-_declared: list[Any] = []
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _declared.append(library)
 
 
 def torchvision_models() -> Any:
-    """Return torchvision.models, importable also where torchvision's operators are not."""
-    if not _declared:
-        _declared.append(_declare_missing_operators())
-    import torchvision.models as models
+    """Return torchvision.models, importable also where torchvision's operators are not.
 
+    torchvision goes first: where its library does load, it defines them, and a second definition ends the process.
+    """
+    try:
+        import torchvision.models as models
+    except RuntimeError:
+        if _declared:
+            raise
+        _declare_missing_operators()
+        import torchvision.models as models
     return models
 
 
@@ -136,18 +137,18 @@ def build(name: str, seed: int | None = None, folder: Path | None = None) -> nn.
             *(f"torchvision/{n}" for n in torchvision_models().list_models(module=torchvision_models())),
         ]
         raise UnknownNameError(f"no torch network {name!r}", legal=legal)
-    return _settle(models.get_model(match[1], weights=None)).eval()
+    return models.get_model(match[1], weights=None).eval()
 
 
-def _settle(network: nn.Module) -> nn.Module:
-    """Give batch norms the statistics of something seen, so that seeded networks keep their signal in range."""
-    with torch.no_grad():
-        for module in network.modules():
-            if (
-                isinstance(module, nn.BatchNorm2d)
-                and module.running_mean is not None
-                and module.running_var is not None
-            ):
-                module.running_mean.normal_(0.0, 0.1)
-                module.running_var.uniform_(0.8, 1.2)
+def seeded(name: str, seed: int, folder: Path | None = None) -> nn.Module:
+    """Return a network in evaluation mode whose weights are made from `seed` and whose outputs vary; the user's own as it is.
+
+    Raises as `build` does.
+    """
+    network = build(name, seed, folder)
+    if name in NETWORKS:
+        settle(network, (1, 8, 8), seed)
+    elif not FACTORY.fullmatch(name):
+        size = 299 if name == "torchvision/inception_v3" else getattr(network, "image_size", 224)
+        settle(network, (3, size, size), seed)
     return network

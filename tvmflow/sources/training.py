@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvmflow.progress import Progress
 from tvmflow.sources.datasets import Samples
-from tvmflow.stages import Progress
 
 
 def train(network: Any, samples: Samples, training: dict[str, Any], progress: Progress) -> None:

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tvmflow.artifacts import sha256_of
 from tvmflow.errors import DigestError, ModelFileError, SourceError, UnknownNameError
+from tvmflow.progress import Progress
 from tvmflow.sources.datasets import Samples
 from tvmflow.sources.download import DownloadLimits, download
-from tvmflow.stages import Progress
 
 MAX_MODEL_BYTES = 8 << 30
-SUFFIXES = {
-    "torch": (".safetensors", ".pt2", ".torchscript", ".pt", ".pth"),
-    "keras": (".keras", ".weights.h5", ".h5"),
-    "mxnet": ("-symbol.json",),
-    "onnx": (".onnx",),
-    "tensorflow": (".tflite", ".zip"),
-}
 KERAS_ZOO = "https://storage.googleapis.com/tensorflow/keras-applications/mobilenet_v2/"
 _KERAS_ZOO_FILES = {
     "keras/mobilenet_v2_050": "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.5_224.h5",
     "keras/mobilenet_v2_100": "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_1.0_224.h5",
 }
+
+
+def _alone(_path: Path) -> dict[str, Path]:
+    return {}
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """The files that a model comes as: how the name of the first ends, and which others belong to it.
+
+    companions: the path of a local model -> name in the stage's folder -> further file. Raises ModelFileError.
+    part_name: what a further file from a url is called, where not as at its source.
+    """
+
+    suffixes: tuple[str, ...]
+    companions: Callable[[Path], dict[str, Path]] = _alone
+    part_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,7 @@ class WeightsRequest:
     root: Path
     limits: DownloadLimits
     downloads: Path
+    files: WeightFiles
 
 
 def bring_weights(request: WeightsRequest, out: Path, train_on: Samples | None, progress: Progress) -> Path:
@@ -66,9 +78,9 @@ def _from_file(request: WeightsRequest, out: Path, _train_on: Samples | None, _p
             f"sha256 {pinned}",
             "if the file was changed on purpose, put its new sha256 into params.yaml",
         )
-    target = out / ("model" + _suffix(request.framework, path.name))
+    target = out / ("model" + _suffix(request, path.name))
     shutil.copyfile(path, target)
-    for name, part in companions(request.framework, path).items():
+    for name, part in request.files.companions(path).items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(part, out / name)
     return target
@@ -80,39 +92,31 @@ def factory_file(network: str | None) -> str | None:
     return match[1] if match else None
 
 
-def companions(framework: str, path: Path) -> dict[str, Path]:
-    """Return name in the stage's folder -> further files that a local model consists of. Raises ModelFileError.
-
-    MXNet: NAME-symbol.json has NAME-EPOCH.params beside it (the last epoch counts). ONNX: its external data.
-    """
-    if framework == "mxnet":
-        stem = path.name.removesuffix("-symbol.json")
-        found = sorted(path.parent.glob(f"{stem}-[0-9][0-9][0-9][0-9].params"))
-        if not found:
-            raise ModelFileError(
-                f"no {stem}-0000.params beside {path}", "both files of an MXNet export", "bring the parameters too"
-            )
-        return {"model-0000.params": found[-1]}
-    if framework == "onnx":
-        from tvmflow.sources.onnx_files import external_files
-
-        return external_files(path)
-    return {}
+def mxnet_parameters(path: Path) -> dict[str, Path]:
+    """Return the parameters beside NAME-symbol.json: NAME-EPOCH.params, of which the last epoch counts."""
+    stem = path.name.removesuffix("-symbol.json")
+    found = sorted(path.parent.glob(f"{stem}-[0-9][0-9][0-9][0-9].params"))
+    if not found:
+        raise ModelFileError(
+            f"no {stem}-0000.params beside {path}", "both files of an MXNet export", "bring the parameters too"
+        )
+    return {"model-0000.params": found[-1]}
 
 
-def _suffix(framework: str, name: str) -> str:
-    for suffix in SUFFIXES[framework]:
+def _suffix(request: WeightsRequest, name: str) -> str:
+    for suffix in request.files.suffixes:
         if name.lower().endswith(suffix):
             return suffix
-    raise ModelFileError(f"{name!r} is not a {framework} file", f"a name that ends in {', '.join(SUFFIXES[framework])}")
+    expected = f"a name that ends in {', '.join(request.files.suffixes)}"
+    raise ModelFileError(f"{name!r} is not a {request.framework} file", expected)
 
 
 def _from_url(request: WeightsRequest, out: Path, _train_on: Samples | None, progress: Progress) -> Path:
     url, sha256 = request.weights["url"], request.weights["sha256"]
-    target = out / ("model" + _suffix(request.framework, url.split("?")[0].split("#")[0]))
+    target = out / ("model" + _suffix(request, url.split("?")[0].split("#")[0]))
     _download(request, url, sha256, target, progress)
     for part in request.weights.get("parts") or ():
-        name = part["name"] or ("model-0000.params" if request.framework == "mxnet" else Path(part["url"]).name)
+        name = part["name"] or request.files.part_name or Path(part["url"]).name
         place = (out / name).resolve()
         if not place.is_relative_to(out.resolve()) or place == target.resolve():
             raise SourceError(
@@ -180,7 +184,12 @@ def _torchvision_zoo(request: WeightsRequest, model: str, name: str, out: Path, 
 def _from_seed(request: WeightsRequest, out: Path, _train_on: Samples | None, _progress: Progress) -> Path:
     if request.framework == "mxnet":
         return _mxnet_export(request, str(request.weights["seeded"]), out)
-    return save_weights(request.framework, _network(request, request.weights["seeded"]), out)
+    seed = request.weights["seeded"]
+    if request.framework == "keras":
+        return save_weights("keras", _network(request, seed), out)
+    from tvmflow.sources.torch_networks import seeded
+
+    return save_weights("torch", seeded(request.network or "", seed, request.root), out)
 
 
 def _from_training(request: WeightsRequest, out: Path, train_on: Samples | None, progress: Progress) -> Path:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tvmflow.errors import UsageError
+from tvmflow.targets.processors import architecture_of
 from tvmflow.targets.resolve import ResolvedTarget
 
 _TILES = {"avx512f", "amx-tile"}
@@ -23,6 +25,13 @@ TILES_FOR = {
     "int8": "amx-int8",
     "bfloat16": "amx-bf16",
 }  # type of the values -> name among the dots
+
+
+# Architecture, feature -> lanes, registers, near_cache of Machine; the first that fits.
+_VECTORS = (
+    ("x86_64", "avx512f", 16, 32, 1 << 20), ("x86_64", "avx2", 8, 16, 1 << 19), ("x86_64", "sse2", 4, 16, 1 << 18),
+    ("aarch64", "neon", 4, 32, 1 << 19),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,14 +70,17 @@ def features_of(mcpu: str, mtriple: str, mattr: tuple[str, ...]) -> frozenset[st
 
 
 def _features(target: Any) -> frozenset[str]:
+    """Return LLVM's features of a tvm.target.Target, none of what is no CPU."""
     from tvm.target import codegen
 
+    if target.kind.name != "llvm":
+        return frozenset()
     return frozenset(str(feature) for feature in codegen.llvm_get_cpu_features(target))
 
 
 def sums_tiles(target: Any, form: str) -> bool:
     """Whether the processor of a tvm.target.Target multiplies tiles of int8 or bfloat16 values."""
-    return target.kind.name == "llvm" and TILES_FOR.get(form, "") in _dots(_features(target))
+    return TILES_FOR.get(form, "") in _dots(_features(target))
 
 
 def _dots(features: frozenset[str]) -> tuple[str, ...]:
@@ -77,17 +89,13 @@ def _dots(features: frozenset[str]) -> tuple[str, ...]:
 
 def computes_in_bfloat16(target: Any) -> bool:
     """Whether the processor of a tvm.target.Target sums pairs of bfloat16 and rounds to it, each in one instruction."""
-    return target.kind.name == "llvm" and bool(_features(target) & {"avx512bf16", "bf16"})
+    return bool(_features(target) & {"avx512bf16", "bf16"})
 
 
 def machine_of(target: ResolvedTarget) -> Machine:
     """Return what the target's processor can do."""
-    features = features_of(target.mcpu, target.mtriple, target.mattr)
-    dots = _dots(features)
-    if "avx512f" in features:
-        return Machine(16, 32, target.threads, 1 << 20, dots)
-    if "avx2" in features:
-        return Machine(8, 16, target.threads, 1 << 19, dots)
-    if "neon" in features:
-        return Machine(4, 32, target.threads, 1 << 19, dots)
-    return Machine(4, 16, target.threads, 1 << 18, dots)
+    architecture, features = architecture_of(target.mtriple), features_of(target.mcpu, target.mtriple, target.mattr)
+    for where, feature, lanes, registers, near_cache in _VECTORS:
+        if where == architecture and feature in features:
+            return Machine(lanes, registers, target.threads, near_cache, _dots(features))
+    raise UsageError(f"a target {target.mcpu} of {target.mtriple} without vectors", "a processor with vector registers")

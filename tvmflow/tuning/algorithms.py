@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tvmflow.backends.backend import Backend
 from tvmflow.building.lower import lower
-from tvmflow.building.tvm_names import constant_value
+from tvmflow.ir.tvm_names import constant_value
+from tvmflow.kernels.workloads import Workload, extract_workloads
 from tvmflow.passes.legalize_convolutions import convolution_key, convolutions
 from tvmflow.passes.winograd import TILES, winograd_error
 from tvmflow.tuning.records import TuningRecord
-from tvmflow.tuning.workloads import Workload, extract_workloads
 
 Speedup = Callable[[dict[str, int], dict[str, int]], float]
 LARGE_WEIGHTS = 9 * 128 * 128  # fewer stay in the caches of any machine, transformed or not
@@ -34,7 +35,7 @@ class Alternative:
 
 
 def alternatives(
-    packed: Any, target: Any, base: list[Workload], max_error: Mapping[str, float]
+    packed: Any, backend: Backend, base: list[Workload], max_error: Mapping[str, float]
 ) -> list[Alternative]:  # fmt: skip
     """Return every way to replace a convolution shape whose rounding error stays in bounds for all its weights.
 
@@ -48,7 +49,7 @@ def alternatives(
         for m in TILES:
             if max(winograd_error(weight, m) for weight in weights) > bound:
                 continue
-            other = extract_workloads(lower(packed, target, winograd={key: m}))
+            other = extract_workloads(lower(packed, backend, winograd={key: m}))
             added = _difference(other, base)
             if added:  # none where the target has no instruction that would make it worth while
                 found.append(Alternative(key, m, _difference(base, other), added))

@@ -1,7 +1,7 @@
 """Compile schedules for the tuner, one after the other, in a process that stays alive.
 
-A line of JSON on standard input for each kernel, a line on standard output for each answer. PyTorch is kept out of the
-process, since TVM would import it and take four times as long to start.
+A line of JSON on standard input for each kernel, a line on standard output for each answer; the first line says that TVM
+is there. PyTorch is kept out of the process, since TVM would import it and take four times as long to start.
 """
 
 from __future__ import annotations
@@ -11,59 +11,96 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvmflow.backends.backend import Backend
 
 sys.modules["torch"] = None  # type: ignore[assignment]
+_NO_MEMORY = ("bad_alloc", "out of memory", "cannot allocate memory")
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Build one kernel: under a template's knobs, under a trace, or plainly. Returns status, trace, digest, error."""
+    """Build one kernel: under a template's knobs, under a trace, or plainly. Returns status, trace, digest, error.
+
+    UNKNOWN where nothing can be said of the schedule: what the machine or the linker refuses is not its fault.
+    """
     import tvm
-    from tvm import s_tir
 
-    from tvmflow.building.library import compile_module, export
-    from tvmflow.passes.schedule_kernels import replay
+    from tvmflow.backends.table import backend_of
+    from tvmflow.building.library import compile_module
     from tvmflow.targets.resolve import from_json
-    from tvmflow.tuning.plain import plain
-    from tvmflow.tuning.records import COMPILE_ERROR, ILLEGAL_SCHEDULE, OK
-    from tvmflow.tuning.templates import scheduled, template_named
-    from tvmflow.tuning.traces import trace_json
+    from tvmflow.tuning.records import COMPILE_ERROR, ILLEGAL_SCHEDULE, OK, UNKNOWN
 
-    function = tvm.ir.load_json(Path(request["function"]).read_text(encoding="utf-8"))
-    trace = None
     try:
-        if request.get("trace") is not None:
-            function, trace = replay(function, request["trace"]).mod["main"], request["trace"]
-        elif request.get("template"):
-            template = template_named(request["template"])
-            if template is None:
-                return {"status": ILLEGAL_SCHEDULE, "error": f"no template {request['template']!r}"}
-            schedule = scheduled(function, template, request["knobs"])
-            function, trace = schedule.mod["main"], trace_json(schedule)
-        else:
-            function = plain(function)
-    except (s_tir.ScheduleError, RuntimeError, ValueError, TypeError, IndexError) as error:
+        function = tvm.ir.load_json(Path(request["function"]).read_text(encoding="utf-8"))
+        backend = backend_of(from_json(request["target"]))
+    except Exception as error:  # a file that is gone or cut short
+        return {"status": UNKNOWN, "error": str(error)[-300:]}
+    try:
+        function, trace = _scheduled(function, request, backend)
+    except (OSError, MemoryError) as error:
+        return {"status": UNKNOWN, "error": str(error)[-300:]}
+    except Exception as error:  # TVM raises its own types, RuntimeError, ValueError, TypeError and IndexError here
         return {"status": ILLEGAL_SCHEDULE, "error": str(error)[-300:]}
     try:
-        target = from_json(request["target"])
         module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-        built = compile_module(module, target.tvm_target())
-        export(built, Path(request["path"]), target)
-    except Exception as error:  # whatever the compiler raises: this schedule cannot be built, and that is the result
-        return {"status": COMPILE_ERROR, "error": str(error)[-300:]}
+        built = compile_module(module, backend)
+    except Exception as error:  # whatever the compiler raises: this schedule cannot be built, unless memory ended
+        hosts = isinstance(error, OSError | MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY)
+        return {"status": UNKNOWN if hosts else COMPILE_ERROR, "error": f"{type(error).__name__}: {str(error)[-300:]}"}
+    try:
+        backend.export(built, Path(request["path"]))
+    except Exception as error:  # no linker, one that dies, or no room for what it writes
+        return {"status": UNKNOWN, "error": str(error)[-300:]}
     return {"status": OK, "trace": trace, "digest": _digest(function)}
+
+
+def _scheduled(function: Any, request: dict[str, Any], backend: Backend) -> tuple[Any, Any]:
+    """Return the scheduled kernel and its trace, None for the plain one."""
+    from tvmflow.passes.schedule_kernels import replay
+    from tvmflow.templates import scheduled, template_named
+    from tvmflow.tuning.plain import plain
+    from tvmflow.tuning.traces import trace_json
+
+    if request.get("trace") is not None:
+        return replay(function, request["trace"]).mod["main"], request["trace"]
+    if not request.get("template"):
+        return plain(function), None
+    template = template_named(request["template"], backend.templates())
+    if template is None:
+        raise ValueError(f"no template {request['template']!r}")
+    schedule = scheduled(function, template, request["knobs"])
+    return schedule.mod["main"], trace_json(schedule)
 
 
 def _digest(function: Any) -> str:
     return hashlib.sha256(function.script(show_meta=False).encode()).hexdigest()
 
 
+def _cpu_s() -> float:
+    """Return the processor time of this process and of what it started, in seconds."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever TVM or a linker prints must not end up among the answers
-    for line in sys.stdin:
-        out.write(json.dumps(answer(json.loads(line))) + "\n")
+
+    def say(found: dict[str, Any]) -> None:
+        out.write(json.dumps({**found, "cpu_s": _cpu_s()}) + "\n")
         out.flush()
+
+    try:
+        import tvm  # noqa: F401
+
+    except Exception as error:  # a damaged installation, no memory
+        say({"error": f"{type(error).__name__}: {str(error)[-300:]}"})
+        return
+    say({})
+    for line in sys.stdin:
+        say(answer(json.loads(line)))
 
 
 if __name__ == "__main__":

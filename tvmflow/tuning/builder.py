@@ -1,111 +1,166 @@
-"""A pool of persistent build processes: a compiler that hangs or crashes costs one candidate, never the search."""
+"""A pool of persistent build processes: a compiler that hangs or crashes costs one candidate, never the search.
+
+Whose fault a failure is, is asked of a kernel that is known to compile: where that fails too, the machine is at fault (no
+compiler, no linker, no room, no memory), nothing is said of the schedule, and no more is built. Where it does not, the
+candidate is built again, and believed to be at fault when the compiler itself refuses it twice. What only the linker or the
+machine refused is never the schedule's fault.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import os
-import subprocess
-import sys
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tvmflow.recipe import CODE_ROOT
+from tvmflow.errors import ToolchainError
+from tvmflow.kernels.workloads import Workload
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.tuning.records import COMPILE_ERROR
-from tvmflow.tuning.templates import Knobs
-from tvmflow.tuning.workloads import Workload
+from tvmflow.templates import Knobs
+from tvmflow.tuning.build_process import BuildProcess
+from tvmflow.tuning.canary import canary_workload
+from tvmflow.tuning.records import COMPILE_ERROR, ILLEGAL_SCHEDULE, OK, UNKNOWN
+
+_MOST_TRIES = 3  # of one candidate
+_REFUSALS = 2  # of the compiler, after which the schedule is at fault
+_PAUSES_S = (0.0, 1.0, 3.0)  # before the machine is tried again; with all of them over, the search ends
 
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled kernel, or why there is none. digest: equal for schedules that came out the same."""
+    """A compiled kernel, or why there is none. digest: equal for schedules that came out the same.
+
+    status: UNKNOWN where nothing can be said of the schedule. sure: the failure needs no second look.
+    """
 
     status: str
     library: Path
     trace: Any = None
     digest: str = ""
     error: str = ""
+    sure: bool = False
+
+
+@dataclass(frozen=True)
+class _Order:
+    workload: Workload
+    template: str | None = None
+    knobs: Knobs | None = None
+    trace: Any = None
 
 
 class BuildPool:
-    """`workers` processes; use as a context manager. Raises nothing: what cannot be built is a Built that says so."""
+    """`workers` processes; use as a context manager. What is built raises ToolchainError where this machine is at fault."""
 
     def __init__(self, workers: int, target: ResolvedTarget, folder: Path, timeout_s: float) -> None:
         self.target, self.folder, self.timeout_s = target, folder, timeout_s
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="build")
         self._local = threading.local()
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[BuildProcess] = []
         self._count = itertools.count()
-        self._functions: dict[str, Path] = {}
         self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._broken: ToolchainError | None = None
 
     def __enter__(self) -> BuildPool:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._closed.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in self._processes:
-            with contextlib.suppress(OSError):
+        with self._lock:
+            for process in self._processes:
                 process.kill()
-        for process in self._processes:
-            process.wait()
 
     def build(
         self, workload: Workload, template: str | None = None, knobs: Knobs | None = None, trace: Any = None
     ) -> Future[Built]:
         """Build a workload under a template's knobs, under a trace, or, with neither, plainly."""
-        return self._threads.submit(self._build, workload, template, knobs, trace)
-
-    def _build(self, workload: Workload, template: str | None, knobs: Knobs | None, trace: Any) -> Built:
-        library = self.folder / f"kernel-{workload.key[:12]}-{next(self._count)}.so"
-        request = {
-            "function": str(self._function_file(workload)), "template": template, "knobs": knobs, "trace": trace,
-            "target": self.target.to_json(), "path": str(library),
-        }  # fmt: skip
-        process = self._process()
-        watchdog = threading.Timer(self.timeout_s, process.kill)
-        watchdog.start()
         try:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            answer = json.loads(process.stdout.readline() or "null")
-        except (OSError, ValueError):
-            answer = None
-        finally:
-            watchdog.cancel()
-        if answer is None:  # it was killed, or crashed: the next candidate gets a new process
-            process.kill()
-            process.wait()
-            self._local.process = None
-            return Built(COMPILE_ERROR, library, error=f"the compiler crashed or took longer than {self.timeout_s:g} s")
-        return Built(answer["status"], library, answer.get("trace"), answer.get("digest", ""), answer.get("error", ""))
+            return self._threads.submit(self._build, _Order(workload, template, knobs, trace))
+        except RuntimeError as error:  # no thread can be started
+            failed: Future[Built] = Future()
+            failed.set_exception(_broken(str(error)))
+            return failed
+
+    def _build(self, order: _Order) -> Built:
+        refused = 0
+        for _ in range(_MOST_TRIES):
+            if self._broken is not None:
+                raise self._broken
+            found = self._once(order)
+            if found.status in (OK, ILLEGAL_SCHEDULE):
+                return found
+            self._try_the_machine(found.error)
+            refused += found.status == COMPILE_ERROR
+            if refused == _REFUSALS or found.sure:
+                return found
+        return Built(UNKNOWN, found.library, error=found.error)
+
+    def _try_the_machine(self, error: str) -> None:
+        """Build a kernel that is known to compile. Raises ToolchainError where that fails, too, again and again."""
+        started = time.monotonic()
+        for pause_s in _PAUSES_S:
+            if self._closed.wait(pause_s):
+                raise _broken(error)
+            control = self._once(_Order(canary_workload()))
+            with contextlib.suppress(OSError):
+                control.library.unlink()
+            if control.status == OK:
+                return
+            if time.monotonic() - started > self.timeout_s:
+                break
+        self._broken = _broken(control.error)
+        raise self._broken
+
+    def _once(self, order: _Order) -> Built:
+        library = self.folder / f"kernel-{order.workload.key[:12]}-{next(self._count)}.so"
+        try:
+            request = {
+                "function": str(self._function_file(order.workload)), "template": order.template, "knobs": order.knobs,
+                "trace": order.trace, "target": self.target.to_json(), "path": str(library),
+            }  # fmt: skip
+            answer = self._process().ask(request, self.timeout_s)
+        except (OSError, RuntimeError) as error:  # no room, no process, no thread
+            return Built(UNKNOWN, library, error=str(error))
+        return Built(
+            answer["status"], library, answer.get("trace"), answer.get("digest", ""), answer.get("error", ""),
+            answer.get("sure", False),
+        )  # fmt: skip
 
     def _function_file(self, workload: Workload) -> Path:
+        """Return the file with a workload's function; written again where somebody tidied the folder up."""
         import tvm
 
+        path = self.folder / f"{workload.key}.json"
         with self._lock:
-            if workload.key not in self._functions:
-                path = self.folder / f"{workload.key}.json"
-                path.write_text(tvm.ir.save_json(workload.function), encoding="utf-8")
-                self._functions[workload.key] = path
-            return self._functions[workload.key]
+            if not path.exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                written = path.with_suffix(".part")
+                written.write_text(tvm.ir.save_json(workload.function), encoding="utf-8")
+                written.replace(path)
+        return path
 
-    def _process(self) -> subprocess.Popen[str]:
-        process: subprocess.Popen[str] | None = getattr(self._local, "process", None)
-        if process is None or process.poll() is not None:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tvmflow.tuning.build_worker"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                env={**os.environ, "PYTHONPATH": str(CODE_ROOT)},
-            )  # fmt: skip
-            self._local.process = process
+    def _process(self) -> BuildProcess:
+        process: BuildProcess | None = getattr(self._local, "process", None)
+        if process is None or not process.alive:
+            process = self._local.process = BuildProcess()
             with self._lock:
-                self._processes.append(process)
+                self._processes = [known for known in self._processes if known.alive] + [process]
+                if self._closed.is_set():
+                    process.kill()
         return process
+
+
+def _broken(error: str) -> ToolchainError:
+    return ToolchainError(
+        f"this machine cannot compile a kernel that is known to be right: {error}",
+        "the target's compiler and linker, with room in TMPDIR and memory",
+        "mend what the error says ('tvmflow doctor' looks for more) and run the same command again: no schedule was "
+        "blamed, and what was measured is kept",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import te
 
-from tvmflow.tuning.workloads import Workload, workload_key
+from tvmflow.kernels.workloads import Workload, workload_key
 
 _CHANNELS, _SIZE, _LANES = 4, 28, 16
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from tvmflow.devices.session import DeviceSession
 from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, last_line
+from tvmflow.kernels.workloads import Workload
 from tvmflow.tuning.builder import Built
 from tvmflow.tuning.measure import Array, KernelBench, MeasureRules
-from tvmflow.tuning.records import KERNEL_TIMEOUT
-from tvmflow.tuning.workloads import Workload
+from tvmflow.tuning.records import KERNEL_TIMEOUT, UNKNOWN
 
 OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
 _MOST_TRIES = 4  # of one candidate on devices that got lost meanwhile
@@ -142,19 +142,46 @@ class Fleet:
             on_result(found)
 
     def _watch(self) -> None:
-        """Replace a slot whose kernel has been silent for too long: a blocked RPC call cannot be interrupted."""
-        for at, slot in enumerate(self._slots):
-            if slot.busy_since and time.monotonic() - slot.busy_since > self.rules.kernel_timeout_s:
-                job = slot.abandon()
-                fresh = _Slot(self, at, suspect=job)
-                self._slots[at] = fresh
-                fresh.start()
+        """Replace a slot that has been silent for too long: a blocked RPC call cannot be interrupted.
 
-    def put_back(self, job: Job) -> None:
-        """Give a job to whichever device is free next, or give it up after too many."""
+        Raises DeviceLostError when every device has been silent since it was opened, for as long as the rules allow.
+        """
+        now = time.monotonic()
+        for at, slot in enumerate(self._slots):
+            if not slot.busy_since or now - slot.busy_since <= self.rules.kernel_timeout_s:
+                continue
+            silent_since = 0.0 if slot.job else slot.without_device_since or slot.busy_since
+            fresh = _Slot(self, at, suspect=slot.abandon())
+            if silent_since:  # from its first kernel on, which is known to be right
+                slot.without_device_since = fresh.without_device_since = silent_since
+                error = DeviceLostError(
+                    f"device {at} has been silent for {now - silent_since:.0f} s, on a kernel that is known to be right",
+                    "a device that computes", "look at the device; what was measured is kept, run the same command again",
+                )  # fmt: skip
+                self.counts.lost += 1
+                self.counts.notes.append(error.found)
+                if now - silent_since >= self.rules.give_up_s and self.without_devices():
+                    raise error
+            self._slots[at] = fresh
+            fresh.start()
+
+    def without_devices(self) -> bool:
+        """Whether no slot has a device that answers."""
+        return all(slot.without_device_since for slot in self._slots)
+
+    def put_back(self, job: Job, why: str, counted: bool = True) -> None:
+        """Give a job to whichever device is free next, or give it up after too many tries.
+
+        counted: the job may be why it was not measured; what another job took with it is measured again in any case.
+        """
+        if not counted:
+            job.tries -= 1
         if job.tries >= _MOST_TRIES:
             self.counts.given_up += 1
-            self._results.put(Measured(job, "", (), 0.0, 0.0))
+            self.counts.notes.append(
+                f"{job.workload.name}: {job.library.stem} was given up after {job.tries} tries: {why}"
+            )
+            self._results.put(Measured(job, UNKNOWN, (), 0.0, 0.0))
         else:
             self.counts.retried += 1
             self._jobs.put(job)
@@ -177,7 +204,7 @@ class _Slot:
         self._since_canary: list[Measured] = []
         self._opened = 0.0
         self._rest_s = _FIRST_REST_S
-        self._without_device_since = 0.0
+        self.without_device_since = 0.0
 
     def start(self) -> None:
         self.thread.start()
@@ -186,9 +213,9 @@ class _Slot:
         """Leave the thread to its silent device and return the job that it has; what it held back is measured again."""
         self.abandoned = True
         for found in self._since_canary:
-            self.fleet.put_back(found.job)
+            self.fleet.put_back(found.job, "another kernel was silent", counted=False)
         self._since_canary = []
-        job, self.job, self.busy_since = self.job, None, 0.0
+        job, self.job, self.suspect, self.busy_since = self.job or self.suspect, None, None, 0.0
         threading.Thread(target=self.close, daemon=True).start()
         return job
 
@@ -204,7 +231,8 @@ class _Slot:
                     self._session = None
                 if self._session is None:
                     self._open()
-                    self._judge_suspect()
+                    if not self.abandoned:
+                        self._judge_suspect()
                 job = self._next_job()
                 if job is None:
                     break
@@ -221,11 +249,12 @@ class _Slot:
         self._benches, self._canary = {}, None
         self._stack = contextlib.ExitStack()
         self._session = self._stack.enter_context(self.fleet.open_session())
-        self.fleet.had_device = True
+        self.fleet.had_device, self.busy_since = True, time.monotonic()
         workload, library = self.fleet.canary
         self._canary = self._bench(workload)
         self._baseline = self._last_canary = self._run_canary(library)
-        self._rest_s, self._without_device_since, self._opened = _FIRST_REST_S, 0.0, time.monotonic()
+        self.busy_since = 0.0
+        self._rest_s, self.without_device_since, self._opened = _FIRST_REST_S, 0.0, time.monotonic()
 
     def _run_canary(self, library: Path) -> float:
         assert self._canary is not None
@@ -286,7 +315,7 @@ class _Slot:
             dropped, self._since_canary, self._last_canary = self._since_canary, [], now
             self._baseline = now  # cooled down or not: what is measured from here on is compared with this
             for found in dropped:
-                self.fleet.put_back(found.job)
+                self.fleet.put_back(found.job, self.fleet.counts.notes[-1])
             return
         self._last_canary = now
         done, self._since_canary = self._since_canary, []
@@ -315,24 +344,25 @@ class _Slot:
             return
         fleet, now = self.fleet, time.monotonic()
         self.busy_since = 0.0
+        why = f"device {self.number}: {last_line(error, 160)}"
         for found in self._since_canary:
-            fleet.put_back(found.job)
+            fleet.put_back(found.job, why, counted=self.job is None)
         self._since_canary = []
         if self.job is not None:
-            fleet.put_back(self.job)
+            fleet.put_back(self.job, why)
             self.job = None
         self._session = None
         self.close()
         if not isinstance(error, DeviceBusyError):
             fleet.counts.lost += 1
-            fleet.counts.notes.append(f"device {self.number}: {last_line(error, 160)}")
-        self._without_device_since = self._without_device_since or now
+            fleet.counts.notes.append(why)
+        self.without_device_since = self.without_device_since or now
         patience = fleet.rules.give_up_s if fleet.had_device else 0.0  # nobody there at all is said at once
-        if now - self._without_device_since >= patience:
+        if now - self.without_device_since >= patience:
             if self.suspect is not None:
-                fleet.put_back(self.suspect)
+                fleet.put_back(self.suspect, why)
                 self.suspect = None
-            if all(slot is self or slot._without_device_since for slot in fleet._slots):
+            if fleet.without_devices():
                 fleet._results.put(error)
                 return
         fleet._closing.wait(self._rest_s)

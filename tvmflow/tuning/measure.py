@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.building.ir_files import numpy_dtype
-from tvmflow.building.tvm_names import buffer_of
 from tvmflow.devices.session import DeviceSession, translated
+from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.ir.tvm_names import buffer_of
+from tvmflow.kernels.workloads import Workload
 from tvmflow.tuning.records import OK, WRONG_ANSWER
-from tvmflow.tuning.workloads import Workload
 
 Array = np.ndarray[Any, Any]
 _TOLERANCE = 1e-4  # float32 sums in another order; relative to the largest answer

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import s_tir
 
-from tvmflow.tuning.blocks import axes, block_ref, extents, new_schedule, over_threads
+from tvmflow.kernels.blocks import axes, block_ref, extents, new_schedule, over_threads
 
 _LONGEST_VECTOR = 64
 

@@ -6,6 +6,7 @@ the log is read and overwritten by a line break when the log is next written to.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -13,8 +14,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-OK, ILLEGAL_SCHEDULE, COMPILE_ERROR = "ok", "illegal_schedule", "compile_error"
-WRONG_ANSWER, KERNEL_TIMEOUT = "wrong_answer", "kernel_timeout"
+from tvmflow.errors import StoreError, first_line, from_os_error
+from tvmflow.tuning.record_format import (
+    COMPILE_ERROR,
+    ILLEGAL_SCHEDULE,
+    KERNEL_TIMEOUT,
+    MAX_LINE_BYTES,
+    OK,
+    WRONG_ANSWER,
+    checked_fields,
+    is_cut_off,
+    parse_line,
+)  # fmt: skip
+
+__all__ = [
+    "COMPILE_ERROR", "ILLEGAL_SCHEDULE", "KERNEL_TIMEOUT", "OK", "UNKNOWN", "WRONG_ANSWER", "TuningRecord", "append_record",
+    "best_of", "merge_records", "read_records", "record_of",
+]  # fmt: skip
+UNKNOWN = ""  # a machine, a device or a network is at fault: nothing is known of the schedule, nothing is recorded
 _ALIKE = 0.04  # share by which times differ that are the same but for noise
 
 
@@ -23,7 +40,7 @@ class TuningRecord:
     """seconds: one mean per repeat; empty unless status is ok. trace: the schedule as TVM's trace JSON.
 
     canary_s: what the device's canary took around this measurement, 0 where none ran. flops: of one call, 0 if unknown.
-    extents: of the loops of the block that does the work, for cost models.
+    extents: of the loops of the block that does the work, for cost models. error: what the compiler said, and said twice.
     """
 
     workload: str
@@ -39,6 +56,12 @@ class TuningRecord:
     canary_s: float = 0.0
     flops: float = 0.0
     extents: tuple[int, ...] = ()
+    error: str = ""
+
+    @property
+    def proven(self) -> bool:
+        """Whether a failure was the schedule's: older versions also recorded what a machine without a compiler refused."""
+        return self.status != COMPILE_ERROR or bool(self.error)
 
     @property
     def median_s(self) -> float:
@@ -49,15 +72,23 @@ class TuningRecord:
 
 
 def append_record(path: Path, record: TuningRecord) -> None:
-    """Add one line and bring it to the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(asdict(record), sort_keys=True) + "\n"
-    with path.open("ab") as file:
-        if file.tell() and not _ends_with_line_break(path):
-            file.write(b"\n")
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    """Add one line and bring it to the disk. Raises StoreError where there is no room or no permission."""
+    line = (_line(record) + "\n").encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            size = file.tell()
+            if size and not _ends_with_line_break(path):
+                line = b"\n" + line
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)  # half a line says nothing
+                raise
+    except OSError as error:
+        raise from_os_error(error, "writing the tuning log") from error
 
 
 def _ends_with_line_break(path: Path) -> bool:
@@ -66,19 +97,44 @@ def _ends_with_line_break(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def read_records(path: Path) -> list[TuningRecord]:
-    """Return every whole record of a log; torn or foreign lines are left out, not changed."""
-    if not path.exists():
+def read_records(path: Path, *, ours: bool = True) -> list[TuningRecord]:
+    """Return the records of a log; nothing is changed. Raises StoreError, which names the line that is none.
+
+    ours: a killed process of ours may have torn a line, which is left out; the next record is then in the line below it.
+    """
+    found: list[TuningRecord] = []
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES + 2):
+                number += 1
+                record = _parsed(line, path, number, ours=ours)
+                found += [] if record is None else [record]
+    except FileNotFoundError:
         return []
-    found = []
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            data = json.loads(line)
-            tuples = {"seconds": tuple(data["seconds"]), "extents": tuple(data.get("extents", ()))}
-            found.append(TuningRecord(**{**data, **tuples}))
-        except (ValueError, TypeError, KeyError):
-            continue
+    except OSError as error:
+        raise from_os_error(error, "reading the tuning log") from error
     return found
+
+
+def _parsed(line: bytes, path: Path, number: int, *, ours: bool) -> TuningRecord | None:
+    """Return the record of a line; None for an empty line and for one that a killed process tore."""
+    text = line.strip()
+    try:
+        return TuningRecord(**parse_line(text)) if text else None
+    except ValueError as error:
+        if ours and len(text) <= MAX_LINE_BYTES and is_cut_off(text):
+            return None
+        raise StoreError(
+            f"line {number} of {path} is no tuning record: {first_line(error, 200)}",
+            "a line of JSON for each record, as this version of tvmflow writes them",
+            "remove that line, or bring the log again; nothing was stored or changed",
+        ) from error  # fmt: skip
+
+
+def record_of(data: object) -> TuningRecord:
+    """Return a record of plain values that another process or file gave. Raises ValueError."""
+    return TuningRecord(**checked_fields(data))
 
 
 def best_of(records: list[TuningRecord]) -> dict[str, TuningRecord]:
@@ -107,16 +163,14 @@ def _fastest(group: list[TuningRecord]) -> TuningRecord:
 
 
 def merge_records(sources: list[Path], into: Path) -> tuple[int, int]:
-    """Append to a log what other logs have and it has not. Returns (added, known already)."""
-    known = {json.dumps(asdict(record), sort_keys=True) for record in read_records(into)}
-    added = skipped = 0
-    for source in sources:
-        for record in read_records(source):
-            line = json.dumps(asdict(record), sort_keys=True)
-            if line in known:
-                skipped += 1
-                continue
-            known.add(line)
-            append_record(into, record)
-            added += 1
-    return added, skipped
+    """Append to a log what other logs have and it has not. Returns (added, known already). Raises StoreError before that."""
+    known = {_line(record) for record in read_records(into)}
+    found = [record for source in sources for record in read_records(source, ours=False)]
+    fresh = {line: record for record in found if (line := _line(record)) not in known}
+    for record in fresh.values():
+        append_record(into, record)
+    return len(fresh), len(found) - len(fresh)
+
+
+def _line(record: TuningRecord) -> str:
+    return json.dumps(asdict(record), sort_keys=True)

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tvmflow.errors import StageError
-from tvmflow.stages import Progress
-from tvmflow.targets.machine import machine_of
-from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.backends.backend import Backend
+from tvmflow.errors import StageError, ToolchainError
+from tvmflow.kernels.workloads import Workload, anchor_extents
+from tvmflow.progress import Progress
+from tvmflow.templates import Knobs
 from tvmflow.tuning.builder import BuildPool, Built
 from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.fleet import Fleet, FleetCounts, FleetRules, Job, Measured, OpenSession
+from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured, OpenSession
+from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import inputs_of
 from tvmflow.tuning.records import (
     COMPILE_ERROR,
     ILLEGAL_SCHEDULE,
     OK,
+    UNKNOWN,
     TuningRecord,
-    append_record,
     best_of,
-    read_records,
 )  # fmt: skip
-from tvmflow.tuning.templates import Knobs, template_for
-from tvmflow.tuning.tuners import Loss, Tuner, TunerFactory, knob_key
-from tvmflow.tuning.workloads import Workload, anchor_extents
+from tvmflow.tuning.state import Task, TuneReport, Watch
+from tvmflow.tuning.tuners import Loss, TunerFactory, knob_key
 
 REPLAYED = "replayed"
 _ROUND = 8  # candidates in one round, for each device
-_GAIN = 0.01  # less is noise
+_MOST_UNBUILT = 8  # in a row, though a small kernel can be built: there is too little memory or room
 
 
 @dataclass(frozen=True)
@@ -58,99 +58,8 @@ class SearchRules:
     fleet: FleetRules
 
 
-@dataclass(frozen=True)
-class Journal:
-    """Where measurements are kept, and under which device kind and toolchain they count.
-
-    A cell writes to a log of its own, which DVC versions with it, and reads those of all cells beside it.
-    """
-
-    path: Path
-    device_kind: str
-    toolchain: dict[str, str]
-
-    def known(self) -> list[TuningRecord]:
-        """Return the records of this device kind that this toolchain made."""
-        return [record for record in self._of_this_device() if record.same_toolchain(self.toolchain)]
-
-    def from_other_toolchains(self) -> list[TuningRecord]:
-        """Return the records of this device kind that were measured before an upgrade."""
-        return [record for record in self._of_this_device() if not record.same_toolchain(self.toolchain)]
-
-    def _of_this_device(self) -> list[TuningRecord]:
-        logs = sorted({self.path, *self.path.parent.glob("*.jsonl")})
-        return [record for log in logs for record in read_records(log) if record.device_kind == self.device_kind]
-
-    def add(self, record: TuningRecord) -> None:
-        append_record(self.path, record)
-
-
-@dataclass
-class Task:
-    """One workload while it is tuned. in_flight: candidates that are being built or measured."""
-
-    workload: Workload
-    template: str
-    candidates: list[Knobs]
-    tuner: Tuner
-    extents: tuple[int, ...]
-    trials: int = 0
-    in_flight: int = 0
-    since_gain: int = 0
-    default_s: float = math.inf
-    best_s: float = math.inf
-    spent_s: float = 0.0
-    exhausted: bool = False
-    digests: dict[str, tuple[str, tuple[float, ...], float]] = field(default_factory=dict)
-
-    @property
-    def flops(self) -> float:
-        return 2.0 * math.prod(self.extents) if self.extents else 0.0
-
-    def learn(self, index: int | None, seconds: float) -> None:
-        """Take in a measurement, of this run or of an earlier one; infinity where it failed."""
-        self.trials += 1
-        if index is not None:
-            self.tuner.tell(index, seconds)
-            self.default_s = seconds if index == 0 else self.default_s
-        self.since_gain = 0 if seconds < self.best_s * (1 - _GAIN) else self.since_gain + 1
-        self.best_s = min(self.best_s, seconds)
-
-    def promise(self) -> float:
-        """Return how many seconds of the network a further trial may win: its share, less the longer nothing came."""
-        if math.isinf(self.best_s):
-            return math.inf if self.trials == 0 else 0.0
-        return self.workload.calls * self.best_s / (1 + self.since_gain)
-
-
-@dataclass
-class TuneReport:
-    """What became of each workload, and what it cost.
-
-    replayed, lost, slower: schedules of an older toolchain that held, did not apply, or got slower; searched: workloads
-    that were searched. failures: status -> count. device_s: seconds that devices measured, over all of them.
-    """
-
-    best: dict[str, TuningRecord]
-    replayed: int = 0
-    lost: int = 0
-    slower: int = 0
-    searched: int = 0
-    measured: int = 0
-    reused: int = 0
-    duplicates: int = 0
-    seconds: float = 0.0
-    device_s: float = 0.0
-    failures: dict[str, int] = field(default_factory=dict)
-    fleet: FleetCounts = field(default_factory=FleetCounts)
-    tasks: list[Task] = field(default_factory=list)
-
-
-Watch = Callable[[list[Task], TuneReport], None]
-
-
 def tune(
-    workloads: list[Workload], open_session: OpenSession, target: ResolvedTarget, rules: SearchRules, journal: Journal,
+    workloads: list[Workload], open_session: OpenSession, backend: Backend, rules: SearchRules, journal: Journal,
     folder: Path, progress: Progress, watch: Watch | None = None,
 ) -> TuneReport:  # fmt: skip
     """Tune workloads side by side, always the one that may win most. What the journal already has is not measured again.
@@ -159,7 +68,7 @@ def tune(
     lost, or slower than before by more than the rules allow, it is searched for anew. Raises DeviceError when no device
     can be had; what was measured until then is in the journal.
     """
-    search = _Search(workloads, target, rules, journal, folder, progress, watch)
+    search = _Search(workloads, backend, rules, journal, folder, progress, watch)
     if search.wants_device():
         search.run(open_session)
     wanted = {workload.key for workload in workloads}
@@ -169,13 +78,15 @@ def tune(
 
 class _Search:
     def __init__(
-        self, workloads: list[Workload], target: ResolvedTarget, rules: SearchRules, journal: Journal, folder: Path,
+        self, workloads: list[Workload], backend: Backend, rules: SearchRules, journal: Journal, folder: Path,
         progress: Progress, watch: Watch | None,
     ) -> None:  # fmt: skip
-        self.target, self.rules, self.journal, self.folder = target, rules, journal, folder
+        self.backend, self.rules, self.journal, self.folder = backend, rules, journal, folder
         self.progress, self.watch = progress, watch
         self.report = TuneReport({})
         self.last_error = ""
+        self.host_error: ToolchainError | None = None
+        self.unbuilt_in_a_row = 0
         self.started = time.monotonic()
         self.old = best_of(journal.from_other_toolchains())
         self.known: dict[str, list[TuningRecord]] = {}
@@ -195,7 +106,7 @@ class _Search:
     # -- what is known before anything is measured --
 
     def _task(self, workload: Workload, factory: TunerFactory) -> Task | None:
-        found = template_for(workload.function, machine_of(self.target))
+        found = self.backend.template_for(workload.function)
         if found is None:
             return None
         template, candidates = found
@@ -232,35 +143,61 @@ class _Search:
 
     def run(self, open_session: OpenSession) -> None:
         rules = self.rules
-        with BuildPool(rules.build_workers, self.target, self.folder, rules.build_timeout_s) as pool:
+        with BuildPool(rules.build_workers, self.backend.target, self.folder, rules.build_timeout_s) as pool:
             canary = canary_workload()
-            canary_built = pool.build(canary, *_default(canary, self.target))
-            with Fleet(open_session, rules.fleet, (canary, canary_built.result().library)) as fleet:
+            with Fleet(open_session, rules.fleet, (canary, self._canary_library(pool, canary))) as fleet:
                 self.report.fleet = fleet.counts
                 self._know(fleet, pool, canary)
                 self._replay_all(fleet, pool)
                 before = {task.workload.key for task in self.tasks if task.trials}
-                ahead: list[_Candidate] = []
-                while True:
-                    batch = ahead or self._propose(fleet, pool)
-                    ahead = []
-                    if not batch or not self._budget_left():
-                        break
-                    if rules.overlap:
-                        ahead = self._propose(fleet, pool)
-                        fleet.measure(self._collect(fleet, batch), self._record)
-                    else:  # nothing is built while this machine measures
-                        fleet.measure(list(self._collect(fleet, batch)), self._record)
-                    self._show()
-                for candidate in ahead:
-                    candidate.built.cancel()
+                self._search_all(fleet, pool)
                 self.report.searched = len({t.workload.key for t in self.tasks if t.trials} - before)
         self.report.seconds = time.monotonic() - self.started
-        if self.report.failures.get(COMPILE_ERROR) and not any(math.isfinite(task.best_s) for task in self.tasks):
-            raise StageError(
-                f"not one of {sum(self.report.failures.values())} schedules could be compiled; the last error: "
-                f"{self.last_error}", "a compiler that works for the target", "run 'tvmflow doctor'; correct the target",
+        self._raise_if_nothing()
+
+    def _canary_library(self, pool: BuildPool, canary: Workload) -> Path:
+        built = pool.build(canary, *_default(canary, self.backend)).result()
+        if built.status != OK:
+            raise ToolchainError(
+                f"the schedule of a kernel that is known to be right cannot be compiled: {built.error}",
+                "a compiler that works for the target", "run 'tvmflow doctor'; correct the target",
             )  # fmt: skip
+        return built.library
+
+    def _search_all(self, fleet: Fleet, pool: BuildPool) -> None:
+        """Measure one batch after the other; where devices are elsewhere, the next is built meanwhile."""
+        ahead: list[_Candidate] = []
+        while True:
+            batch = ahead or self._propose(fleet, pool)
+            ahead = []
+            if not batch or not self._budget_left():
+                break
+            if self.rules.overlap:
+                ahead = self._propose(fleet, pool)
+            self._measure(fleet, pool, batch)
+            self._show()
+        for candidate in ahead:
+            candidate.built.cancel()
+
+    def _measure(self, fleet: Fleet, pool: BuildPool, batch: list[_Candidate]) -> None:
+        """Measure what can be built of a batch. Raises ToolchainError, after the rest, where this machine cannot build."""
+        jobs: Iterable[Job] = self._collect(fleet, pool, batch)
+        # Nothing is built while this machine measures itself.
+        fleet.measure(jobs if self.rules.overlap else list(jobs), self._record)
+        if self.host_error is not None:
+            raise self.host_error
+
+    def _raise_if_nothing(self) -> None:
+        """A search that found no time for any kernel says why."""
+        tried = sum(self.report.failures.values()) + self.report.unbuilt + self.report.fleet.given_up
+        if not tried or any(math.isfinite(task.best_s) for task in self.tasks):
+            return
+        reasons = [*self.report.fleet.notes[-3:], self.last_error] if self.report.fleet.given_up else [self.last_error]
+        raise StageError(
+            f"not one of {tried} schedules could be compiled and measured; the last errors: {'; '.join(reasons)}",
+            "a compiler that works for the target, and a device that answers",
+            "run 'tvmflow doctor'; correct the target",
+        )  # fmt: skip
 
     def _know(self, fleet: Fleet, pool: BuildPool, workload: Workload) -> None:
         """Make the inputs of a workload and the plain kernel, whose answer every schedule must give."""
@@ -277,10 +214,10 @@ class _Search:
             batch.append(
                 _Candidate(task, None, self.old[task.workload.key].knobs, pool.build(task.workload, trace=trace))
             )
-        fleet.measure(list(self._collect(fleet, batch)), self._record)
+        self._measure(fleet, pool, batch)
         slow = [c for c in batch if c.record is not None and c.record.seconds and self._slower(c.task, c.record)]
         # Once more before it counts as slower: clocks move.
-        fleet.measure(list(self._collect(fleet, slow)), self._record)
+        self._measure(fleet, pool, slow)
         for candidate in batch:
             if candidate.record is not None:
                 self._judge_replay(candidate.task, candidate.record)
@@ -322,17 +259,45 @@ class _Search:
                 batch.append(_Candidate(task, index, knobs, pool.build(task.workload, task.template, knobs)))
         return batch
 
-    def _collect(self, fleet: Fleet, batch: list[_Candidate]) -> Iterator[Job]:
-        """Wait for one build after the other. What cannot be built, or came out as something measured before, has its result already."""
+    def _collect(self, fleet: Fleet, pool: BuildPool, batch: list[_Candidate]) -> Iterator[Job]:
+        """Wait for one build after the other. What the compiler refused, or came out as something measured before, has its result already."""
         for candidate in batch:
-            plain, built = fleet.references.plain[candidate.task.workload.key].result(), candidate.built.result()
-            if built.status != OK or plain.status != OK:
-                self._note(candidate, plain.status if built.status == OK else built.status, (), 0.0)
+            try:
+                plain, built = fleet.references.plain[candidate.task.workload.key].result(), candidate.built.result()
+            except ToolchainError as error:  # what is built already is measured first
+                self.host_error = error
+                return
+            if plain.status == UNKNOWN:
+                fleet.references.plain[candidate.task.workload.key] = pool.build(candidate.task.workload)
+            if plain.status != OK or built.status == UNKNOWN:
+                self._pass_over(candidate, plain if plain.status != OK else built)
+                continue
+            self.unbuilt_in_a_row = 0
+            if built.status != OK:
+                self._note(candidate, built.status, (), 0.0)
             elif built.digest in candidate.task.digests and candidate.record is None:
                 self.report.duplicates += 1
                 self._note(candidate, *candidate.task.digests[built.digest])
             else:
                 yield Job(candidate.task.workload, built.library, candidate.task.best_s, token=candidate)
+
+    def _pass_over(self, candidate: _Candidate, built: Built) -> None:
+        """Leave a candidate of which nothing can be said; without its plain kernel the whole workload."""
+        candidate.landed()
+        self.report.unbuilt += 1
+        self.last_error = built.error
+        if built.status == UNKNOWN:
+            self.unbuilt_in_a_row += 1
+        else:
+            candidate.task.exhausted = True
+            self.last_error = f"{candidate.task.workload.name} cannot be compiled at all: {built.error}"
+            self.report.fleet.notes.append(self.last_error)
+        if self.unbuilt_in_a_row >= _MOST_UNBUILT:
+            self.host_error = ToolchainError(
+                f"{self.unbuilt_in_a_row} schedules in a row could not be built, though a small kernel can: {built.error}",
+                "memory, and room in TMPDIR, for the compiler and linker of the target",
+                "make room or use fewer tune.build_workers, and run the same command again: what was measured is kept",
+            )
 
     def _record(self, found: Measured) -> None:
         candidate: _Candidate = found.job.token
@@ -353,7 +318,7 @@ class _Search:
             knobs=candidate.knobs, trace=None if status == ILLEGAL_SCHEDULE else built.trace, seconds=seconds,
             status=status, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
             created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=canary_s, flops=task.flops,
-            extents=task.extents,
+            extents=task.extents, error=(built.error or status) if status == COMPILE_ERROR else "",
         )  # fmt: skip
         if status != OK:
             self.last_error = built.error or status
@@ -392,7 +357,7 @@ class _Candidate:
             self.task.in_flight -= 1
 
 
-def _default(workload: Workload, target: ResolvedTarget) -> tuple[str, Knobs]:
-    found = template_for(workload.function, machine_of(target))
+def _default(workload: Workload, backend: Backend) -> tuple[str, Knobs]:
+    found = backend.template_for(workload.function)
     assert found is not None
     return found[0].name, found[1][0]

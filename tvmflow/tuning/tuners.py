@@ -1,4 +1,4 @@
-"""Tuners by name: in which order the candidates of a workload are tried.
+"""Tuners, a row each: in which order the candidates of a workload are tried.
 
 grid goes through them in the template's order, random shuffles, ga breeds from the best, xgb asks a cost model that learns
 from every workload of this device kind (and from earlier logs), so that what one shape taught serves the next.
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmflow.tuning.templates import Knobs
+from tvmflow.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from tvmflow.templates import Knobs
 
 Loss = Literal["reg", "rank", "rank-binary"]
-TUNERS = ("xgb", "ga", "random", "grid")
 _EXTENTS = 9  # leading loop extents that describe a workload to the cost model
 _LEAST_TO_LEARN = 12  # measurements before the cost model is asked
 _EXPLORE = 0.1  # share of candidates that are drawn at random whatever the model says
@@ -76,7 +79,11 @@ class RandomTuner(GridTuner):
 
 
 class GeneticTuner:
-    """Crosses and mutates the knobs of the fastest; children that are no legal candidate are dropped."""
+    """Crosses and mutates the knobs of the fastest; children that are no legal candidate are dropped.
+
+    Candidates may be of several families, each with knobs of its own: a child is of the family of a parent, or of any other
+    by mutation, takes what a parent has of its knobs, and the rest from a candidate of its family.
+    """
 
     population = 12
     mutation = 0.15
@@ -85,7 +92,8 @@ class GeneticTuner:
         self.candidates = candidates
         self._random = random.Random(seed)  # noqa: S311
         self._index = {knob_key(knobs): at for at, knobs in enumerate(candidates)}
-        self._values = {name: sorted({knobs[name] for knobs in candidates}) for name in candidates[0]}
+        names = {name for knobs in candidates for name in knobs}
+        self._values = {name: sorted({k[name] for k in candidates if name in k}) for name in names}
         self._unasked = _Unasked(len(candidates))
         self._times: dict[int, float] = {}
 
@@ -108,9 +116,13 @@ class GeneticTuner:
             self._times[index] = seconds
 
     def _child(self, one: int, other: int) -> int | None:
+        parents = self.candidates[one], self.candidates[other]
+        kin = self._random.choice(parents)
+        if self._random.random() < self.mutation:
+            kin = self._random.choice(self.candidates)
         knobs = {}
-        for name in self.candidates[0]:
-            knobs[name] = self.candidates[self._random.choice((one, other))][name]
+        for name in kin:
+            knobs[name] = self._random.choice([parent[name] for parent in parents if name in parent] or [kin[name]])
             if self._random.random() < self.mutation:
                 knobs[name] = self._random.choice(self._values[name])
         return self._index.get(knob_key(knobs))
@@ -121,61 +133,65 @@ def knob_key(knobs: Knobs) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(knobs.items()))
 
 
-def describe(extents: list[int], knobs: Knobs) -> list[float]:
-    """Return what the cost model sees of a candidate: loop extents, knobs, and how they go together.
+Features = dict[str, float]
 
-    The same length for every workload of one template.
-    """
+
+def describe(extents: list[int], knobs: Knobs) -> Features:
+    """Return what the cost model sees of a candidate, by name: loop extents, knobs, and how they go together."""
     sizes = (extents + [1] * _EXTENTS)[:_EXTENTS]
-    values = [knobs[name] for name in sorted(knobs)]
     tiles = [value for name, value in knobs.items() if name.endswith("_tile")]
     held = math.prod(tiles)
     chunk = max(knobs.get("chunk", 1), 1)
     pieces = sizes[2] / chunk * (1 if knobs.get("rows_first") else sizes[1] / max(knobs.get("c_tile", 1), 1))
-    return [
-        *(math.log2(size) for size in sizes), *(math.log2(1 + value) for value in values), float(held),
-        math.log2(held / max(sum(tiles), 1) + 1), math.log2(max(pieces, 0.5)), float(pieces % 2),
-    ]  # fmt: skip
+    return {
+        **{f"extent {at}": math.log2(size) for at, size in enumerate(sizes)},
+        **{f"knob {name}": math.log2(1 + knobs[name]) for name in sorted(knobs)}, "held": float(held),
+        "square": math.log2(held / max(sum(tiles), 1) + 1), "pieces": math.log2(max(pieces, 0.5)),
+        "odd": float(pieces % 2),
+    }  # fmt: skip
 
 
 class CostModel:
     """Gradient-boosted trees over all measurements of one template on one device kind.
 
-    The label of a measurement is its speed as a share of the best of its workload, so that shapes can be compared.
+    The label of a measurement is its speed as a share of the best of its workload, so that shapes can be compared. Candidates
+    have different knobs, within a workload too: a column for each that any has, without a value where a candidate has not.
     """
 
     def __init__(self, loss: Loss, seed: int) -> None:
         self.loss, self.seed = loss, seed
-        self._rows: dict[str, list[tuple[list[float], float]]] = {}
+        self._rows: dict[str, list[tuple[Features, float]]] = {}
         self._booster: Any = None
+        self._columns: list[str] = []
         self._fitted = 0
 
-    def add(self, workload: str, row: list[float], seconds: float) -> None:
-        key = f"{len(row)}:{workload}"  # knobs of an older version of the template teach nothing
-        self._rows.setdefault(key, []).append((row, seconds))
+    def add(self, workload: str, row: Features, seconds: float) -> None:
+        self._rows.setdefault(workload, []).append((row, seconds))
 
-    def scores(self, rows: list[list[float]]) -> NDArray[np.float32] | None:
+    def scores(self, rows: list[Features]) -> NDArray[np.float32] | None:
         """Return a score per row, the higher the better; None while too little was measured."""
-        self._fit(len(rows[0]))
+        self._fit()
         if self._booster is None:
             return None
         import xgboost
 
-        return np.asarray(self._booster.predict(xgboost.DMatrix(np.asarray(rows, np.float32))))
+        return np.asarray(self._booster.predict(xgboost.DMatrix(self._table(rows))))
 
-    def _fit(self, width: int) -> None:
-        """Learn from the workloads whose candidates are described by `width` numbers, as those of this version are."""
+    def _table(self, rows: list[Features]) -> NDArray[np.float32]:
+        return np.asarray([[row.get(name, math.nan) for name in self._columns] for row in rows], np.float32)
+
+    def _fit(self) -> None:
         known = {
             key: rows
             for key, rows in self._rows.items()
-            if len(rows) > 1 and len(rows[0][0]) == width and any(math.isfinite(seconds) for _, seconds in rows)
+            if len(rows) > 1 and any(math.isfinite(seconds) for _, seconds in rows)
         }
         count = sum(len(rows) for rows in known.values())
         if count < _LEAST_TO_LEARN or count < self._fitted + 4:
             return
         import xgboost
 
-        x: list[list[float]] = []
+        x: list[Features] = []
         y: list[float] = []
         groups: list[int] = []
         for rows in known.values():
@@ -184,7 +200,8 @@ class CostModel:
                 x.append(row)
                 y.append(self._label(seconds, best))
             groups.append(len(rows))
-        data = xgboost.DMatrix(np.asarray(x, np.float32), np.asarray(y, np.float32))
+        self._columns = list(dict.fromkeys(name for row in x for name in row))
+        data = xgboost.DMatrix(self._table(x), np.asarray(y, np.float32))
         objective = "reg:squarederror"
         if self.loss != "reg":
             data.set_group(groups)
@@ -230,6 +247,26 @@ class ModelTuner:
         self.model.add(self.workload, self.rows[index], seconds)
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """What a tuner gets of a workload. extents: of its loops; model: what was learned from all workloads of its template."""
+
+    workload: str
+    candidates: list[Knobs]
+    extents: list[int]
+    seed: str
+    model: CostModel
+
+
+# What `tune.tuner` may be. A new tuner is a file with a class and a row here.
+TUNERS: dict[str, Callable[[Assignment], Tuner]] = {
+    "xgb": lambda a: ModelTuner(a.workload, a.candidates, a.extents, a.model, a.seed),
+    "ga": lambda a: GeneticTuner(a.candidates, a.seed),
+    "random": lambda a: RandomTuner(a.candidates, a.seed),
+    "grid": lambda a: GridTuner(a.candidates),
+}
+
+
 @dataclass
 class TunerFactory:
     """Makes the tuner of each workload; cost models are shared by the workloads of a template."""
@@ -240,19 +277,16 @@ class TunerFactory:
     models: dict[str, CostModel] = field(default_factory=dict)
 
     def make(self, workload: str, template: str, candidates: list[Knobs], extents: list[int]) -> Tuner:
-        seed = f"{self.seed}:{workload}"
-        if self.name == "grid":
-            return GridTuner(candidates)
-        if self.name == "random":
-            return RandomTuner(candidates, seed)
-        if self.name == "ga":
-            return GeneticTuner(candidates, seed)
-        return ModelTuner(workload, candidates, extents, self._model(template), seed)
+        """Return the tuner of a workload. Raises UnknownNameError."""
+        if self.name not in TUNERS:
+            raise UnknownNameError(f"no tuner {self.name!r}", legal=TUNERS)
+        return TUNERS[self.name](
+            Assignment(workload, candidates, extents, f"{self.seed}:{workload}", self._model(template))
+        )
 
     def learn(self, workload: str, template: str, extents: list[int], knobs: Knobs, seconds: float) -> None:
         """Take in a measurement of a workload that is not tuned now."""
-        if self.name == "xgb":
-            self._model(template).add(workload, describe(extents, knobs), seconds)
+        self._model(template).add(workload, describe(extents, knobs), seconds)
 
     def _model(self, template: str) -> CostModel:
         return self.models.setdefault(template, CostModel(self.loss, self.seed))

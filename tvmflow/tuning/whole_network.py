@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.building.library import build_scheduled, export
+from tvmflow.backends.backend import Backend
+from tvmflow.building.library import build_scheduled
 from tvmflow.building.lower import lower
 from tvmflow.devices.session import DeviceSession, RemoteModel
-from tvmflow.quantization.graph import read_graph
-from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.ir.graph import read_graph
+from tvmflow.kernels.workloads import extract_workloads
 from tvmflow.tuning.fleet import OpenSession
+from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.records import OK, TuningRecord
-from tvmflow.tuning.search import Journal
-from tvmflow.tuning.workloads import extract_workloads
 
 NETWORK = "network"  # the template of records of whole networks; their canary is the network they were compared with
 _ROUNDS, _RUNS = 5, 4
@@ -30,10 +30,10 @@ class NetworkComparison:
     """Opens a session when the first comparison is not known yet; use as a context manager."""
 
     def __init__(
-        self, packed: Any, target: ResolvedTarget, best: dict[str, TuningRecord], journal: Journal, folder: Path,
+        self, packed: Any, backend: Backend, best: dict[str, TuningRecord], journal: Journal, folder: Path,
         open_session: OpenSession,
     ) -> None:  # fmt: skip
-        self.packed, self.target, self.best, self.journal = packed, target, best, journal
+        self.packed, self.backend, self.best, self.journal = packed, backend, best, journal
         self.folder, self.open_session = folder, open_session
         self._count = itertools.count()
         self._context: Any = None
@@ -65,7 +65,7 @@ class NetworkComparison:
         return record.canary_s / record.median_s
 
     def _digest(self, winograd: dict[str, int]) -> list[list[Any]]:
-        used = extract_workloads(lower(self.packed, self.target.tvm_target(), winograd=winograd))
+        used = extract_workloads(lower(self.packed, self.backend, winograd=winograd))
         return [[w.key, w.calls, self.best[w.key].knobs if w.key in self.best else None] for w in used]
 
     def _measure(self, now: dict[str, int], other: dict[str, int]) -> tuple[float, float]:
@@ -84,9 +84,9 @@ class NetworkComparison:
                 self._session = self._context.__enter__()
             assert self._session is not None
             records = {key: {"trace": record.trace} for key, record in self.best.items()}
-            executable, _ = build_scheduled(self.packed, self.target, records, winograd=winograd)
+            executable, _ = build_scheduled(self.packed, self.backend, records, winograd=winograd)
             library = self.folder / f"network-{next(self._count)}.so"
-            export(executable, library, self.target)
+            self.backend.export(executable, library)
             while len(self._models) > 2:  # each holds a copy of the weights
                 self._models.pop(next(iter(self._models)))
             model = self._session.model(library)

@@ -10,28 +10,24 @@ from typing import Any, Literal
 import numpy as np
 
 from tvmflow.errors import ProgramError, UnknownNameError
-from tvmflow.vta.config import Memory, VtaConfig
+from tvmflow.vta.config import PAGE, Memory, VtaConfig
 from tvmflow.vta.convolution import axis, blocked_groups, geometry, packed_vector, packed_weight
-from tvmflow.vta.program import PAGE, Dram, LaunchBuilder, Program, Tensor, pages
+from tvmflow.vta.elementwise import schedule_pool, schedule_sum
+from tvmflow.vta.program import Dram, LaunchBuilder, Program, Tensor, pages
 from tvmflow.vta.reference import bias_holds_rounding, reference_conv, reference_sum, reference_tile
 from tvmflow.vta.region import Conv, MaxPool, Operator, Region, Shape, Sum, packed_shape
-from tvmflow.vta.schedule import (
-    ConvJob,
-    Place,
-    Residual,
-    bias_vector,
-    needs_bias,
-    schedule_conv,
-    schedule_pool,
-    schedule_sum,
-)  # fmt: skip
-from tvmflow.vta.tiles import TileRecord, search, workload_key
+from tvmflow.vta.tail import bias_vector, needs_bias
+from tvmflow.vta.tiles import TileRecord, emit_conv, search, workload_key
+from tvmflow.vta.transfers import Place
+from tvmflow.vta.walk import ConvJob, Residual
 
 Array = np.ndarray[Any, Any]
 Mode = Literal["optimized", "reference"]
 MODES: tuple[Mode, ...] = ("optimized", "reference")
 MAX_LEFT = 6
 """An identity block holds 2^k in 8 bits."""
+MIN_FUSED = 4
+"""Vectors of a sum from which on the two operands in the accumulator weigh more than one operand and the identity block."""
 
 
 def mode_named(name: str) -> Mode:
@@ -72,20 +68,28 @@ def check_operator(config: VtaConfig, operator: Operator, data: Shape) -> None:
             raise ProgramError(f"{operator.name}: a rounding of {operator.tail.half}", "at most 2^14")
 
 
-def fuse(region: Region, mode: Mode) -> list[Fused]:
-    """Return what is launched: sums go behind a convolution that nobody else reads, when the other operand is there by then."""
+def fuse(config: VtaConfig, region: Region, mode: Mode) -> list[Fused]:
+    """Return what is launched: sums go behind a convolution that nobody else reads, when the other operand is there by then.
+
+    Not sums of a few vectors, which are smaller than the identity block that they would need.
+    """
     if mode == "reference":
         return [Fused(_wrapping(region, operator)) for operator in region.operators]
     users, order = region.users(), {op.name: at for at, op in enumerate(region.operators)}
-    by_name = {op.name: op for op in region.operators}
+    by_name, shapes = {op.name: op for op in region.operators}, region.shapes()
     fused: dict[str, Sum] = {}
     for operator in region.operators:
         if not isinstance(operator, Sum) or len(set(operator.inputs)) != 2:
             continue
+        if math.prod(packed_shape(config, shapes[operator.name])[:4]) < MIN_FUSED:
+            continue
         hosts = [
             name
             for name in operator.inputs
-            if isinstance(by_name.get(name), Conv) and len(users[name]) == 1 and name not in region.outputs
+            if isinstance(host := by_name.get(name), Conv)
+            and host.tail.saturates  # a sum before it would have to wrap
+            and len(users[name]) == 1
+            and name not in region.outputs
         ]
         last = max(operator.inputs, key=lambda name: order.get(name, -1))
         if last in hosts:
@@ -112,7 +116,7 @@ class _Compiler:
     def __init__(self, config: VtaConfig, region: Region, mode: Mode, records: Mapping[str, TileRecord]) -> None:
         self.config, self.region, self.mode, self.records = config, region, mode, records
         self.shapes = region.shapes()
-        self.steps = fuse(region, mode)
+        self.steps = fuse(config, region, mode)
         self.tensors: dict[str, Tensor] = {}
         address = PAGE
         for name in (*region.inputs, *(step.name for step in self.steps)):
@@ -172,15 +176,7 @@ class _Compiler:
         if isinstance(operator, Conv):
             self._conv(builder, step.name)
         elif isinstance(operator, Sum):
-            vectors = math.prod(self.tensors[operator.name].shape[:4])
-            out = self.tensors[operator.name].address
-            addresses = [self.tensors[name].address for name in operator.inputs]
-            if self.mode == "reference":
-                reference_sum(builder, list(zip(addresses, operator.lefts, strict=True)), out, vectors, operator.tail)
-            else:
-                lefts = sorted(set(operator.lefts))
-                inputs = [(address, lefts.index(left)) for address, left in zip(addresses, operator.lefts, strict=True)]
-                schedule_sum(builder, inputs, out, vectors, operator.tail, [self.identity(left) for left in lefts])
+            self._sum(builder, operator)
         else:
             self._pool(builder, operator)
         return builder
@@ -193,7 +189,25 @@ class _Compiler:
         key = workload_key(self.config, job)
         if key not in self.records:
             raise ProgramError(f"no tile for {name} ({key})", "a record of the tile search", "run the tune stage again")
-        schedule_conv(builder, job, self.records[key].tile)
+        emit_conv(builder, job, self.records[key].tile)
+
+    def _sum(self, builder: LaunchBuilder, operator: Sum) -> None:
+        """Emit a sum; one of a few vectors as the reference does, where the device can: an identity block weighs more."""
+        tensor = self.tensors[operator.name]
+        vectors = math.prod(tensor.shape[:4])
+        addresses = [self.tensors[name].address for name in operator.inputs]
+        lefts = sorted(set(operator.lefts))
+        saved = (
+            vectors * len(addresses) * (self.config.element_bytes(Memory.ACC) - self.config.element_bytes(Memory.INP))
+        )
+        is_small = saved < len(lefts) * self.config.element_bytes(Memory.WGT) and self.config.board.is_simulator
+        if self.mode == "reference" or is_small:
+            operands = list(zip(addresses, operator.lefts, strict=True))
+            reference_sum(builder, operands, tensor.address, vectors, operator.tail)
+        else:
+            inputs = [(address, lefts.index(left)) for address, left in zip(addresses, operator.lefts, strict=True)]
+            identities = [self.identity(left) for left in lefts]
+            schedule_sum(builder, inputs, tensor.address, vectors, operator.tail, identities)
 
     def _pool(self, builder: LaunchBuilder, pool: MaxPool) -> None:
         data, out = self.place(pool.data), self.place(pool.name)

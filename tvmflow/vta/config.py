@@ -13,6 +13,9 @@ from typing import Any
 
 from tvmflow.errors import ParamsError, UnknownNameError
 
+HW_VER = "0.0.2"
+PAGE = 4096
+"""Bytes. Buffers in DRAM begin at multiples of this; page 0 is nobody's, as in VTA's own allocator."""
 RUN_FUNCTION, COUNTERS_FUNCTION = "tvmflow.vta.run", "tvmflow.vta.counters"
 """What a device with a VTA provides to the libraries that it loads, and to whoever asks it."""
 
@@ -55,7 +58,7 @@ class VtaConfig:
     """log_*: base 2; widths in bits, block sizes in lanes, buffers in bytes. Raises ParamsError when no VTA can be so."""
 
     target: str = "sim"
-    hw_ver: str = "0.0.2"
+    hw_ver: str = HW_VER
     log_inp_width: int = 3
     log_wgt_width: int = 3
     log_acc_width: int = 5
@@ -67,6 +70,10 @@ class VtaConfig:
     log_acc_buff_size: int = 17
 
     def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            kind, legal = (str, "text") if name in ("target", "hw_ver") else (int, "a whole number")
+            if type(value) is not kind:
+                raise ParamsError(f"VTA field {name} is {type(value).__name__}", legal)
         if self.target not in BOARDS:
             raise UnknownNameError(f"VTA target {self.target!r}", legal=BOARDS)
         if (self.log_inp_width, self.log_wgt_width, self.log_acc_width) != (3, 3, 5):
@@ -91,13 +98,18 @@ class VtaConfig:
         """Raise ParamsError when the fields that grow with the buffers do not fit into an instruction."""
         uop, inp, wgt, acc = (self.log_depth(m) for m in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC))
         for what, bits, room in (
-            ("micro-op", acc + inp + wgt, 32),
+            ("micro-op", acc + max(acc, inp) + wgt, 32),
             ("first word of GEMM", 8 + 2 * uop + 1 + 28, 64),
             ("second word of GEMM", 2 * (acc + inp + wgt), 64),
-            ("second word of ALU", 2 * (acc + inp) + 20, 64),
+            ("second word of ALU", 4 * acc + 20, 64),
         ):
             if bits > room:
                 raise ParamsError(f"VTA's {what} needs {bits} bits", f"at most {room}", "make the buffers smaller")
+        if self.hw_ver != HW_VER and acc != inp:
+            raise ParamsError(
+                f"hw_ver {self.hw_ver!r} with 2^{inp} inputs and 2^{acc} accumulators",
+                f"hw_ver {HW_VER!r}: older designs name accumulators with other bits, unless both memories are equally deep",
+            )
 
     # -- derived --
 
@@ -151,12 +163,14 @@ class VtaConfig:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> VtaConfig:
         """Read the content of a `vta_config.json`; what is absent has VTA's default. Raises ParamsError."""
-        legal = {field.name: field.type for field in fields(VtaConfig)}
-        values = {str(name).lower(): value for name, value in data.items()}
+        if not callable(getattr(data, "items", None)):
+            raise ParamsError(f"a VTA configuration that is {type(data).__name__}", "an object of VTA's fields")
+        legal = [field.name for field in fields(VtaConfig)]
+        pairs = list(data.items())
+        values = {str(name).lower(): value for name, value in pairs}
+        if len(values) != len(pairs):
+            raise ParamsError("VTA fields written twice, in capitals and without", "every field once")
         unknown = sorted(set(values) - set(legal))
         if unknown:
-            raise ParamsError(f"unknown VTA fields {', '.join(unknown)}", "fields of " + ", ".join(legal))
-        wrong = [n for n, v in values.items() if not isinstance(v, str if n in ("target", "hw_ver") else int)]
-        if wrong:
-            raise ParamsError(f"VTA fields {', '.join(wrong)} of a wrong type", "whole numbers; target and hw_ver text")
+            raise ParamsError(f"unknown VTA fields {', '.join(unknown)[:200]}", "fields of " + ", ".join(legal))
         return VtaConfig(**values)

@@ -6,6 +6,7 @@ A plain convolution has one phase, all taps in it, and its stride on the input's
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,9 +118,10 @@ def blocked_groups(config: VtaConfig, conv: Conv) -> tuple[int, int, str]:
         return 1, 1, "whole"
     if inputs % block == 0 and outputs % block == 0:
         return groups, 1, "whole"
-    merged = block // inputs if block % inputs == 0 else 0
-    if merged and groups % merged == 0 and merged * outputs % block == 0:
-        return groups // merged, merged, "merged"
+    merged = block // math.gcd(inputs, outputs, block)
+    wide = -(-groups // merged)
+    if all(wide * merged * size // block == -(-groups * size // block) for size in (inputs, outputs)):
+        return wide, merged, "merged"
     if max(inputs, outputs) * groups <= MAX_DENSE_CHANNELS:
         return 1, groups, "dense"
     raise ProgramError(

@@ -1,6 +1,6 @@
 """What a program costs: the reference's counters, true DRAM bytes, instructions, and an estimate of cycles.
 
-A program is static, so counting it needs no run. The first seven are counted as VTA's functional simulator does: padding,
+A program is static, so `count` needs no run; the simulator fills the same counters by what it does. The first seven are counted as VTA's functional simulator does: padding,
 instruction fetch, resets and no-ops not at all, 8-bit loads into the accumulator as four bytes an element.
 """
 
@@ -45,17 +45,25 @@ class Counters:
             + self.out_store_nbytes
         )  # fmt: skip
 
-    def add(self, config: VtaConfig, instruction: Instruction) -> None:
-        """Count one instruction."""
+    def fetched(self) -> None:
+        """Count the fetch of one instruction."""
         self.insn_count += 1
         self.insn_nbytes += INSTRUCTION_BYTES
         self.dram_nbytes += INSTRUCTION_BYTES
+
+    def moved(self, config: VtaConfig, memory: Memory, nbytes: int) -> None:
+        """Count bytes that went between DRAM and a memory."""
+        counted = nbytes // config.element_bytes(memory) * config.element_bytes(_COUNTED_AS.get(memory, memory))
+        name = _COUNTER[memory]
+        setattr(self, name, getattr(self, name) + counted)
+        self.dram_nbytes += nbytes
+
+    def add(self, config: VtaConfig, instruction: Instruction) -> None:
+        """Count one instruction by what it says."""
+        self.fetched()
         if isinstance(instruction, Mem):
-            elements, memory = instruction.x_size * instruction.y_size, instruction.memory
-            counted = elements * config.element_bytes(_COUNTED_AS.get(memory, memory))
-            name = _COUNTER[memory]
-            setattr(self, name, getattr(self, name) + counted)
-            self.dram_nbytes += elements * config.element_bytes(memory)
+            nbytes = instruction.x_size * instruction.y_size * config.element_bytes(instruction.memory)
+            self.moved(config, instruction.memory, nbytes)
         elif isinstance(instruction, Gemm):
             self.gemm_counter += 0 if instruction.reset else instruction.steps
         elif isinstance(instruction, Alu):

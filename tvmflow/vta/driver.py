@@ -1,6 +1,7 @@
 """Run programs on the VTA of a Zynq board: contiguous memory and memory-mapped registers, as its HLS design has them.
 
-No board was at hand: what is here follows the published register map and the protocol of VTA's own pynq driver, and is tested
+pynq, ultra96 and zcu104 have the same driver and differ in where their registers lie. No board was at hand: what is here follows
+the published register map and the protocol of VTA's own driver, and is tested
 against a fake that behaves like the registers (tests/devices/test_vta.py). The fetch unit reads instructions from `insn_addr`;
 load, compute and store units add their base registers to the addresses in instructions, so a program runs wherever its memory
 lies, without being changed.
@@ -18,15 +19,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tvmflow.errors import DeviceError, DeviceLostError
+from tvmflow.errors import DeviceError, DeviceLostError, UnknownNameError
+from tvmflow.vta.counters import Counters
 from tvmflow.vta.isa import encode_all
+from tvmflow.vta.lint import check_program
 from tvmflow.vta.program import Launch, Program
-from tvmflow.vta.runtime import dram_of, read_tensor, write_tensor
+from tvmflow.vta.runtime import Loaded, dram_of, read_tensor, write_inputs
 
 Array = np.ndarray[Any, Any]
 
-FETCH, LOAD, COMPUTE, STORE = 0x43C00000, 0x43C10000, 0x43C20000, 0x43C30000
-"""Physical base addresses of the four units on pynq; each has a page of registers."""
+FETCH, LOAD, COMPUTE, STORE = 0x0000, 0x1000, 0x2000, 0x3000
+"""Where the four units have their registers, from the board's base on; each has a page of REGISTER_BYTES."""
+REGISTER_BYTES = 0x1000
+BASES = {"pynq": 0x43C00000, "ultra96": 0xA0000000, "zcu104": 0xA0000000}
+"""Physical base address of the registers, for each board whose designs speak this protocol."""
 CONTROL = 0x00
 START, AUTORESTART = 0x01, 0x81
 INSN_COUNT, INSN_ADDR = 0x10, 0x18
@@ -34,11 +40,13 @@ INP_ADDR, WGT_ADDR = 0x10, 0x18
 DONE_READ, UOP_ADDR, BIAS_ADDR = 0x18, 0x20, 0x28
 OUT_ADDR = 0x10
 DONE = 1
+SETTLE_S = 1e-6
+"""How long the original waits before it looks at the done flag, which may be that of the launch before."""
 TIMEOUT_S = 10.0
 
 
 class Registers(Protocol):
-    """Reads and writes 32-bit registers by physical address."""
+    """Reads and writes 32-bit registers by their place behind the board's base address."""
 
     def read(self, address: int) -> int: ...
 
@@ -57,70 +65,94 @@ class Contiguous(Protocol):
     def invalidate(self) -> None:
         """Forget what our caches hold, so that what the accelerator wrote is read."""
 
+    def free(self) -> None:
+        """Give the memory back."""
+
 
 Allocate = Callable[[int], Contiguous]
 
 
-class PynqDriver:
-    """A driver for the runtime: one program has one piece of contiguous memory, and one for its instructions."""
+class BoardDriver:
+    """A driver for the runtime: one program has one piece of contiguous memory, and one for each launch's instructions."""
 
     def __init__(self, registers: Registers, allocate: Allocate, timeout_s: float = TIMEOUT_S) -> None:
         self.registers, self.allocate, self.timeout_s = registers, allocate, timeout_s
 
     @staticmethod
-    def of_this_board() -> PynqDriver:
-        """Return the driver of the board that runs this. Raises DeviceError when this is none."""
+    def of_this_board(target: str) -> BoardDriver:
+        """Return the driver of the board that runs this. Raises UnknownNameError, DeviceError when this is none."""
+        if target not in BASES:
+            raise UnknownNameError(f"a driver for VTA on {target!r}", legal=BASES)
         allocate = cma_allocator()
-        return PynqDriver(MappedRegisters(), allocate)
+        return BoardDriver(MappedRegisters(BASES[target]), allocate)
 
-    def load(self, program: Program) -> Callable[[list[Array]], list[Array]]:
-        memory = self.allocate(program.dram_bytes)
-        memory.data[:] = dram_of(program)
-        code = [self._code(program, launch) for launch in program.launches]
-        memory.flush()
+    def load(self, program: Program) -> Loaded:
+        """Put a program into memory. What the linter finds is refused: a board would read and write whatever it is told to."""
+        check_program(program)
+        return _OnBoard(self, program)
 
-        def run(inputs: list[Array]) -> list[Array]:
-            for tensor, values in zip(program.inputs, inputs, strict=True):
-                write_tensor(memory.data, tensor, values)
-            memory.flush()
-            for launch, instructions in zip(program.launches, code, strict=True):
-                self._launch(launch, instructions, memory)
-            memory.invalidate()
-            return [read_tensor(memory.data, tensor) for tensor in program.outputs]
 
-        return run
+class _OnBoard:
+    counted: Counters | None = None  # the design has no counters
 
-    def _code(self, program: Program, launch: Launch) -> Contiguous:
-        words = encode_all(program.config, launch.instructions).astype("<u8").view(np.uint8).reshape(-1)
-        memory = self.allocate(words.size)
-        memory.data[: words.size] = words
-        memory.flush()
-        return memory
+    def __init__(self, driver: BoardDriver, program: Program) -> None:
+        self.driver, self.program = driver, program
+        self.pieces: list[Contiguous] = []
+        try:
+            self.memory = self._piece(dram_of(program))
+            self.code = [self._piece(_words(program, launch)) for launch in program.launches]
+        except DeviceError:
+            self.close()
+            raise
 
-    def _launch(self, launch: Launch, code: Contiguous, memory: Contiguous) -> None:
+    def _piece(self, data: Array) -> Contiguous:
+        piece = self.driver.allocate(data.size)
+        self.pieces.append(piece)
+        piece.data[: data.size] = data
+        piece.flush()
+        return piece
+
+    def run(self, inputs: list[Array]) -> list[Array]:
+        write_inputs(self.memory.data, self.program, inputs)
+        self.memory.flush()
+        for launch, code in zip(self.program.launches, self.code, strict=True):
+            self._launch(launch, code)
+        self.memory.invalidate()
+        return [read_tensor(self.memory.data, tensor) for tensor in self.program.outputs]
+
+    def close(self) -> None:
+        while self.pieces:
+            self.pieces.pop().free()
+
+    def _launch(self, launch: Launch, code: Contiguous) -> None:
         """Point every unit at its memory, start the four of them, wait until compute says that FINISH is over."""
-        write = self.registers.write
-        write(FETCH + INSN_COUNT, len(launch.instructions))
-        write(FETCH + INSN_ADDR, code.address)
+        registers, timeout_s = self.driver.registers, self.driver.timeout_s
+        registers.write(FETCH + INSN_COUNT, len(launch.instructions))
+        registers.write(FETCH + INSN_ADDR, code.address)
         for register in (LOAD + INP_ADDR, LOAD + WGT_ADDR, COMPUTE + UOP_ADDR, COMPUTE + BIAS_ADDR, STORE + OUT_ADDR):
-            write(register, memory.address)
-        write(FETCH + CONTROL, START)
+            registers.write(register, self.memory.address)
+        registers.write(FETCH + CONTROL, START)
         for unit in (LOAD, COMPUTE, STORE):
-            write(unit + CONTROL, AUTORESTART)
-        deadline = time.monotonic() + self.timeout_s
-        while self.registers.read(COMPUTE + DONE_READ) != DONE:
+            registers.write(unit + CONTROL, AUTORESTART)
+        time.sleep(SETTLE_S)
+        deadline = time.monotonic() + timeout_s
+        while registers.read(COMPUTE + DONE_READ) != DONE:
             if time.monotonic() > deadline:
                 raise DeviceLostError(
-                    f"the accelerator did not finish {launch.name} within {self.timeout_s:g} s",
+                    f"the accelerator did not finish {launch.name} within {timeout_s:g} s",
                     "the done flag of its compute unit", "load the bitstream of the program's configuration again",
                 )  # fmt: skip
+
+
+def _words(program: Program, launch: Launch) -> Array:
+    return encode_all(program.config, launch.instructions).astype("<u8").view(np.uint8).reshape(-1)
 
 
 class MappedRegisters:
     """Registers through /dev/mem. Needs root, on a board whose bitstream holds a VTA. Raises DeviceError."""
 
-    def __init__(self) -> None:
-        self._pages: dict[int, mmap.mmap] = {}
+    def __init__(self, base: int) -> None:
+        self._pages: dict[int, Array] = {}
         try:
             handle = os.open("/dev/mem", os.O_RDWR | os.O_SYNC)
         except OSError as error:
@@ -128,20 +160,19 @@ class MappedRegisters:
                 f"no access to /dev/mem ({error.strerror})", "root on a Zynq board", "or --driver sim"
             ) from None
         try:
-            for base in (FETCH, LOAD, COMPUTE, STORE):
-                self._pages[base] = mmap.mmap(handle, mmap.PAGESIZE, offset=base)
+            for unit in (FETCH, LOAD, COMPUTE, STORE):
+                page = mmap.mmap(handle, REGISTER_BYTES, offset=base + unit)
+                self._pages[unit] = np.frombuffer(page, "<u4")  # one access of 32 bits for each register, never bytes
         except (OSError, ValueError) as error:
-            raise DeviceError(f"no registers at {FETCH:#x} ({error})", "a Zynq board with a VTA bitstream") from None
+            raise DeviceError(f"no registers at {base:#x} ({error})", "a Zynq board with a VTA bitstream") from None
         finally:
             os.close(handle)
 
     def read(self, address: int) -> int:
-        page, offset = self._pages[address & ~0xFFFF], address & 0xFFFF
-        return int.from_bytes(page[offset : offset + 4], "little")
+        return int(self._pages[address & ~(REGISTER_BYTES - 1)][address % REGISTER_BYTES // 4])
 
     def write(self, address: int, value: int) -> None:
-        page, offset = self._pages[address & ~0xFFFF], address & 0xFFFF
-        page[offset : offset + 4] = value.to_bytes(4, "little")
+        self._pages[address & ~(REGISTER_BYTES - 1)][address % REGISTER_BYTES // 4] = value
 
 
 class _CmaMemory:
@@ -153,6 +184,7 @@ class _CmaMemory:
         pointer = library.cma_alloc(nbytes, 0)
         if not pointer:
             raise DeviceError(f"no {nbytes} contiguous bytes left", "memory of the CMA pool", "restart the server")
+        self._library, self._pointer = library, pointer
         self.address = int(library.cma_get_phy_addr(pointer))
         self.data = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
 
@@ -162,6 +194,11 @@ class _CmaMemory:
     def invalidate(self) -> None:
         """Nothing: the memory is not cached."""
 
+    def free(self) -> None:
+        """Give the memory back to the pool; nobody may look at `data` after this."""
+        self.data = np.zeros(0, np.uint8)
+        self._library.cma_free(self._pointer)
+
 
 def cma_allocator() -> Allocate:
     """Return an allocator over libcma. Raises DeviceError where there is none."""
@@ -170,7 +207,8 @@ def cma_allocator() -> Allocate:
     for path in (Path("/usr/lib/libcma.so"), Path("/usr/lib/libsds_lib.so")):
         with contextlib.suppress(OSError):
             library = ctypes.CDLL(str(path))
-            library.cma_alloc.restype, library.cma_alloc.argtypes = ctypes.c_void_p, [ctypes.c_uint32, ctypes.c_uint32]
+            library.cma_alloc.restype, library.cma_alloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_int]
+            library.cma_free.restype, library.cma_free.argtypes = None, [ctypes.c_void_p]
             library.cma_get_phy_addr.restype = ctypes.c_uint32
             library.cma_get_phy_addr.argtypes = [ctypes.c_void_p]
             return lambda nbytes: _CmaMemory(library, nbytes)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from tvmflow.errors import ProgramError, UnknownNameError
-from tvmflow.vta.isa import Finish, Instruction, Module, disassemble
+from tvmflow.vta.isa import Finish, Instruction, Module, check_steps, disassemble
 from tvmflow.vta.program import QUEUE_NAMES, QUEUES, Launch, pops, pushes
 
 
@@ -91,6 +91,7 @@ def _chooser(order: str) -> Callable[[list[Module]], Module]:
 
 
 def run_launch(launch: Launch, machine: Machine, order: str = "load-eager") -> None:
-    """Execute every instruction of a launch."""
+    """Execute every instruction of a launch. Raises ProgramError, before it runs, when it would take too many steps."""
+    check_steps(launch.instructions, launch.name)
     for instruction in in_order(launch, order):
         machine.execute(instruction)

@@ -1,4 +1,4 @@
-"""Find what VTA can compute in a quantized graph: chains of integer steps that are one operator each, and the longest run of them.
+"""Find what VTA can compute in a quantized graph: chains of integer steps that are one operator each.
 
 Reads the graph that `vta_int8` writes: int8 values, an int32 sum, bias, rounding shift, clip, cast back. What does not look
 like that stays on the CPU, and the reason is kept for the report.
@@ -6,23 +6,20 @@ like that stays on the CPU, and the reason is kept for the report.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tvmflow.errors import ProgramError, UnknownNameError
-from tvmflow.quantization.graph import Graph, Other, Ref, Step
+from tvmflow.errors import ProgramError
+from tvmflow.ir.graph import Graph, Other, Ref, Step
 from tvmflow.vta.compiler import check_operator
 from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.convolution import geometry
-from tvmflow.vta.region import Conv, MaxPool, Operator, Region, Shape, Sum, Tail
+from tvmflow.vta.region import Conv, MaxPool, Operator, Shape, Sum, Tail
 
 Array = np.ndarray[Any, Any]
 MAX_RIGHT = 15
-_ALIASES = {"relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims"}
 
 
 class _NotVta(Exception):
@@ -56,72 +53,9 @@ class Extraction:
         return [step for step in self.graph.steps if step.name in wanted]
 
 
-@dataclass(frozen=True)
-class Split:
-    """A graph cut in three: `before`, `region`, `after`. layers: what VTA computes, by name; reasons: why others stay on the CPU."""
-
-    before: tuple[Step, ...]
-    region: Region
-    after: tuple[Step, ...]
-    layers: tuple[str, ...]
-    reasons: dict[str, str]
-
-
 def layer_name(value: str) -> str:
     """Return the layer's name of an integer value: `conv3` of `conv3_q`."""
     return value.removesuffix("_q")
-
-
-def split(graph: Graph, config: VtaConfig, start: str = "auto", stop: str = "auto") -> Split:
-    """Cut out one region: from layer `start` to before layer `stop`, or the run of layers that multiplies most.
-
-    Raises UnknownNameError for a layer that VTA does not compute, ProgramError when nothing is left for it.
-    """
-    found = extract(graph, config)
-    first, last = _run_of(found, config, start, stop)
-    inside = [item for item in found.items[first:last] if isinstance(item, Found)]
-    before, after = found.steps_of(found.items[:first]), found.steps_of(found.items[last:])
-    own = {item.operator.name for item in inside}
-    read_outside = {name for step in (*before, *after) for name in step.refs} | {graph.output}
-    inputs = {n: found.shapes[n] for item in inside for n in item.operator.inputs if n not in own}
-    outputs = tuple(item.operator.name for item in inside if item.operator.name in read_outside)
-    region = Region(inputs, tuple(item.operator for item in inside), outputs)
-    names = tuple(layer_name(item.operator.name) for item in inside)
-    return Split(tuple(before), region, tuple(after), names, found.reasons)
-
-
-def _run_of(found: Extraction, config: VtaConfig, start: str, stop: str) -> tuple[int, int]:
-    names = [layer_name(item.operator.name) if isinstance(item, Found) else "" for item in found.items]
-    legal = [name for name in names if name]
-    if not legal:
-        reasons = "; ".join(f"{name}: {why}" for name, why in list(found.reasons.items())[:3])
-        raise ProgramError(
-            f"nothing in this network that VTA can compute{' (' + reasons + ')' if reasons else ''}",
-            "int8 convolutions with power-of-two scales", "use precision vta_int8",
-        )  # fmt: skip
-    for word, name in (("start", start), ("stop", stop)):
-        if name != "auto" and name not in legal:
-            raise UnknownNameError(f"no layer {name!r} on VTA (graph_pack.vta.{word})", legal=["auto", *legal])
-    low = names.index(start) if start != "auto" else 0
-    high = names.index(stop) if stop != "auto" else len(names)
-    runs, begin = [], None
-    for at in range(low, high + 1):
-        if at < high and names[at]:
-            begin = at if begin is None else begin
-        elif begin is not None:
-            runs.append((begin, at))
-            begin = None
-    if not runs:
-        raise ProgramError(f"no layers between start {start!r} and stop {stop!r}", "start before stop")
-    return max(runs, key=lambda run: sum(_work(found, config, item) for item in found.items[run[0] : run[1]]))
-
-
-def _work(found: Extraction, config: VtaConfig, item: Found | Step) -> float:
-    if not isinstance(item, Found):
-        return 0.0
-    if isinstance(item.operator, Conv):
-        return geometry(config, item.operator, found.shapes[item.operator.data]).gemm
-    return math.prod(item.operator.shape_of(found.shapes[item.operator.inputs[0]])) / 1e6
 
 
 def extract(graph: Graph, config: VtaConfig) -> Extraction:
@@ -185,7 +119,7 @@ class _Extractor:
 
     def _operator(self, step: Step) -> Found | None:
         makers: dict[str, Callable[[Step], Found | None]] = {
-            "relax.nn.conv2d": self._conv, "relax.matmul": self._dense, "relax.add": self._sum,
+            "relax.nn.conv2d": self._conv, "relax.nn.conv2d_transpose": self._conv, "relax.matmul": self._dense, "relax.add": self._sum,
             "relax.nn.max_pool2d": self._pool, "relax.astype": self._alone,
         }  # fmt: skip
         if step.op not in makers:
@@ -220,9 +154,11 @@ class _Extractor:
             raise _NotVta("operands that are not int8")
         tail, steps = self._tail(step)
         strides, padding = [int(s) for s in attrs.strides], [int(p) for p in attrs.padding]
+        transposed = step.op == "relax.nn.conv2d_transpose"
+        extra = [int(p) for p in attrs.output_padding] if transposed else [0, 0]
         conv = Conv(
             steps[-1].name, step.args[0].name, step.args[1], tail, (strides[0], strides[1]),
-            (padding[0], padding[1], padding[2], padding[3]), int(attrs.groups),
+            (padding[0], padding[1], padding[2], padding[3]), int(attrs.groups), transposed, (extra[0], extra[1]),
         )  # fmt: skip
         return Found(conv, (step, *steps))
 

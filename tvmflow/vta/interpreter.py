@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tvmflow.errors import ProgramError
-from tvmflow.vta.config import Memory, VtaConfig
-from tvmflow.vta.isa import Alu, AluOp, Finish, Gemm, Instruction, Mem, decode_uops
+from tvmflow.vta.config import PAGE, Memory, VtaConfig
+from tvmflow.vta.isa import Alu, AluOp, Finish, Gemm, Instruction, Mem, check_steps, decode_uops
 
 Array = np.ndarray[Any, Any]
 
@@ -34,11 +34,10 @@ class Interpreter:
         self.written = {memory: np.zeros(len(array), bool) for memory, array in self.memories.items()}
 
     def execute(self, instruction: Instruction) -> None:
+        check_steps([instruction])
         if isinstance(instruction, Mem):
-            if instruction.is_store:
-                self._store(instruction)
-            else:
-                self._load(instruction)
+            if instruction.steps:
+                (self._store if instruction.is_store else self._load)(instruction)
         elif isinstance(instruction, Gemm):
             self._gemm(instruction)
         elif isinstance(instruction, Alu):
@@ -50,15 +49,13 @@ class Interpreter:
 
     def _dram_element(self, memory: Memory, index: int) -> Array:
         size = self.config.element_bytes(memory)
-        if not 0 <= index * size <= len(self.dram) - size:
+        if not PAGE <= index * size <= len(self.dram) - size:
             raise ProgramError(
-                f"{memory.name} element {index} at DRAM byte {index * size:#x}", f"below {len(self.dram):#x}"
+                f"{memory.name} element {index} at DRAM byte {index * size:#x}", f"{PAGE:#x} to {len(self.dram):#x}"
             )
         return self.dram[index * size : (index + 1) * size]
 
     def _load(self, i: Mem) -> None:
-        if i.is_nop:
-            return
         if i.memory is Memory.OUT:
             raise ProgramError("a LOAD into OUT", "UOP, WGT, INP, ACC or ACC_8BIT")
         memory = Memory.ACC if i.memory is Memory.ACC_8BIT else i.memory
@@ -77,8 +74,6 @@ class Interpreter:
                 self.written[memory][at] = True
 
     def _store(self, i: Mem) -> None:
-        if i.is_nop:
-            return
         if i.memory is not Memory.OUT or i.rows != i.y_size or i.columns != i.x_size:
             raise ProgramError(f"a STORE of {i.memory.name} with padding {i.rows - i.y_size, i.columns - i.x_size}",
                                "OUT, without padding")  # fmt: skip

@@ -1,7 +1,8 @@
 """VTA's instructions: 128 bits each, little-endian, and micro-ops of 32 bits; encode, decode, disassemble.
 
-Field widths follow the depths of the configuration's buffers. No field crosses bit 64: the bits that this leaves over are
-zero. A value that does not fit raises ProgramError; C's bit fields would cut it silently.
+Field widths follow the depths of the configuration's buffers. They lie as a C compiler places bit fields: none crosses bit 64,
+and the bits that this leaves over are zero. A micro-op's src names an input for GEMM and an accumulator for the ALU, so it is as
+wide as the larger of the two needs; so it has been since version 0.0.2 of the hardware. A value that does not fit raises ProgramError; C's bit fields would cut it silently.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ LOAD, STORE, GEMM, FINISH, ALU = 0, 1, 2, 3, 4
 INSTRUCTION_BYTES = 16
 MAX_ITERATIONS = (1 << 14) - 1
 IMMEDIATE_MIN, IMMEDIATE_MAX = -(1 << 15), (1 << 15) - 1
+MAX_STEPS = 1 << 32
+"""What a program may cost at most: more than VGG-16 on blocks of 2, and minutes of simulation. One instruction could run 2^41."""
 
 
 class AluOp(IntEnum):
@@ -84,6 +87,11 @@ class Mem:
         return self.x_size == 0
 
     @property
+    def steps(self) -> int:
+        """Return how many on-chip elements are written or read."""
+        return 0 if self.is_nop else self.rows * self.columns
+
+    @property
     def module(self) -> Module:
         if self.is_store:
             return Module.STORE
@@ -113,7 +121,7 @@ class Gemm:
 
     @property
     def steps(self) -> int:
-        return self.iter_out * self.iter_in * (self.uop_end - self.uop_bgn)
+        return self.iter_out * self.iter_in * max(self.uop_end - self.uop_bgn, 0)
 
 
 @dataclass(slots=True)
@@ -138,7 +146,7 @@ class Alu:
 
     @property
     def steps(self) -> int:
-        return self.iter_out * self.iter_in * (self.uop_end - self.uop_bgn)
+        return self.iter_out * self.iter_in * max(self.uop_end - self.uop_bgn, 0)
 
 
 @dataclass(slots=True)
@@ -146,6 +154,7 @@ class Finish:
     """The last instruction of a launch."""
 
     flags: Flags = field(default_factory=Flags)
+    steps: ClassVar[int] = 0
 
     @property
     def module(self) -> Module:
@@ -157,46 +166,51 @@ Uop = tuple[int, int, int]
 """(dst, src, wgt): indices into ACC, INP (ACC for the ALU), WGT."""
 
 
+def check_steps(instructions: Iterable[Instruction], name: str = "an instruction") -> None:
+    """Raise ProgramError, before anything runs, when instructions would take more than MAX_STEPS steps."""
+    steps = sum(instruction.steps for instruction in instructions)
+    if steps > MAX_STEPS:
+        raise ProgramError(f"{name} of {steps:,} steps", f"at most {MAX_STEPS:,}", "split the program")
+
+
 # -- layouts ----------------------------------------------------------------------------------------------------------
 
-_Layout = tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int], ...]]
-_PREFIX = [("opcode", 3), ("pop_prev", 1), ("pop_next", 1), ("push_prev", 1), ("push_next", 1)]
+_Layout = dict[str, tuple[int, int, int]]
+"""Per field: word, first bit, width."""
+_PREFIX = (("opcode", 3), ("pop_prev", 1), ("pop_next", 1), ("push_prev", 1), ("push_next", 1))
 _MEM = (
-    [*_PREFIX, ("memory", 3), ("sram_base", 16), ("dram_base", 32)],
-    [
-        ("y_size", 16), ("x_size", 16), ("x_stride", 16), ("y_pad_top", 4), ("y_pad_bottom", 4), ("x_pad_left", 4),
-        ("x_pad_right", 4),
-    ],
+    ("memory", 3), ("sram_base", 16), ("dram_base", 32), ("y_size", 16), ("x_size", 16), ("x_stride", 16), ("y_pad_top", 4),
+    ("y_pad_bottom", 4), ("x_pad_left", 4), ("x_pad_right", 4),
 )  # fmt: skip
+_MEM_NUMBERS = tuple(name for name, _ in _MEM[1:])
+_LOOPS = ("uop_bgn", "uop_end", "iter_out", "iter_in", "dst_out", "dst_in", "src_out", "src_in")
 
 
-def _placed(words: tuple[list[tuple[str, int]], list[tuple[str, int]]]) -> _Layout:
-    """Return, for both words, (name, first bit, width)."""
-    result = []
-    for word in words:
-        at, fields = 0, []
-        for name, width in word:
-            fields.append((name, at, width))
-            at += width
-        assert at <= 64
-        result.append(tuple(fields))
-    return result[0], result[1]
+def _placed(fields: Iterable[tuple[str, int]]) -> _Layout:
+    """Place fields as C's bit fields are: one after the other, and what would cross bit 64 begins there."""
+    layout: _Layout = {}
+    at = 0
+    for name, width in fields:
+        if at // 64 != (at + width - 1) // 64:
+            at = 64 * (at // 64 + 1)
+        layout[name] = (at // 64, at % 64, width)
+        at += width
+    return layout
 
 
 @lru_cache(maxsize=64)
 def _layout(config: VtaConfig, opcode: int) -> _Layout:
     if opcode in (LOAD, STORE):
-        return _placed(_MEM)
+        return _placed((*_PREFIX, *_MEM))
     if opcode == FINISH:
-        return _placed(([*_PREFIX], []))
+        return _placed(_PREFIX)
     uop, inp, wgt, acc = (config.log_depth(m) for m in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC))
-    first = [
-        *_PREFIX, ("reset", 1), ("uop_bgn", uop), ("uop_end", uop + 1), ("iter_out", 14), ("iter_in", 14),
-    ]  # fmt: skip
-    second = [("dst_out", acc), ("dst_in", acc), ("src_out", inp), ("src_in", inp)]
+    src = inp if opcode == GEMM else acc
+    widths = (uop, uop + 1, 14, 14, acc, acc, src, src)
+    loops = (*_PREFIX, ("reset", 1), *zip(_LOOPS, widths, strict=True))
     if opcode == GEMM:
-        return _placed((first, [*second, ("wgt_out", wgt), ("wgt_in", wgt)]))
-    return _placed((first, [*second, ("alu_op", 3), ("use_imm", 1), ("imm", 16)]))
+        return _placed((*loops, ("wgt_out", wgt), ("wgt_in", wgt)))
+    return _placed((*loops, ("alu_op", 3), ("use_imm", 1), ("imm", 16)))
 
 
 def _values(instruction: Instruction) -> dict[str, int]:
@@ -208,13 +222,9 @@ def _values(instruction: Instruction) -> dict[str, int]:
     if isinstance(instruction, Finish):
         return {"opcode": FINISH, **found}
     if isinstance(instruction, Mem):
-        names = ("sram_base", "dram_base", *(name for name, _ in _MEM[1]))
-        opcode = STORE if instruction.is_store else LOAD
-        return {"opcode": opcode, **found, "memory": instruction.memory, **{n: getattr(instruction, n) for n in names}}
-    found |= {
-        name: getattr(instruction, name)
-        for name in ("uop_bgn", "uop_end", "iter_out", "iter_in", "dst_out", "dst_in", "src_out", "src_in")
-    }
+        found |= {name: getattr(instruction, name) for name in _MEM_NUMBERS}
+        return {"opcode": STORE if instruction.is_store else LOAD, **found, "memory": instruction.memory}
+    found |= {name: getattr(instruction, name) for name in _LOOPS}
     if isinstance(instruction, Gemm):
         return {
             "opcode": GEMM, **found, "reset": int(instruction.reset), "wgt_out": instruction.wgt_out,
@@ -231,18 +241,14 @@ def _values(instruction: Instruction) -> dict[str, int]:
 
 def encode(config: VtaConfig, instruction: Instruction) -> tuple[int, int]:
     """Return the two 64-bit words. Raises ProgramError for a value that its field cannot hold."""
-    values = _values(instruction)
-    words = []
-    for word in _layout(config, values["opcode"]):
-        bits = 0
-        for name, at, width in word:
-            value = int(values[name])
-            if not 0 <= value < 1 << width:
-                raise ProgramError(
-                    f"{name} = {value} in {type(instruction).__name__}", f"0 to {(1 << width) - 1} ({width} bits)"
-                )
-            bits |= value << at
-        words.append(bits)
+    values, words = _values(instruction), [0, 0]
+    for name, (word, at, width) in _layout(config, values["opcode"]).items():
+        value = int(values[name])
+        if not 0 <= value < 1 << width:
+            raise ProgramError(
+                f"{name} = {value} in {type(instruction).__name__}", f"0 to {(1 << width) - 1} ({width} bits)"
+            )
+        words[word] |= value << at
     return words[0], words[1]
 
 
@@ -256,23 +262,17 @@ def decode(config: VtaConfig, word0: int, word1: int) -> Instruction:
     opcode = word0 & 7
     if opcode not in (LOAD, STORE, GEMM, FINISH, ALU):
         raise ProgramError(f"opcode {opcode}", "0 to 4")
-    v = {
-        name: (word >> at) & ((1 << width) - 1)
-        for word, fields in zip((word0, word1), _layout(config, opcode), strict=True)
-        for name, at, width in fields
-    }
+    words = (word0, word1)
+    v = {name: (words[word] >> at) & ((1 << width) - 1) for name, (word, at, width) in _layout(config, opcode).items()}
     flags = Flags(*(bool(v[name]) for name in ("pop_prev", "pop_next", "push_prev", "push_next")))
     if opcode == FINISH:
         return Finish(flags)
     if opcode in (LOAD, STORE):
         if v["memory"] not in list(Memory):
             raise ProgramError(f"memory type {v['memory']}", "0 to 5")
-        rest = {name: v[name] for name in ("sram_base", "dram_base", *(name for name, _ in _MEM[1]))}
+        rest = {name: v[name] for name in _MEM_NUMBERS}
         return Mem(Memory(v["memory"]), **rest, is_store=opcode == STORE, flags=flags)
-    loops = {
-        name: v[name]
-        for name in ("uop_bgn", "uop_end", "iter_out", "iter_in", "dst_out", "dst_in", "src_out", "src_in")
-    }
+    loops = {name: v[name] for name in _LOOPS}
     if opcode == GEMM:
         return Gemm(**loops, wgt_out=v["wgt_out"], wgt_in=v["wgt_in"], reset=bool(v["reset"]), flags=flags)
     if v["alu_op"] not in list(AluOp):
@@ -286,28 +286,30 @@ def decode_all(config: VtaConfig, words: Array) -> list[Instruction]:
     return [decode(config, int(a), int(b)) for a, b in words]
 
 
+def uop_layout(config: VtaConfig) -> tuple[tuple[int, int], ...]:
+    """Return (first bit, width) of a micro-op's dst, src, wgt."""
+    acc, inp, wgt = (config.log_depth(m) for m in (Memory.ACC, Memory.INP, Memory.WGT))
+    src = max(acc, inp)
+    return (0, acc), (acc, src), (acc + src, wgt)
+
+
 def encode_uops(config: VtaConfig, uops: Iterable[Uop]) -> Array:
     """Return uint32 (n,). Raises ProgramError for an index that its field cannot hold."""
-    widths = [config.log_depth(m) for m in (Memory.ACC, Memory.INP, Memory.WGT)]
-    words = []
+    layout, words = uop_layout(config), []
     for uop in uops:
-        bits, at = 0, 0
-        for name, value, width in zip(("dst", "src", "wgt"), uop, widths, strict=True):
+        bits = 0
+        for name, value, (at, width) in zip(("dst", "src", "wgt"), uop, layout, strict=True):
             if not 0 <= value < 1 << width:
                 raise ProgramError(f"{name} index {value} of a micro-op", f"0 to {(1 << width) - 1}")
             bits |= value << at
-            at += width
         words.append(bits)
     return np.array(words, np.uint32)
 
 
 def decode_uops(config: VtaConfig, words: Array) -> Array:
     """Return int32 (n, 3): dst, src, wgt."""
-    columns, at = [], 0
-    for memory in (Memory.ACC, Memory.INP, Memory.WGT):
-        width = config.log_depth(memory)
-        columns.append((words.astype(np.uint32) >> np.uint32(at)) & np.uint32((1 << width) - 1))
-        at += width
+    unsigned = words.astype(np.uint32)
+    columns = [(unsigned >> np.uint32(at)) & np.uint32((1 << width) - 1) for at, width in uop_layout(config)]
     return np.stack(columns, axis=1).astype(np.int32)
 
 

@@ -1,7 +1,8 @@
 """Check a program without running it: bounds, races between units, balance of tokens, and what a device kind cannot do.
 
 Races are found by vector clocks: tokens are counted queues, so the k-th pop waits for the k-th push, whatever the order of the
-units; two accesses to one on-chip element by two units, one of them writing, must be ordered by that.
+units; two accesses to one on-chip element, or to one span of DRAM, by two units, one of them writing, must be ordered by that. So
+must FINISH be behind everything. A transfer's span of DRAM reaches from its first byte to its last, gaps between rows included.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from tvmflow.errors import ProgramError
-from tvmflow.vta.config import Memory, VtaConfig
+from tvmflow.vta.config import PAGE, Memory, VtaConfig
 from tvmflow.vta.execution import in_order
-from tvmflow.vta.isa import Alu, AluOp, Finish, Gemm, Instruction, Mem, Module, decode_uops
-from tvmflow.vta.program import PAGE, QUEUES, Launch, Program, check_row_hazard, pops, pushes
+from tvmflow.vta.isa import Alu, AluOp, Finish, Gemm, Instruction, Mem, Module, check_steps, decode_uops, disassemble
+from tvmflow.vta.program import QUEUES, Launch, Program, check_row_hazard, pops, pushes
 
 Array = np.ndarray[Any, Any]
 SHIFT_MIN, SHIFT_MAX = -16, 15
@@ -67,6 +68,25 @@ class _Access:
     last: Array
 
 
+class _Spans:
+    """Spans of DRAM that transfers touched, each with its unit and number there."""
+
+    def __init__(self) -> None:
+        self.low, self.high = 1 << 62, 0
+        self.rows: list[tuple[int, int, Module, int]] = []
+
+    def add(self, span: tuple[int, int], by: Module, number: int) -> None:
+        self.low, self.high = min(self.low, span[0]), max(self.high, span[1])
+        self.rows.append((*span, by, number))
+
+    def reach(self, span: tuple[int, int], clock: Array) -> bool:
+        """Return whether one of them overlaps a span and may not be over yet."""
+        first, last = span
+        if first >= self.high or last <= self.low:
+            return False
+        return any(first < end and start < last and number > clock[by] for start, end, by, number in self.rows)
+
+
 class _Linter:
     def __init__(self, program: Program, launch: Launch, rules: DeviceRules | None) -> None:
         self.program, self.config, self.launch = program, program.config, launch
@@ -82,7 +102,7 @@ class _Linter:
         self.processed = np.zeros(depth(Memory.ACC), bool)
         self.clocks = {module: np.zeros(len(Module), np.int64) for module in Module}
         self.tokens: list[deque[Array]] = [deque() for _ in QUEUES]
-        self.stored: list[tuple[int, int, int]] = []
+        self.loaded, self.stored = _Spans(), _Spans()
         self.found: list[str] = []
 
     def run(self) -> list[str]:
@@ -92,8 +112,13 @@ class _Linter:
             return self.found
         if instructions[-1].flags.pop_prev or instructions[-1].flags.pop_next:
             self.found.append("FINISH waits for a token")
+        check_steps(instructions, self.launch.name)
         for instruction in in_order(self.launch):
             self._step(instruction)
+        for module in (Module.LOAD, Module.STORE):
+            own = sum(instruction.module is module for instruction in instructions)
+            if self.clocks[Module.COMPUTE][module] < own:
+                self._note(f"FINISH may come before {module.name} is done")
         return self.found
 
     def _step(self, instruction: Instruction) -> None:
@@ -110,7 +135,7 @@ class _Linter:
             self.tokens[queue].append(after)
 
     def _look_at(self, i: Instruction, clock: Array, number: int) -> None:
-        if isinstance(i, Mem) and not i.is_nop:
+        if isinstance(i, Mem) and i.steps:
             (self._store if i.is_store else self._load)(i, clock, number)
         elif isinstance(i, Gemm | Alu):
             self._compute(i, clock, number)
@@ -138,6 +163,8 @@ class _Linter:
 
     def _dram(self, i: Mem) -> tuple[int, int]:
         """Return [first, last) bytes, noting what lies outside."""
+        if i.y_size == 0:
+            return 0, 0
         size = self.config.element_bytes(i.memory)
         first = i.dram_base * size
         last = (i.dram_base + (i.y_size - 1) * i.x_stride + i.x_size) * size
@@ -153,9 +180,9 @@ class _Linter:
             self._note("a LOAD into OUT")
             return
         first, last = self._dram(i)
-        for start, end, stored in self.stored:
-            if first < end and start < last and stored > clock[Module.STORE]:
-                self._note(f"a LOAD of DRAM {first:#x} that may come before its STORE")
+        if self.stored.reach((first, last), clock):
+            self._note(f"a LOAD of DRAM {first:#x} that may come before its STORE")
+        self.loaded.add((first, last), i.module, number)
         if not self._inside(memory, i.sram_base, i.sram_base + i.rows * i.columns - 1):
             return
         span = slice(i.sram_base, i.sram_base + i.rows * i.columns)
@@ -167,7 +194,8 @@ class _Linter:
             self.processed[span] = False
 
     def _load_uops(self, i: Mem, span: slice) -> None:
-        words = self.program.constants.view(np.uint32)
+        constants = self.program.constants
+        words = constants[: constants.size // 4 * 4].view(np.uint32)
         at = i.dram_base - self.program.constants_at // self.config.element_bytes(Memory.UOP)
         taken = words[at : at + i.x_size] if at >= 0 else words[:0]
         if i.y_size != 1 or len(taken) != i.x_size or i.columns != i.x_size:
@@ -185,21 +213,28 @@ class _Linter:
         if not self.rules.stores_unprocessed and not self.processed[span].all():
             self._note("a STORE of accumulators that neither GEMM nor ALU made: real designs keep stores apart")
         self._touch(Memory.ACC, Module.STORE, span, clock, number)
-        self.stored.append((first, last, number))
+        if self.loaded.reach((first, last), clock):
+            self._note(f"a STORE to DRAM {first:#x} that may come before a LOAD is done with it")
+        self.stored.add((first, last), Module.STORE, number)
 
     # -- compute --
 
     def _compute(self, i: Gemm | Alu, clock: Array, number: int) -> None:
-        if not self._inside(Memory.UOP, i.uop_bgn, i.uop_end - 1) or not self.has_uop[i.uop_bgn : i.uop_end].all():
+        if not i.steps:
+            self._note(f"{disassemble(i)}: nothing to do, and real designs count past its end")
+            return
+        if not self._inside(Memory.UOP, i.uop_bgn, i.uop_end - 1):
+            return
+        if not self.has_uop[i.uop_bgn : i.uop_end].all():
             self._note("a micro-op that was not loaded")
             return
         if not self.rules.row_hazards:
             check_row_hazard([tuple(uop) for uop in self.uops[i.uop_bgn : i.uop_end].tolist()])
-        dst = self._indices(i, 0, (i.dst_out, i.dst_in))
-        if not self._inside(Memory.ACC, 0, int(dst[-1])):
+        written = self._elements(i, Memory.ACC, 0, (i.dst_out, i.dst_in))
+        if written is None:
             return
-        self._touch(Memory.ACC, Module.COMPUTE, dst, clock, number)
-        self.processed[dst] = True
+        self._touch(Memory.ACC, Module.COMPUTE, written, clock, number)
+        self.processed[written] = True
         if isinstance(i, Alu):
             self._alu(i)
         elif not i.reset:
@@ -207,14 +242,25 @@ class _Linter:
                 (Memory.INP, 1, (i.src_out, i.src_in)),
                 (Memory.WGT, 2, (i.wgt_out, i.wgt_in)),
             ):
-                read = self._indices(i, column, factors)
-                if self._inside(memory, 0, int(read[-1])):
+                read = self._elements(i, memory, column, factors)
+                if read is not None:
                     self._touch(memory, Module.COMPUTE, read, clock, number)
 
-    def _indices(self, i: Gemm | Alu, column: int, factors: tuple[int, int]) -> Array:
-        base = np.unique(self.uops[i.uop_bgn : i.uop_end, column])
-        loops = np.add.outer(np.arange(i.iter_out) * factors[0], np.arange(i.iter_in) * factors[1])
-        return np.unique(np.add.outer(loops, base))
+    def _elements(self, i: Gemm | Alu, memory: Memory, column: int, factors: tuple[int, int]) -> Array | None:
+        """Return which elements the loops reach, bool (depth,), or None, with a note, when some are beyond the end."""
+        base = self.uops[i.uop_bgn : i.uop_end, column]
+        last = int(base.max()) + (i.iter_out - 1) * factors[0] + (i.iter_in - 1) * factors[1]
+        if not self._inside(memory, int(base.min()), last):
+            return None
+        reached = np.zeros(self.config.depth(memory), bool)
+        reached[base] = True
+        for turns, factor in ((i.iter_out, factors[0]), (i.iter_in, factors[1])):
+            done = 1
+            while factor and done < turns:  # what `done` turns reach, and the same again, shifted
+                step = min(done, turns - done)
+                reached[step * factor :] |= reached[: len(reached) - step * factor].copy()
+                done += step
+        return reached
 
     def _alu(self, i: Alu) -> None:
         if i.op is AluOp.MUL and not self.rules.mul:
@@ -226,5 +272,4 @@ class _Linter:
             and not SHIFT_MIN <= i.imm <= SHIFT_MAX
         ):
             self._note(f"a shift by {i.imm}; {self.config.target} knows {SHIFT_MIN} to {SHIFT_MAX}")
-        src = self._indices(i, 1, (i.src_out, i.src_in))
-        self._inside(Memory.ACC, 0, int(src[-1]))
+        self._elements(i, Memory.ACC, 1, (i.src_out, i.src_in))

@@ -15,13 +15,10 @@ from typing import Any
 import numpy as np
 
 from tvmflow.errors import ProgramError
-from tvmflow.vta.config import Memory, VtaConfig
+from tvmflow.vta.config import PAGE, Memory, VtaConfig
 from tvmflow.vta.isa import MAX_ITERATIONS, Alu, AluOp, Finish, Gemm, Instruction, Mem, Module, Uop, encode_uops
 
 Array = np.ndarray[Any, Any]
-PAGE = 4096
-"""Buffers begin at multiples of this; page 0 is nobody's, as in VTA's own allocator."""
-
 QUEUES = (
     (Module.LOAD, Module.COMPUTE), (Module.COMPUTE, Module.LOAD), (Module.COMPUTE, Module.STORE),
     (Module.STORE, Module.COMPUTE),

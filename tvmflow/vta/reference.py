@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from tvmflow.errors import ProgramError
 from tvmflow.vta.config import Memory, VtaConfig
-from tvmflow.vta.convolution import Geometry
-from tvmflow.vta.isa import AluOp
+from tvmflow.vta.convolution import Axis, Geometry
+from tvmflow.vta.isa import IMMEDIATE_MAX, AluOp, Uop
 from tvmflow.vta.program import LaunchBuilder, Loops
 from tvmflow.vta.region import Tail
-from tvmflow.vta.schedule import ConvJob, load_image, spans, store_tile
+from tvmflow.vta.transfers import load_image, spans, store_tile
+from tvmflow.vta.walk import ConvJob
 
 Operations = list[tuple[AluOp, int | None]]
 
@@ -60,7 +61,16 @@ def reference_tile(config: VtaConfig, g: Geometry) -> ReferenceTile:
     ]
     if not found:
         raise ProgramError(f"a convolution of {g.rows.size} x {g.columns.size}", f"one that fits {config.name}")
-    return max(found, key=lambda t: (bool(t.threads), t.rows * t.columns * t.co, t.columns, t.rows))
+    # Three rows or more put the taps of a tile into one instruction.
+    return max(
+        found, key=lambda t: (t.rows >= 3 or g.taps == 1, bool(t.threads), t.rows * t.columns * t.co, t.columns, t.rows)
+    )
+
+
+def _from_zero(axis: Axis) -> list[int]:
+    """Return where each tap reads, from the first element of a tile's window on."""
+    offsets = [offset for _, offset in sorted(axis.phases[0])]
+    return [offset - min(offsets) for offset in offsets]
 
 
 def _parts(size: int) -> list[int]:
@@ -72,47 +82,53 @@ def _fits(config: VtaConfig, g: Geometry, tile: ReferenceTile) -> bool:
     axis = {"co": g.co_group // tile.co, "h": g.rows.out // tile.rows, "": 1}[tile.threads]
     _, rows = g.rows.window(0, tile.rows)
     _, columns = g.columns.window(0, tile.columns)
+    whole = g.kernel[0] if g.taps > 1 and tile.rows * tile.co >= 3 else 1
     return (
         axis % threads == 0
         and g.rows.out % tile.rows == 0
         and threads * rows * columns <= config.depth(Memory.INP)
         and threads * tile.co * g.taps <= config.depth(Memory.WGT)
         and threads * tile.co * (tile.rows * tile.columns + 1) <= config.depth(Memory.ACC)
-        and g.kernel[0] * tile.co * tile.rows <= config.depth(Memory.UOP)
-        and (tile.rows >= 3 or tile.co * tile.rows == 1 or g.taps == 1)
+        and whole * tile.co * tile.rows <= config.depth(Memory.UOP)
     )
 
 
 def tail_operations(tail: Tail, has_bias: bool) -> Operations:
     """Return the reference's ALU sequence: six with a relu between bias and rounding, else the two adds in one."""
     ops: Operations = [(AluOp.SHR, -tail.left)] if tail.left else []
-    if tail.low == 0:
-        ops += [(AluOp.ADD, None)] if has_bias else []
+    ops += [(AluOp.ADD, None)] if has_bias else []
+    if not bias_holds_rounding(tail):
         ops.append((AluOp.MAX, 0))
-        ops += [(AluOp.ADD, tail.half)] if tail.half else []
-    elif has_bias:
-        ops.append((AluOp.ADD, None))
-    elif tail.half:
+    if tail.half and not (has_bias and bias_holds_rounding(tail)):
         ops.append((AluOp.ADD, tail.half))
     if tail.right:
         ops.append((AluOp.SHR, tail.right))
-    return [*ops, (AluOp.MIN, tail.high), (AluOp.MAX, min(tail.low, -127) if tail.low == 0 else tail.low)]
+    if tail.saturates:
+        low = -127 if tail.low == 0 and not bias_holds_rounding(tail) else tail.low
+        return [*ops, (AluOp.MIN, tail.high), (AluOp.MAX, low)]
+    return [*ops, (AluOp.MAX, tail.low)] if tail.low >= 0 and bias_holds_rounding(tail) else ops
 
 
 def bias_holds_rounding(tail: Tail) -> bool:
-    """Whether bias and rounding are one vector: only where no relu stands between them."""
-    return tail.low != 0
+    """Whether bias and rounding are one vector: where no relu stands between them, or no immediate holds the rounding."""
+    return tail.low != 0 or tail.half > IMMEDIATE_MAX
 
 
-def reference_conv(builder: LaunchBuilder, job: ConvJob, tile: ReferenceTile) -> None:
-    """Emit a convolution as the reference does. Transposed convolutions and fused residuals have no such form."""
+def reference_conv(
+    builder: LaunchBuilder, job: ConvJob, tile: ReferenceTile, operations: Operations | None = None
+) -> None:
+    """Emit a convolution as the reference does, with its ALU operations or others. Fused sums have no such form."""
     g = job.geometry
-    if job.residual is not None or len(g.rows.phases) > 1:
-        raise ProgramError("a fused or transposed convolution in reference mode", "a plain one")
+    if job.residual is not None or g.rows.dst > 1 or g.columns.dst > 1:
+        raise ProgramError(
+            "a fused sum, or a transposed convolution with a stride in reference mode",
+            "a plain one",
+            "use mode optimized",
+        )
     threads = 2 if tile.threads else 1
     inp, wgt = (builder.config.depth(memory) // threads for memory in (Memory.INP, Memory.WGT))
     acc, biases = tile.co * tile.rows * tile.columns, threads * tile.co
-    operations = tail_operations(job.tail, job.bias is not None)
+    operations = tail_operations(job.tail, job.bias is not None) if operations is None else operations
     for n, group in itertools.product(range(g.n), range(g.groups)):
         for tiles in _thread_groups(g, tile, threads, group):
             contexts = [
@@ -185,22 +201,33 @@ class _Thread:
 
     def multiply(self) -> None:
         g = self.job.geometry
-        kh, kw = g.kernel
-        width = g.columns.window(*self.columns)[1]
-        step = g.rows.src
-        if g.taps == 1:  # out = x, in = output block, micro-ops over rows
-            uops = [
-                (self.acc + y * self.columns[1], self.inp + y * step * width, self.wgt) for y in range(self.rows[1])
+        width, step = g.columns.window(*self.columns)[1], g.columns.src
+        row_taps, column_taps = (_from_zero(axis) for axis in (g.rows, g.columns))
+        places = [(co, y) for co in range(self.co[1]) for y in range(self.rows[1])]
+
+        def uops(ky: int, kx: int) -> list[Uop]:
+            return [
+                (
+                    self.acc + (co * self.rows[1] + y) * self.columns[1],
+                    self.inp + (y * g.rows.src + row_taps[ky]) * width + column_taps[kx],
+                    self.wgt + co * g.taps + ky * g.kernel[1] + kx,
+                )
+                for co, y in places
             ]
+
+        kh, kw = g.kernel
+        if g.taps == 1:  # out = x, in = output block, micro-ops over rows
             inner = self.co[1] > 1
             loops = Loops(self.columns[1], self.co[1], (1, self.plane if inner else 0), (step, 0), (0, int(inner)))
+            self.builder.gemm(uops(0, 0)[: self.rows[1]], loops, site="multiply")
+        elif len(places) < 3 or column_taps != sorted(
+            column_taps
+        ):  # a tap at a time; out = x, micro-ops over output block, row
+            for ky, kx in itertools.product(range(kh), range(kw)):
+                self.builder.gemm(uops(ky, kx), Loops(self.columns[1], 1, (1, 0), (step, 0)), site="multiply")
         else:  # out = x, in = kx, micro-ops over ky, output block, row
-            uops = [
-                (self.acc + (co * self.rows[1] + y) * self.columns[1], self.inp + (y * step + ky) * width, self.wgt + (co * kh + ky) * kw)
-                for ky in range(kh) for co in range(self.co[1]) for y in range(self.rows[1])
-            ]  # fmt: skip
             loops = Loops(self.columns[1], kw, (1, 0), (step, 1), (0, 1))
-        self.builder.gemm(uops, loops, site="multiply")
+            self.builder.gemm([uop for ky in range(kh) for uop in uops(ky, 0)], loops, site="multiply")
 
     def finish(self, operations: Operations) -> None:
         builder, total = self.builder, self.co[1] * self.plane

@@ -6,15 +6,18 @@ definition that programs are held against, bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tvmflow.errors import ProgramError
+from tvmflow.errors import ProgramError, first_line
+from tvmflow.vta import fields
 from tvmflow.vta.config import VtaConfig
 
 Array = np.ndarray[Any, Any]
@@ -159,7 +162,7 @@ def run_region(region: Region, values: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _run(operator: Operator, data: list[Array]) -> Array:
-    from tvmflow.quantization.definition import convolve, padded, windows
+    from tvmflow.ir.definition import convolve, padded, windows
 
     if isinstance(operator, Sum):
         parts = [x.astype(np.int32) << np.int32(left) for x, left in zip(data, operator.lefts, strict=True)]
@@ -174,21 +177,11 @@ def _run(operator: Operator, data: list[Array]) -> Array:
 
 
 def _transposed(operator: Conv, x: Array) -> Array:
-    """A transposed convolution is a plain one over an image with zeros between its pixels, its filters turned round."""
-    from tvmflow.quantization.definition import convolve
+    from tvmflow.ir.definition import convolve_transposed
 
-    n, c, h, w = x.shape
-    (sh, sw), (kh, kw), groups = operator.strides, operator.weight.shape[2:], operator.groups
-    apart = np.zeros((n, c, (h - 1) * sh + 1, (w - 1) * sw + 1), x.dtype)
-    apart[:, :, ::sh, ::sw] = x
-    top, left, bottom, right = operator.padding
-    pads = [
-        kh - 1 - top, kw - 1 - left, kh - 1 - bottom + operator.output_padding[0],
-        kw - 1 - right + operator.output_padding[1],
-    ]  # fmt: skip
-    per_group = operator.weight.reshape(groups, c // groups, -1, kh, kw).swapaxes(1, 2)[..., ::-1, ::-1]
-    weight = np.ascontiguousarray(per_group).reshape(-1, c // groups, kh, kw)
-    return convolve(apart, weight, (1, 1), pads, (1, 1), groups)
+    return convolve_transposed(
+        x, operator.weight, operator.strides, operator.padding, operator.output_padding, operator.groups
+    )
 
 
 # -- layout -----------------------------------------------------------------------------------------------------------
@@ -234,6 +227,7 @@ def to_blob(kind: str, text: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
 
 def from_blob(blob: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return description and arrays. Raises ProgramError when the bytes are not those that were written."""
+    from safetensors import SafetensorError
     from safetensors.numpy import load
 
     if len(blob) > MAX_BLOB_BYTES or hashlib.sha256(blob[_DIGEST_BYTES:]).digest() != blob[:_DIGEST_BYTES]:
@@ -242,28 +236,28 @@ def from_blob(blob: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
         )
     try:
         arrays = load(blob[_DIGEST_BYTES:])
-        text = json.loads(arrays.pop("description").tobytes())
-    except (ValueError, KeyError) as error:
-        raise ProgramError(f"a damaged VTA program or region: {error}") from None
-    return text, arrays
+        described = arrays.pop("description").tobytes()
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ProgramError(f"a damaged VTA program or region: {first_line(error)}", fields.WRITTEN_BY) from None
+    return fields.parse(described), arrays
 
 
 def region_to_blob(region: Region, notes: Mapping[str, Any] | None = None) -> bytes:
-    """Return a region as bytes; notes: anything JSON-able worth keeping with it."""
+    """Return a region as bytes; notes: `layers` and `reasons`, see `notes_from`."""
     arrays: dict[str, Array] = {}
     operators = []
     for operator in region.operators:
-        fields: dict[str, Any] = {"type": type(operator).__name__, **vars(operator)}
+        entry: dict[str, Any] = {"type": type(operator).__name__, **vars(operator)}
         if isinstance(operator, Conv):
             arrays[f"{operator.name}.weight"] = operator.weight
-            del fields["weight"]
+            del entry["weight"]
         if not isinstance(operator, MaxPool):
             tail = dict(vars(operator.tail))
             if operator.tail.bias is not None:
                 arrays[f"{operator.name}.bias"] = operator.tail.bias
             del tail["bias"]
-            fields["tail"] = tail
-        operators.append(fields)
+            entry["tail"] = tail
+        operators.append(entry)
     text = {
         "inputs": dict(region.inputs),
         "operators": operators,
@@ -273,16 +267,102 @@ def region_to_blob(region: Region, notes: Mapping[str, Any] | None = None) -> by
     return to_blob("region", text, arrays)
 
 
+def notes_from(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what graph_pack noted about a region: `layers` on the accelerator, `reasons` why others are not."""
+    notes = text.get("notes")
+    if not isinstance(notes, dict) or not set(notes) <= {"layers", "reasons"}:
+        raise fields.wrong("notes", notes, "an object of layers and reasons")
+    layers, reasons = notes.get("layers", []), notes.get("reasons", {})
+    if not isinstance(reasons, dict) or not all(isinstance(why, str) for why in reasons.values()):
+        raise fields.wrong("notes.reasons", reasons, "an object of texts")
+    return {"layers": list(fields.names("notes.layers", layers)), "reasons": reasons}
+
+
 def region_from(text: Mapping[str, Any], arrays: Mapping[str, Array]) -> Region:
-    """Return the region of a description and its arrays."""
-    kinds: dict[str, Callable[..., Operator]] = {"Conv": Conv, "Sum": Sum, "MaxPool": MaxPool}
-    operators: list[Operator] = []
-    for entry in text["operators"]:
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "type"}
-        if entry["type"] == "Conv":
-            fields["weight"] = arrays[f"{entry['name']}.weight"]
-        if "tail" in fields:
-            fields["tail"] = replace(Tail(**fields["tail"]), bias=arrays.get(f"{entry['name']}.bias"))
-        operators.append(kinds[entry["type"]](**fields))
-    inputs: dict[str, Shape] = {name: tuple(shape) for name, shape in text["inputs"].items()}
-    return Region(inputs, tuple(operators), tuple(text["outputs"]))
+    """Return the region of a description and its arrays. Raises ProgramError when they are not what `region_to_blob` writes."""
+    found = fields.members("region", dict(text), {"kind", "inputs", "operators", "outputs", "notes"})
+    notes_from(text)
+    if found["kind"] != "region" or not isinstance(found["inputs"], dict):
+        raise fields.wrong("kind and inputs", (found["kind"], found["inputs"]), "a region, and an object of shapes")
+    names = fields.names("inputs", list(found["inputs"]), 1)
+    inputs = {name: _bounded(name, fields.wholes(name, found["inputs"][name], 4, (1, _MAX_SIDE))) for name in names}
+    shapes, operators, used = dict(inputs), [], set[str]()
+    for entry in fields.items("operators", found["operators"], 1):
+        operator = _operator(entry, arrays, shapes, used)
+        shapes[operator.name] = _bounded(operator.name, operator.shape_of(shapes[operator.inputs[0]]))
+        operators.append(operator)
+    outputs = fields.names("outputs", found["outputs"], 1)
+    if set(arrays) != used or not set(outputs) <= {operator.name for operator in operators}:
+        raise fields.wrong("arrays and outputs", (sorted(arrays), outputs), "those of the operators")
+    return Region(inputs, tuple(operators), outputs)
+
+
+_MAX_SIDE, MAX_ELEMENTS = 1 << 20, 1 << 28
+_KERNEL = (1, 1 << 10)
+_TAIL = {
+    "left": (0, 31), "half": (-(1 << 31), (1 << 31) - 1), "right": (-31, 31), "low": (-128, 127), "high": (-128, 127),
+}  # fmt: skip
+
+
+def _bounded(where: str, shape: tuple[int, ...]) -> Shape:
+    if min(shape) < 1 or math.prod(shape) > MAX_ELEMENTS:
+        raise fields.wrong(where, shape, f"sides of 1 and more, {MAX_ELEMENTS:,} elements at most")
+    return shape[0], shape[1], shape[2], shape[3]
+
+
+def _operator(entry: Any, arrays: Mapping[str, Array], shapes: Mapping[str, Shape], used: set[str]) -> Operator:
+    """Return one operator over values that exist; `used` gathers the names of its arrays."""
+    kind = entry.get("type") if isinstance(entry, dict) else None
+    kinds: dict[str, type[Operator]] = {"Conv": Conv, "Sum": Sum, "MaxPool": MaxPool}
+    if not isinstance(kind, str) or kind not in kinds:
+        raise fields.wrong("operators.type", kind, "one of " + ", ".join(kinds))
+    own = {field.name for field in dataclasses.fields(kinds[kind])} - {"weight"}
+    values = fields.members("operators", entry, {"type", *own})
+    name = fields.name("operators.name", values["name"])
+    inputs = values["inputs"] if kind == "Sum" else [values["data"]]
+    data = tuple(fields.name(f"{name}.inputs", item) for item in fields.items(f"{name}.inputs", inputs, 1, 2))
+    if name in shapes or any(value not in shapes or shapes[value] != shapes[data[0]] for value in data):
+        raise fields.wrong(f"{name}.inputs", data, "earlier values, of one shape, and a new name")
+    if kind == "Sum":
+        lefts = fields.wholes(f"{name}.lefts", values["lefts"], len(data), (0, 31))
+        return Sum(name, data, lefts, _tail(name, values["tail"], arrays, shapes[data[0]][1], used))
+    strides = _pair(name, values["strides"], _KERNEL)
+    padding = fields.wholes(f"{name}.padding", values["padding"], 4, (0, _KERNEL[1]))
+    pads = (padding[0], padding[1], padding[2], padding[3])
+    n, c, h, w = shapes[data[0]]
+    _bounded(f"{name}, padded", (n, c, h + pads[0] + pads[2], w + pads[1] + pads[3]))
+    if kind == "MaxPool":
+        return MaxPool(name, data[0], _pair(name, values["kernel"], _KERNEL), strides, pads)
+    weight = fields.array(f"{name}.weight", arrays, f"{name}.weight", "int8", 4)
+    used.add(f"{name}.weight")
+    groups, transposed = fields.whole(f"{name}.groups", values["groups"], 1, _MAX_SIDE), values["transposed"]
+    if type(transposed) is not bool:
+        raise fields.wrong(f"{name}.transposed", transposed, "true or false")
+    channels, own_inputs = shapes[data[0]][1], weight.shape[0] if transposed else weight.shape[1] * groups
+    if own_inputs != channels or min(weight.shape) < 1 or weight.shape[0] % groups:
+        raise fields.wrong(f"{name}.weight", weight.shape, f"{channels} input channels in {groups} groups")
+    outputs = weight.shape[1] * groups if transposed else weight.shape[0]
+    if transposed:
+        _bounded(f"{name}, spread", (n, c, h * strides[0], w * strides[1]))
+    tail = _tail(name, values["tail"], arrays, outputs, used)
+    extra = _pair(name, values["output_padding"], (0, _KERNEL[1]))
+    return Conv(name, data[0], weight, tail, strides, pads, groups, transposed, extra)
+
+
+def _pair(where: str, value: object, bounds: tuple[int, int]) -> tuple[int, int]:
+    found = fields.wholes(where, value, 2, bounds)
+    return found[0], found[1]
+
+
+def _tail(name: str, value: object, arrays: Mapping[str, Array], channels: int, used: set[str]) -> Tail:
+    found = fields.members(f"{name}.tail", value, {*_TAIL, "saturates"})
+    numbers = {key: fields.whole(f"{name}.tail.{key}", found[key], *bounds) for key, bounds in _TAIL.items()}
+    if type(found["saturates"]) is not bool or numbers["low"] > numbers["high"]:
+        raise fields.wrong(f"{name}.tail", found, "saturates true or false, low up to high")
+    bias = None
+    if f"{name}.bias" in arrays:
+        bias = fields.array(f"{name}.bias", arrays, f"{name}.bias", "int32", 1)
+        used.add(f"{name}.bias")
+        if bias.shape != (channels,):
+            raise fields.wrong(f"{name}.bias", bias.shape, f"({channels},)")
+    return Tail(bias, **numbers, saturates=found["saturates"])

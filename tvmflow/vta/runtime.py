@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from tvmflow.errors import ProgramError, TvmflowError
-from tvmflow.vta.config import COUNTERS_FUNCTION, RUN_FUNCTION, VtaConfig
-from tvmflow.vta.counters import Counters, count
+from tvmflow.vta import fields
+from tvmflow.vta.config import COUNTERS_FUNCTION, PAGE, RUN_FUNCTION, VtaConfig
+from tvmflow.vta.counters import Counters, estimate
 from tvmflow.vta.execution import run_launch
-from tvmflow.vta.isa import decode_all, encode_all
+from tvmflow.vta.isa import check_steps, decode_all, encode_all
 from tvmflow.vta.program import Launch, Program, Tensor
 from tvmflow.vta.region import Region, Shape, from_blob, pack, region_from, run_region, to_blob, unpack
 from tvmflow.vta.simulator import Simulator
 
 Array = np.ndarray[Any, Any]
-MAX_PROGRAMS = 4
+MAX_PROGRAMS = 64
 MAX_DRAM_BYTES = 1 << 31
 
 
@@ -42,34 +43,78 @@ def program_to_blob(program: Program) -> bytes:
     return to_blob("program", text, {"instructions": np.concatenate(words), "constants": program.constants})
 
 
+_PROGRAM = {"kind", "config", "launches", "constants_at", "dram_bytes", "values", "inputs", "outputs"}
+
+
 def program_from(text: Mapping[str, Any], arrays: Mapping[str, Array]) -> Program:
-    """Return the program of a description and its arrays. Raises ProgramError when they do not fit together."""
+    """Return the program of a description and its arrays. Raises ProgramError when they are not what `program_to_blob` writes."""
+    found = fields.members("program", dict(text), _PROGRAM)
+    fields.members("arrays", dict(arrays), {"instructions", "constants"})
+    if found["kind"] != "program":
+        raise fields.wrong("kind", found["kind"], "program")
     try:
-        config = VtaConfig.from_json(text["config"])
-        words, launches, at = arrays["instructions"], [], 0
-        for name, size in text["launches"]:
-            launches.append(Launch(str(name), tuple(decode_all(config, words[at : at + size]))))
-            at += size
-        values = {
-            entry["name"]: Tensor(entry["name"], int(entry["address"]), tuple(entry["shape"]))
-            for entry in text["values"]
-        }
-        constants, constants_at, dram_bytes = arrays["constants"], int(text["constants_at"]), int(text["dram_bytes"])
-        inputs, outputs = (tuple(values[name] for name in text[word]) for word in ("inputs", "outputs"))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProgramError(f"a damaged VTA program: {error!r}", "a program that build wrote") from None
-    ends = [tensor.address + tensor.nbytes for tensor in values.values()] + [constants_at + constants.size]
-    if at != len(words) or max(ends) > dram_bytes or dram_bytes > MAX_DRAM_BYTES:
-        raise ProgramError("a VTA program whose parts lie outside of its memory", f"at most {MAX_DRAM_BYTES} bytes")
-    return Program(
-        config, tuple(launches), constants, constants_at, dram_bytes, tuple(values.values()), inputs, outputs
-    )
+        config = VtaConfig.from_json(found["config"])
+    except TvmflowError as error:
+        raise fields.wrong("config", error.found, error.expected) from None
+    words = fields.array("instructions", arrays, "instructions", "uint64", 2)
+    constants = fields.array("constants", arrays, "constants", "uint8", 1)
+    dram_bytes = fields.whole("dram_bytes", found["dram_bytes"], PAGE, MAX_DRAM_BYTES)
+    constants_at = fields.whole("constants_at", found["constants_at"], PAGE, dram_bytes - constants.size)
+    held = (constants_at, constants_at + constants.size)
+    values = [_tensor(config, entry, dram_bytes, held) for entry in fields.items("values", found["values"])]
+    tensors = dict(zip(fields.names("values", [tensor.name for tensor in values]), values, strict=True))
+    ends = [fields.names(word, found[word], 1) for word in ("inputs", "outputs")]
+    if not {*ends[0], *ends[1]} <= set(tensors):
+        raise fields.wrong("inputs and outputs", ends, f"among the values {sorted(tensors)}")
+    inputs, outputs = (tuple(tensors[name] for name in names) for names in ends)
+    launches = _launches(config, found["launches"], words)
+    return Program(config, launches, constants, constants_at, dram_bytes, tuple(values), inputs, outputs)
+
+
+def _launches(config: VtaConfig, value: object, words: Array) -> tuple[Launch, ...]:
+    launches, at = [], 0
+    if words.shape[1:] != (2,):
+        raise fields.wrong("instructions", words.shape, "two words each")
+    for entry in fields.items("launches", value, 1):
+        name, count = fields.items("launches", entry, 2, 2)
+        size = fields.whole("launches", count, 1, len(words) - at)
+        launches.append(Launch(fields.name("launches", name), tuple(decode_all(config, words[at : at + size]))))
+        at += size
+    if at != len(words):
+        raise fields.wrong("launches", f"{at} instructions", f"the {len(words)} that are there")
+    return tuple(launches)
+
+
+def _tensor(config: VtaConfig, entry: object, dram_bytes: int, held: tuple[int, int]) -> Tensor:
+    """Return one tensor; held: first and last address of the constants, which no tensor may touch."""
+    found = fields.members("values", entry, {"name", "address", "shape"})
+    name = fields.name("values.name", found["name"])
+    shape = fields.wholes(f"{name}.shape", found["shape"], 6, (1, MAX_DRAM_BYTES))
+    tensor = Tensor(name, fields.whole(f"{name}.address", found["address"], PAGE, dram_bytes), shape)
+    end = tensor.address + tensor.nbytes
+    if shape[4:] != (config.batch, config.block) or end > dram_bytes or (tensor.address < held[1] and held[0] < end):
+        raise fields.wrong(
+            name, f"{shape} at {tensor.address}", f"blocks of {config.name}, in DRAM, beside the constants"
+        )
+    return tensor
+
+
+class Loaded(Protocol):
+    """A program on a device. counted: what the device itself counted in the last run; None of one that does not count."""
+
+    counted: Counters | None
+
+    def run(self, inputs: list[Array]) -> list[Array]:
+        """Take and give packed int8 arrays."""
+
+    def close(self) -> None:
+        """Give back what the program holds of the device."""
 
 
 class Driver(Protocol):
-    """A device that runs programs. `load` may be slow; `run` takes and gives packed int8 arrays."""
+    """A device that runs programs. `load` may be slow."""
 
-    def load(self, program: Program) -> Callable[[list[Array]], list[Array]]: ...
+    def load(self, program: Program) -> Loaded: ...
 
 
 class SimulatorDriver:
@@ -78,19 +123,29 @@ class SimulatorDriver:
     def __init__(self, order: str = "load-eager") -> None:
         self.order = order
 
-    def load(self, program: Program) -> Callable[[list[Array]], list[Array]]:
-        memory = dram_of(program)
-        machine = Simulator(program.config, memory)
+    def load(self, program: Program) -> Loaded:
+        return _Simulated(program, self.order)
 
-        def run(inputs: list[Array]) -> list[Array]:
-            for tensor, values in zip(program.inputs, inputs, strict=True):
-                write_tensor(memory, tensor, values)
-            for launch in program.launches:
-                machine.forget()
-                run_launch(launch, machine, self.order)
-            return [read_tensor(memory, tensor) for tensor in program.outputs]
 
-        return run
+class _Simulated:
+    def __init__(self, program: Program, order: str) -> None:
+        check_steps((i for launch in program.launches for i in launch.instructions), "a program")
+        self.program, self.order = program, order
+        self.machine = Simulator(program.config, dram_of(program))
+        self.counted: Counters | None = None
+
+    def run(self, inputs: list[Array]) -> list[Array]:
+        memory = self.machine.dram
+        write_inputs(memory, self.program, inputs)
+        self.machine.counters = Counters()
+        for launch in self.program.launches:
+            self.machine.forget()
+            run_launch(launch, self.machine, self.order)
+        self.counted = self.machine.counters
+        return [read_tensor(memory, tensor) for tensor in self.program.outputs]
+
+    def close(self) -> None:
+        """Nothing: memory is all that it holds."""
 
 
 def dram_of(program: Program) -> Array:
@@ -98,6 +153,14 @@ def dram_of(program: Program) -> Array:
     memory = np.zeros(program.dram_bytes, np.uint8)
     memory[program.constants_at : program.constants_at + program.constants.size] = program.constants
     return memory
+
+
+def write_inputs(memory: Array, program: Program, inputs: list[Array]) -> None:
+    """Put the packed inputs of a program into DRAM. Raises ProgramError for another number or shape of them."""
+    if len(inputs) != len(program.inputs):
+        raise ProgramError(f"{len(inputs)} inputs", f"{len(program.inputs)}")
+    for tensor, values in zip(program.inputs, inputs, strict=True):
+        write_tensor(memory, tensor, values)
 
 
 def write_tensor(memory: Array, tensor: Tensor, values: Array) -> None:
@@ -112,15 +175,31 @@ def read_tensor(memory: Array, tensor: Tensor) -> Array:
     return memory[tensor.address : tensor.address + tensor.nbytes].view(np.int8).reshape(tensor.shape).copy()
 
 
+@dataclass
+class Ran:
+    """What a program did in this process. cycles: estimated, of one run; counted: by the device, in all runs."""
+
+    cycles: int = 0
+    runs: int = 0
+    counted: Counters | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        counted = self.counted.to_json() if self.counted is not None else None
+        return {"runs": self.runs, "cycles": self.cycles, "counted": counted}
+
+
 class Runtime:
     """What stands behind `tvmflow.vta.run` in a process: loaded programs, by digest, and what ran."""
 
     def __init__(self, config: VtaConfig | None, driver: Driver) -> None:
         self.config, self.driver = config, driver
-        self._loaded: OrderedDict[bytes, Callable[[list[Array]], list[Array]]] = OrderedDict()
-        self._outputs: dict[bytes, int] = {}
-        self._counters: dict[bytes, Counters] = {}
-        self.runs, self.last = 0, Counters()
+        self._loaded: OrderedDict[bytes, tuple[Loaded, int]] = OrderedDict()  # and how many outputs
+        self.ran: dict[bytes, Ran] = {}
+
+    @property
+    def runs(self) -> int:
+        """Return how often anything ran."""
+        return sum(ran.runs for ran in self.ran.values())
 
     def run(self, blob: Any, *tensors: Any) -> None:
         """Compute: tensors are the inputs and then the outputs, which are written. Raises RuntimeError, of one line.
@@ -134,45 +213,73 @@ class Runtime:
 
     def _run(self, blob: Any, *tensors: Any) -> None:
         data, arrays = np.from_dlpack(blob), [np.from_dlpack(tensor) for tensor in tensors]
-        digest = data[:32].tobytes()
+        digest = data.reshape(-1)[:32].tobytes()
         if digest not in self._loaded:
             self._load(digest, data.tobytes())
         self._loaded.move_to_end(digest)
-        count_outputs = self._outputs[digest]
+        loaded, count_outputs = self._loaded[digest]
+        if len(arrays) <= count_outputs or any(array.dtype != np.int8 or array.ndim != 6 for array in arrays):
+            shown = ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
+            raise ProgramError(f"a call with {shown}", f"packed int8 inputs, and {count_outputs} outputs behind them")
         inputs, outputs = arrays[: len(arrays) - count_outputs], arrays[len(arrays) - count_outputs :]
-        for target, answer in zip(outputs, self._loaded[digest](inputs), strict=True):
+        for target, answer in zip(outputs, loaded.run(inputs), strict=True):
+            if target.shape != answer.shape:
+                raise ProgramError(f"room for an output of {target.shape}", f"{answer.shape}")
             target[...] = answer
-        self.runs, self.last = self.runs + 1, self._counters.get(digest, Counters())
+        ran = self.ran[digest]
+        ran.runs += 1
+        if loaded.counted is not None:
+            ran.counted = loaded.counted + (ran.counted or Counters())
 
     def counters(self) -> str:
-        """Return, as JSON, how often this process ran a program and what the last one cost."""
-        return json.dumps({"runs": self.runs, **self.last.to_json()})
+        """Return, as JSON, what ran in this process: digest of the program -> `Ran`."""
+        return json.dumps({digest.hex(): ran.to_json() for digest, ran in self.ran.items()})
 
     def _load(self, digest: bytes, blob: bytes) -> None:
         text, arrays = from_blob(blob)
+        loaded: Loaded
+        cycles = 0
         if text.get("kind") == "region":
             region = region_from(text, arrays)
-            self._loaded[digest], self._outputs[digest] = _definition(region), len(region.outputs)
+            loaded, outputs = _Definition(region), len(region.outputs)
         else:
             program = program_from(text, arrays)
             if self.config is not None and program.config != self.config:
                 raise ProgramError(f"a program for {program.config.name}", f"one for {self.config.name}, this device")
-            self._loaded[digest], self._outputs[digest] = self.driver.load(program), len(program.outputs)
-            every = (i for launch in program.launches for i in launch.instructions)
-            self._counters[digest] = count(program.config, every)
+            cycles = sum(estimate(program.config, launch).total for launch in program.launches)
+            loaded, outputs = self.driver.load(program), len(program.outputs)
+        self._loaded[digest] = (loaded, outputs)
+        self.ran.setdefault(digest, Ran(cycles))
         while len(self._loaded) > MAX_PROGRAMS:
-            self._loaded.popitem(last=False)
+            self._loaded.popitem(last=False)[1][0].close()
 
 
-def _definition(region: Region) -> Callable[[list[Array]], list[Array]]:
-    shapes = region.shapes()
+class _Definition:
+    """A region, computed by its definition in numpy."""
 
-    def run(inputs: list[Array]) -> list[Array]:
-        values = {n: unpack(x, shapes[n]) for n, x in zip(region.inputs, inputs, strict=True)}
+    counted: Counters | None = None
+
+    def __init__(self, region: Region) -> None:
+        self.region, self.shapes = region, region.shapes()
+
+    def run(self, inputs: list[Array]) -> list[Array]:
+        region = self.region
+        if len(inputs) != len(region.inputs):
+            raise ProgramError(f"{len(inputs)} inputs", f"{len(region.inputs)}")
+        values = {n: _unpacked(n, x, self.shapes[n]) for n, x in zip(region.inputs, inputs, strict=True)}
         answers = run_region(region, values)
         return [_packed_like(inputs[0], answers[name]) for name in region.outputs]
 
-    return run
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def _unpacked(name: str, x: Array, shape: Shape) -> Array:
+    """Unpack. Raises ProgramError for blocks that do not hold the shape."""
+    wanted = (-(-shape[0] // x.shape[4]), -(-shape[1] // x.shape[5]), *shape[2:])
+    if x.shape[:4] != wanted:
+        raise ProgramError(f"{name} as {x.shape}", f"{wanted} blocks")
+    return unpack(x, shape)
 
 
 def _packed_like(packed: Array, x: Array) -> Array:

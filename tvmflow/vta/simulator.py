@@ -1,6 +1,7 @@
 """Run VTA instructions fast: transfers in numpy, GEMM and ALU in loops that TVM compiled for the design's block sizes.
 
-Equal to `interpreter.py` bit for bit, errors included. Indices are checked before an instruction changes anything.
+Equal to `interpreter.py` bit for bit, errors included. Indices are checked before an instruction changes anything. What it does
+is counted where it is done: bytes as they are moved, micro-ops as the loops go over them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from tvmflow.errors import ProgramError
-from tvmflow.vta.config import Memory, VtaConfig
-from tvmflow.vta.isa import Alu, Gemm, Instruction, Mem
+from tvmflow.vta.config import PAGE, Memory, VtaConfig
+from tvmflow.vta.counters import Counters
+from tvmflow.vta.isa import Alu, Gemm, Instruction, Mem, check_steps, uop_layout
 
 Array = np.ndarray[Any, Any]
 
@@ -23,13 +25,16 @@ _SOURCE = """
 @T.prim_func(s_tir=True)
 def check(uops: T.Buffer(({uop_depth},), "uint32"), has_uop: T.Buffer(({uop_depth},), "int8"),
           has_inp: T.Buffer(({inp_depth},), "int8"), has_wgt: T.Buffer(({wgt_depth},), "int8"),
-          has_acc: T.Buffer(({acc_depth},), "int8"), dims: T.Buffer((11,), "int32"), found: T.Buffer((2,), "int32")):
-    # found: what is wrong (1 uop, 2 dst, 3 src, 4 wgt beyond the end; 5 to 8 the same, never written), and which index
+          has_acc: T.Buffer(({acc_depth},), "int8"), dims: T.Buffer((11,), "int32"), found: T.Buffer((2,), "int32"),
+          steps: T.Buffer((1,), "int64")):
+    # steps: how often the loops turn; found: what is wrong (1 uop, 2 dst, 3 src, 4 wgt beyond the end; 5 to 8 the same, never written), and which index
     found[0] = 0
     found[1] = 0
+    steps[0] = T.int64(0)
     for o in range(dims[0]):
         for i in range(dims[1]):
             for u in range(dims[3] - dims[2]):
+                steps[0] = steps[0] + T.int64(1)
                 if found[0] == 0:
                     at: T.let[T.int32] = dims[2] + u
                     if at >= {uop_depth}:
@@ -151,10 +156,10 @@ def _kernels(config: VtaConfig) -> dict[str, Any]:
         memory.name.lower() + "_depth": config.depth(memory)
         for memory in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC)
     }
-    acc, inp, wgt = (config.log_depth(m) for m in (Memory.ACC, Memory.INP, Memory.WGT))
+    (_, dst), (src_shift, src), (wgt_shift, wgt) = uop_layout(config)
     words = {
-        **depth, "batch": config.batch, "block": config.block, "dst_mask": (1 << acc) - 1, "src_shift": acc,
-        "src_mask": (1 << inp) - 1, "wgt_shift": acc + inp, "wgt_mask": (1 << wgt) - 1,
+        **depth, "batch": config.batch, "block": config.block, "dst_mask": (1 << dst) - 1, "src_shift": src_shift,
+        "src_mask": (1 << src) - 1, "wgt_shift": wgt_shift, "wgt_mask": (1 << wgt) - 1,
     }  # fmt: skip
     sources = {name: "\n@T.prim_func(s_tir=True)\n" + text for name, text in _functions(_SOURCE.format(**words))}
     for name, formula in _FORMULAS.items():
@@ -186,7 +191,7 @@ class Simulator:
             return tensor, view
 
         batch, block = config.batch, config.block
-        self.config, self.dram = config, dram
+        self.config, self.dram, self.counters = config, dram, Counters()
         self.kernels = _kernels(config)
         shapes = {
             Memory.UOP: ((), "uint32"), Memory.INP: ((batch, block), "int8"), Memory.WGT: ((block, block), "int8"),
@@ -196,10 +201,9 @@ class Simulator:
         notes = {m: shared((config.depth(m),), "int8") for m in shapes}
         self._tensors, self.memories = {m: t for m, (t, _) in made.items()}, {m: v for m, (_, v) in made.items()}
         self._notes, self.written = {m: t for m, (t, _) in notes.items()}, {m: v for m, (_, v) in notes.items()}
-        (self._dims_tensor, self._dims), (self._found_tensor, self._found) = (
-            shared((11,), "int32"),
-            shared((2,), "int32"),
-        )
+        self._dims_tensor, self._dims = shared((11,), "int32")
+        self._found_tensor, self._found = shared((2,), "int32")
+        self._steps_tensor, self._steps = shared((1,), "int64")
 
     def forget(self) -> None:
         """Make every on-chip element unwritten, as before a launch: what it reads it must have loaded itself."""
@@ -207,8 +211,10 @@ class Simulator:
             written[...] = 0
 
     def execute(self, instruction: Instruction) -> None:
+        check_steps([instruction])
+        self.counters.fetched()
         if isinstance(instruction, Mem):
-            if not instruction.is_nop:
+            if instruction.steps:
                 (self._store if instruction.is_store else self._load)(instruction)
         elif isinstance(instruction, Gemm):
             self._gemm(instruction)
@@ -223,10 +229,12 @@ class Simulator:
         if i.y_size == 0:
             return np.zeros((0, i.x_size, size), np.uint8)
         last = i.dram_base + (i.y_size - 1) * i.x_stride + i.x_size - 1
-        if (last + 1) * size > len(self.dram):
-            raise ProgramError(
-                f"{i.memory.name} element {last} at DRAM byte {last * size:#x}", f"below {len(self.dram):#x}"
-            )
+        for index in (i.dram_base, last):
+            if not PAGE <= index * size <= len(self.dram) - size:
+                raise ProgramError(
+                    f"{i.memory.name} element {index} at DRAM byte {index * size:#x}",
+                    f"{PAGE:#x} to {len(self.dram):#x}",
+                )
         return np.lib.stride_tricks.as_strided(
             self.dram[i.dram_base * size :], (i.y_size, i.x_size, size), (i.x_stride * size, size, 1)
         )
@@ -249,6 +257,7 @@ class Simulator:
             tile[...] = 0
         tile[i.y_pad_top : i.y_pad_top + i.y_size, i.x_pad_left : i.x_pad_left + i.x_size] = values
         self.written[memory][i.sram_base : end] = 1
+        self.counters.moved(self.config, i.memory, rows.nbytes)
 
     def _store(self, i: Mem) -> None:
         if i.memory is not Memory.OUT or i.rows != i.y_size or i.columns != i.x_size:
@@ -261,8 +270,9 @@ class Simulator:
         self._need_written(i.sram_base, end)
         low = self.memories[Memory.ACC][i.sram_base : end].astype(np.int8).view(np.uint8)
         rows = self._rows(i)
-        for y, row in enumerate(low.reshape(i.y_size, i.x_size, -1)):  # in order: rows may overlap
+        for y, row in enumerate(low.reshape(rows.shape)):  # in order: rows may overlap
             rows[y] = row
+        self.counters.moved(self.config, i.memory, low.nbytes)
 
     def _need_written(self, begin: int, end: int) -> None:
         noted = self.written[Memory.ACC][begin:end]
@@ -277,8 +287,9 @@ class Simulator:
         )  # fmt: skip
         memories = (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC)
         self.kernels["check"](
-            self._tensors[Memory.UOP], *(self._notes[m] for m in memories), self._dims_tensor, self._found_tensor
-        )
+            self._tensors[Memory.UOP], *(self._notes[m] for m in memories), self._dims_tensor, self._found_tensor,
+            self._steps_tensor,
+        )  # fmt: skip
         if self._found[0]:
             raise ProgramError(_WRONG[self._found[0]].format(self._found[1]))
 
@@ -289,8 +300,10 @@ class Simulator:
             self.kernels["reset"](uops, acc, self._dims_tensor)
         else:
             self.kernels["gemm"](uops, self._tensors[Memory.INP], self._tensors[Memory.WGT], acc, self._dims_tensor)
+            self.counters.gemm_counter += int(self._steps[0])
 
     def _alu(self, i: Alu) -> None:
         self._set_dims(i, (0, 0), 2 if i.imm is None else 3)
         name = f"alu_{i.op.name.lower()}{'' if i.imm is None else '_imm'}"
         self.kernels[name](self._tensors[Memory.UOP], self._tensors[Memory.ACC], self._dims_tensor, i.imm or 0)
+        self.counters.alu_counter += int(self._steps[0])

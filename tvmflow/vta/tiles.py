@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tvmflow.artifacts import digest_of
 from tvmflow.errors import ProgramError
 from tvmflow.vta.config import Memory, VtaConfig
 from tvmflow.vta.convolution import Axis
-from tvmflow.vta.counters import count, estimate
+from tvmflow.vta.counters import DMA_LATENCY, START_LATENCY, Counters, count, estimate
+from tvmflow.vta.isa import encode_all
 from tvmflow.vta.program import Dram, LaunchBuilder
-from tvmflow.vta.schedule import ConvJob, Tile, layout_of, schedule_conv, spans
+from tvmflow.vta.reference import reference_conv, reference_tile
+from tvmflow.vta.schedule import schedule_conv
+from tvmflow.vta.tail import tail_ops
+from tvmflow.vta.transfers import spans
+from tvmflow.vta.walk import ConvJob, Tile, Walk, layout_of, moved_bytes, products
 
-NEAR, BUILT = 1.03, 24
-"""Tiles that move at most this many times the least bytes are compared by cycles, at most so many of them."""
+NEAR, CUTS, BUILT = 1.01, 24, 6
+"""Of the cuts that move at most this many times the least bytes the CUTS best by a formula of cycles are varied, BUILT of those
+are built."""
 
 
 @dataclass(frozen=True)
 class TileRecord:
-    """The best tile of one workload on one design. nbytes: inputs, weights, biases, outputs and micro-ops; cycles: estimated."""
+    """The best tile of one workload on one design. nbytes: inputs, weights, biases, outputs and micro-ops; cycles: estimated.
+
+    tile: None where the reference's own schedule moves less than any of ours.
+    """
 
     workload: str
     config: str
-    tile: Tile
+    tile: Tile | None
     nbytes: int
     cycles: int
     candidates: int
@@ -34,7 +44,7 @@ class TileRecord:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> TileRecord:
-        return TileRecord(**{**data, "tile": Tile(**data["tile"])})
+        return TileRecord(**{**data, "tile": None if data["tile"] is None else Tile(**data["tile"])})
 
 
 def workload_key(config: VtaConfig, job: ConvJob) -> str:
@@ -56,79 +66,159 @@ def _axis_parts(axis: Axis) -> list[int]:
     return sorted({-(-part // axis.dst) * axis.dst for part in parts(axis.out)})
 
 
-def candidates(config: VtaConfig, job: ConvJob) -> list[Tile]:
-    """Return every tile that fits; full rows only, where any of those fits."""
+def candidates(config: VtaConfig, job: ConvJob) -> Iterator[tuple[int, Tile]]:
+    """Yield (bytes, tile) of every cut that fits, one input block a step and as much on the chip as there is room for."""
     g = job.geometry
-    for columns in reversed(_axis_parts(g.columns)):
-        found = [
-            tile
-            for rows, co, ci, resident, accumulators in itertools.product(
-                _axis_parts(g.rows), parts(g.co_group), parts(g.ci_group), (True, False), (1, 2)
-            )
-            if layout_of(config, job, tile := Tile(rows, columns, co, ci, resident, accumulators)) is not None
-        ]
-        if found:
-            return found
-    raise ProgramError(
-        f"a convolution {g.kernel} of {g.ci} to {g.co} blocks", f"one of which some tile fits {config.name}"
-    )
+    wgt, acc = config.depth(Memory.WGT), config.depth(Memory.ACC)
+    for co, columns in itertools.product(parts(g.co_group), _axis_parts(g.columns)):
+        if co * g.taps > wgt or co * columns > acc:
+            continue
+        for rows in _axis_parts(g.rows):
+            if co * rows * columns > acc:
+                break
+            for rolling, channels_first in itertools.product((False, True), (True, False)):
+                cut = Tile(rows, columns, co, 1, 1, 1, 1, rolling, channels_first)
+                if (rolling and (g.rows.is_sparse or rows >= g.rows.out)) or (not channels_first and co == g.co_group):
+                    continue
+                tile = next(_kept(config, job, cut), None)
+                if tile is not None:
+                    yield moved_bytes(config, job, tile), tile
 
 
-def nbytes(config: VtaConfig, job: ConvJob, tile: Tile) -> int:
-    """Return the bytes of inputs, weights, biases and outputs that a tile moves, by formula; micro-ops not among them."""
-    g = job.geometry
+def _kept(config: VtaConfig, job: ConvJob, cut: Tile) -> Iterator[Tile]:
+    """Yield a cut with all numbers of slots worth trying that fit, the largest first."""
+    g, walk = job.geometry, Walk(job.geometry, cut)
+    inp, wgt, steps = cut.ci * walk.rows.largest * walk.columns[0].window, cut.co * cut.ci * g.taps, len(walk.steps)
+    reserved, own = (0, 0) if job.residual is None else (1, 2 * cut.columns)
+    most = (config.depth(Memory.INP) - own) // inp if inp else 1
+    heavy = (config.depth(Memory.WGT) - reserved) // wgt
+    image, channels = walk.working * steps, len(walk.blocks) * steps
+    if cut.rolling:
+        inputs = {live * steps for live in (walk.rows.live, walk.rows.live + 1)}
+    else:
+        inputs = {1, 2, min(most, image if cut.channels_first else 2 * steps)}
+    weights = {1, 2, min(heavy, 2 * steps if cut.channels_first else channels), min(heavy, steps)}
+    for more, blocks in itertools.product(sorted(inputs, reverse=True), sorted(weights, reverse=True)):
+        tile = replace(cut, inputs=more, weights=blocks)
+        if 1 <= more <= most and 1 <= blocks <= heavy and layout_of(config, job, tile) is not None:
+            yield tile
+
+
+def rough_cycles(config: VtaConfig, job: ConvJob, tile: Tile) -> float:
+    """Return cycles by a formula that knows neither tokens nor the beginning and the end."""
+    g, walk = job.geometry, Walk(job.geometry, tile)
+    tiles = g.groups * g.n * len(walk.columns) * len(walk.rows.tiles) * len(walk.blocks)
+    share = len(walk.steps) * len(walk.blocks) * len(walk.columns) * len(g.columns.phases) * g.n * g.groups
+    pieces = walk.rows.pieces * share
+    outputs = g.n * g.co * g.rows.out * g.columns.out
+    alu = len(tail_ops(job.tail, job.bias is not None)) + (2 if job.residual is not None else 0)
+    compute = products(g, tile) + outputs * (1 + 2 * alu) + START_LATENCY * (pieces + tiles * (1 + alu))
+    inputs, weights = walk.traffic
     vector, block = config.element_bytes(Memory.INP), config.element_bytes(Memory.WGT)
-    rows = sum(_real(g.rows, *span) for span in spans(g.rows.out, tile.rows))
-    columns = sum(_real(g.columns, *span, sparse=False) for span in spans(g.columns.out, tile.columns))
-    co_tiles = len(list(spans(g.co_group, tile.co))) * g.groups
-    spatial = len(list(spans(g.rows.out, tile.rows))) * len(list(spans(g.columns.out, tile.columns))) * g.n
-    inputs = co_tiles * g.n * g.ci_group * rows * columns * vector
-    weights = g.co * g.ci_group * g.taps * block * (1 if tile.resident else spatial)
-    outputs = g.n * g.co * g.rows.out * g.columns.out * vector
-    bias = g.co * config.element_bytes(Memory.ACC) if job.bias is not None else 0
-    residual = outputs + block if job.residual is not None else 0
-    return inputs + weights + bias + outputs + residual
+    largest = tile.ci * walk.rows.largest * walk.columns[0].window
+    loads = g.ci_group * tiles if not largest else inputs / max(largest / tile.ci, 1)
+    loads += weights / (tile.co * tile.ci * g.taps)
+    transfer = (inputs * vector + weights * block) / config.board.bus_bytes + DMA_LATENCY * loads
+    stores = outputs * vector / config.board.bus_bytes + DMA_LATENCY * tiles * tile.co
+    alone = 0.0 if min(tile.inputs, tile.weights) > 1 else transfer
+    return max(compute, transfer, stores) + alone + (0 if tile.accumulators > 1 else stores)
 
 
-def _real(axis: Axis, first: int, size: int, sparse: bool = True) -> int:
-    """Return how many indices inside the image a tile loads."""
-    low, length = axis.window(first, size)
-    if axis.is_sparse and sparse:
-        return sum(0 <= low + i * axis.src < axis.size for i in range(size))
-    return max(0, min(low + length, axis.size) - max(low, 0))
+def emit_conv(builder: LaunchBuilder, job: ConvJob, tile: Tile | None) -> None:
+    """Emit a convolution with a tile of the search."""
+    if tile is None:
+        operations = tail_ops(job.tail, job.bias is not None)
+        reference_conv(builder, job, reference_tile(builder.config, job.geometry), operations)
+    else:
+        schedule_conv(builder, job, tile)
 
 
-def measure(config: VtaConfig, job: ConvJob, tile: Tile) -> tuple[int, int]:
-    """Build a tile and return (bytes with micro-ops, estimated cycles)."""
+def measure(config: VtaConfig, job: ConvJob, tile: Tile | None) -> tuple[Counters, int]:
+    """Build a tile and return (counters, estimated cycles). Raises ProgramError when an instruction cannot hold it."""
     builder = LaunchBuilder(config, Dram(config), "candidate")
-    schedule_conv(builder, job, tile)
+    emit_conv(builder, job, tile)
     launch = builder.finish()
-    return count(config, launch.instructions).five_bytes, estimate(config, launch).total
+    encode_all(config, launch.instructions)
+    return count(config, launch.instructions), estimate(config, launch).total
 
 
 def search(config: VtaConfig, job: ConvJob) -> TileRecord:
-    """Return the tile with the fewest cycles among those that move about the least bytes."""
-    ranked = sorted(((nbytes(config, job, tile), tile) for tile in candidates(config, job)), key=lambda pair: pair[0])
-    least = ranked[0][0]
-    near = [tile for size, tile in ranked if size <= NEAR * least]
-    # Of equal bytes those with the largest steps: fewer, longer transfers and products.
-    near.sort(key=lambda t: (-t.accumulators, -t.ci * t.rows * t.columns, -t.co))
-    chosen = _spread(near)
-    found: list[tuple[int, int, Tile]] = []
-    for tile in chosen:
-        try:
-            size, cycles = measure(config, job, tile)
-            found.append((cycles, size, tile))
-        except ProgramError:  # a field that the tile needs is too narrow on this design
-            continue
+    """Return the tile with the fewest cycles among those that move about the least bytes, and no more than the reference does."""
+    found: list[_Built] = []
+    for tiles in _turns(config, job):
+        for tile in tiles:
+            try:
+                found.append((*measure(config, job, tile), tile))
+            except ProgramError:  # a field that the tile needs is too narrow on this design
+                continue
+        if found:
+            break
     if not found:
-        raise ProgramError("no tile of a convolution can be encoded", f"fields wide enough in {config.name}")
-    cycles, size, best = min(found, key=lambda entry: entry[:2])
-    return TileRecord(workload_key(config, job), config.name, best, size, cycles, len(ranked))
+        g = job.geometry
+        raise ProgramError(
+            f"a convolution {g.kernel} of {g.ci} to {g.co} blocks", f"one of which some tile fits {config.name}"
+        )
+    least = min(counters.dram_nbytes for counters, _, _ in found)
+    near = [entry for entry in found if entry[0].dram_nbytes <= NEAR * least]
+    counters, cycles, best = min(_no_worse(config, job, found, near), key=lambda entry: entry[1])
+    return TileRecord(workload_key(config, job), config.name, best, counters.five_bytes, cycles, len(found))
 
 
-def _spread(tiles: list[Tile]) -> list[Tile]:
-    """Return at most BUILT of them, evenly over the list."""
-    if len(tiles) <= BUILT:
-        return tiles
-    return [tiles[i * len(tiles) // BUILT] for i in range(BUILT)]
+_Built = tuple[Counters, int, Tile | None]
+
+
+def _no_worse(config: VtaConfig, job: ConvJob, found: list[_Built], near: list[_Built]) -> list[_Built]:
+    """Return those that move no more than the reference: of the near ones, of all, with single slots, or the reference itself.
+
+    Single slots need the fewest micro-ops, and of a small convolution those decide.
+    """
+    if job.residual is not None:
+        return near
+    try:
+        limit = _reference(config, job)
+    except ProgramError:
+        return near
+
+    def lean() -> Iterator[_Built]:
+        for tile in {tile: None for _, _, tile in found if tile is not None}:
+            for inputs, weights in ((2, 1), (1, 2), (1, 1)):
+                single = replace(tile, inputs=inputs, weights=weights, accumulators=1)
+                if layout_of(config, job, single) is not None:
+                    yield (*measure(config, job, single), single)
+
+    for entries in (near, found, lean()):
+        kept = [e for e in entries if e[0].five_bytes <= limit.five_bytes and e[0].dram_nbytes <= limit.dram_nbytes]
+        if kept:
+            return kept
+    return [(*measure(config, job, None), None)]
+
+
+def _reference(config: VtaConfig, job: ConvJob) -> Counters:
+    builder = LaunchBuilder(config, Dram(config), "reference")
+    reference_conv(builder, job, reference_tile(config, job.geometry))
+    return count(config, builder.finish().instructions)
+
+
+def _turns(config: VtaConfig, job: ConvJob) -> Iterator[list[Tile]]:
+    """Yield tiles to build, the best first, until there are no more."""
+    ranked = sorted(candidates(config, job), key=lambda pair: (pair[0], -pair[1].rows * pair[1].columns, -pair[1].co))
+    while ranked:
+        near = [tile for size, tile in ranked if size <= NEAR * ranked[0][0]]
+        ranked = ranked[len(near) :]
+        near.sort(key=lambda tile: rough_cycles(config, job, tile))
+        for first, number in spans(len(near), CUTS):
+            yield _varied(config, job, near[first : first + number])
+
+
+def _varied(config: VtaConfig, job: ConvJob, cuts: list[Tile]) -> list[Tile]:
+    """Return the cuts with other steps, slots and regions, the best by formula."""
+    tiles = {
+        tile: None
+        for cut in cuts
+        for ci, accumulators in itertools.product(parts(job.geometry.ci_group), (2, 1))
+        for tile in _kept(config, job, replace(cut, ci=ci, accumulators=accumulators))
+    }
+    rows = [(moved_bytes(config, job, tile), rough_cycles(config, job, tile), tile) for tile in tiles]
+    least = min((row[0] for row in rows), default=0)
+    rows = sorted((row for row in rows if row[0] <= NEAR * least), key=lambda row: row[1])
+    return [tile for _, _, tile in rows[:BUILT]]

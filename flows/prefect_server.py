@@ -1,0 +1,113 @@
+"""A Prefect server for one run of tvmflow, where the user has none: in a session of its own, gone when its owner ends.
+
+Prefect would start one by itself, in the process group of the command: Ctrl-C in a terminal reaches that one too, and nobody
+is left to record how the flow ended; and after `kill -9` of the command it runs on for ever. Started as a module, this file
+is that server: it serves a listening socket that it inherits, and its standard input is its life line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import requests
+
+from tvmflow.errors import StageError, first_line
+from tvmflow.recipe import CODE_ROOT
+
+START_TIMEOUT_S = 180.0
+_STOP_TIMEOUT_S = 10.0
+
+
+class PrefectServer:
+    """A running server process; `url` is valid at once, requests wait until it serves."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.log = home / "server.log"
+        with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, self.log.open("wb") as log:
+            self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flows.prefect_server", str(listener.fileno())], stdin=subprocess.PIPE,
+                stdout=log, stderr=log, pass_fds=(listener.fileno(),), start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "PREFECT_HOME": str(home)},
+            )  # fmt: skip
+        atexit.register(self.stop)
+
+    def wait(self) -> None:
+        """Return when the server serves. Raises StageError when it ended or takes too long."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(f"{self.url}/health", timeout=5).ok:
+                    return
+            time.sleep(0.05)
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise StageError(
+            f"Prefect's server did not start: {lines[-1][:300] if lines else f'exit code {self.process.poll()}'}",
+            f"a server on {self.url} within {START_TIMEOUT_S:g} s",
+            f"run 'tvmflow doctor', look into {self.log}; where {self.log.parent / 'prefect.db'} is damaged, move it away: "
+            "it holds no results, only Prefect's history of runs",
+        )
+
+    def stop(self) -> None:
+        """Cut the life line and wait until the server has ended."""
+        atexit.unregister(self.stop)
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        try:
+            self.process.wait(timeout=_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def check_server(url: str) -> None:
+    """Raise StageError when no Prefect server answers at the address that the user named."""
+    try:
+        answer = requests.get(f"{url.rstrip('/')}/health", timeout=20)
+        if answer.ok or answer.status_code in (401, 403):
+            return
+        found = f"what answers says {answer.status_code} {answer.reason}"
+    except (requests.RequestException, ValueError) as error:
+        found = "nothing answers" if isinstance(error, requests.ConnectionError) else first_line(error)
+    raise StageError(
+        f"no Prefect server at {url}: {found}",
+        "in PREFECT_API_URL the address of a running server, as http://127.0.0.1:4200/api",
+        "start it with 'prefect server start', correct the address, or unset PREFECT_API_URL where no schedule is needed",
+    )
+
+
+def main() -> None:
+    """Serve Prefect's API on an inherited socket until standard input is closed."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    app = create_app(ephemeral=True, final=True)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        server.should_exit = True
+        time.sleep(_STOP_TIMEOUT_S / 2)
+        os._exit(0)  # a request that never ends must not keep the server alive
+
+    threading.Thread(target=watch, daemon=True).start()
+    server.run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Ctrl-C and SIGTERM: what runs is killed, nothing new is started, and the flow ends and says so to Prefect."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+_requested = threading.Event()
+_signals: list[int] = []
+_killers: list[Callable[[], bool]] = []
+
+
+def is_stopping() -> bool:
+    """Say whether the user asked to stop."""
+    return _requested.is_set()
+
+
+def wait_unless_stopping(seconds: float) -> bool:
+    """Wait; return True at once when the user asks to stop."""
+    return _requested.wait(seconds)
+
+
+def when_stopping(kill: Callable[[], bool]) -> None:
+    """Let `kill` be called when the user asks to stop; it returns whether there was anything to kill."""
+    _killers.append(kill)
+
+
+def exit_code() -> int:
+    """Return the shell's exit code of a command that a signal ended."""
+    return 128 + (_signals[0] if _signals else signal.SIGINT)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    again = is_stopping()
+    _signals.append(number)
+    _requested.set()
+    killed = [kill() for kill in _killers]
+    if again:
+        os.write(sys.stderr.fileno(), b"\ninterrupted at once\n")
+        os._exit(exit_code())
+    if not any(killed):  # no stage that comes back with an error, and the flow with it: give up what is being done now
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def cancels_flow() -> Iterator[None]:
+    """Turn the end of a flow that was cancelled into what Ctrl-C is everywhere else: KeyboardInterrupt."""
+    from prefect.exceptions import CancelledRun
+
+    try:
+        yield
+    except CancelledRun:
+        raise KeyboardInterrupt from None
+
+
+@contextlib.contextmanager
+def stops_on_signals() -> Iterator[None]:
+    """Inside, the first signal stops the stages and lets the flow come to its end; a second one ends everything.
+
+    Flows use it as well as the command line, because Prefect has a handler of its own for SIGTERM around a flow.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Python lets no other thread handle signals
+        yield
+        return
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,107 @@
+"""Run one stage of one cell in this process: `python -m tasks build CELL`.
+
+This is what `dvc repro` calls and what a flow starts as a process of its own. With --events N, progress and the final
+error are written to file descriptor N as lines of JSON, and at the end the digests of the files that were looked at; without,
+progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tasks.table import STAGES
+from tvmflow import errors
+from tvmflow.artifacts import Record
+from tvmflow.digests import Digests
+from tvmflow.params import Cell
+from tvmflow.rows import check_rows
+from tvmflow.store import Store
+from tvmflow.workspace import Workspace, find_workspace
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the command line, run the stage, exit with the code of what happened."""
+    parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage of one cell.")
+    parser.add_argument("stage", choices=list(STAGES))
+    parser.add_argument("cell", help="model@target:precision, or a name under cells: in params.yaml")
+    parser.add_argument("--root", type=Path, help="the workspace (default: the nearest folder with params.yaml)")
+    parser.add_argument("--again", action="store_true", help="make it even when it is already there")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--events", type=int, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--known", type=int, help=argparse.SUPPRESS
+    )  # a file descriptor with what the caller has looked at
+    options = parser.parse_args(arguments)
+    if options.debug:
+        os.environ["TVMFLOW_DEBUG"] = "1"  # a sandbox has no other word from us
+    tell = _teller(options.events)
+    try:
+        record, outcome, digests = _run(options, tell)
+    except errors.TvmflowError as error:
+        if options.debug:
+            raise
+        tell({"error": error.to_json()})
+        if options.events is None:
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    tell({"outcome": outcome, "digests": digests.to_json()})
+    if options.events is None:
+        print(f"{record.stage} {record.cell}: {outcome}, key {record.key[:12]}, {record.elapsed_s:.1f} s")
+
+
+def _run(options: argparse.Namespace, tell: Callable[[dict[str, Any]], None]) -> tuple[Record, str, Digests]:
+    workspace = find_workspace(options.root)
+    check_rows(workspace.params)
+    if options.known is not None:
+        with os.fdopen(options.known, encoding="utf-8") as file:
+            workspace.digests.learn(json.load(file))
+    cell = workspace.params.cell(options.cell)
+    record, outcome = Store(workspace, STAGES).ensure(
+        options.stage,
+        cell,
+        progress=lambda text, done, total: tell({"progress": [text, done, total]}),
+        again=options.again,
+    )
+    if STAGES[options.stage].has_metrics:
+        _record_measurement(workspace, cell)
+    return record, outcome, workspace.digests
+
+
+def _record_measurement(workspace: Workspace, cell: Cell) -> None:
+    from tvmflow.ledger.measurements import ensure_recorded
+
+    ensure_recorded(workspace, cell)
+
+
+def _teller(descriptor: int | None) -> Callable[[dict[str, Any]], None]:
+    if descriptor is None:
+        return _tell_terminal
+
+    def tell(event: dict[str, Any]) -> None:
+        rest = (json.dumps(event) + "\n").encode()
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except BrokenPipeError:
+            os._exit(1)  # who started us is gone: leave the stage unfinished, as after a kill
+
+    return tell
+
+
+def _tell_terminal(event: dict[str, Any]) -> None:
+    if "progress" in event and sys.stderr.isatty():
+        text, done, total = event["progress"]
+        count = f" {done}/{total}" if total else ""
+        print(f"\r\033[K{text}{count}", end="\n" if total and done == total else "", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

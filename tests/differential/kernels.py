@@ -1,0 +1,56 @@
+"""What tests of kernels share: small modules, their outputs under every schedule, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+from tvm import relax
+
+from tvmflow.backends.cpu import host_backend
+from tvmflow.building.library import compile_lowered
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.kernels.workloads import Workload
+from tvmflow.passes.fold_batch_norm import FoldBatchNorm
+from tvmflow.passes.fold_constants import FoldConstants
+from tvmflow.passes.schedule_kernels import ScheduleKernels
+from tvmflow.templates import Knobs, Template, scheduled
+from tvmflow.tuning.traces import trace_json
+
+HOST = host_backend()
+BOUND = 1e-5  # float32 sums of at most some hundred terms in another order, relative to the largest answer
+
+
+def imported(module: torch.nn.Module, shape: tuple[int, ...]) -> tuple[Any, ExportedModel]:
+    model = ExportedModel(module.eval(), "input", shape)
+    return FoldBatchNorm()(FoldConstants()(model.to_relax())), model
+
+
+def error_of(answers: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
+    return float(np.abs(answers - reference).max() / np.abs(reference).max())
+
+
+def run(executable: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.asarray(relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy())
+
+
+def of_one_operator(operator: Callable[[Any], Any], shape: tuple[int, ...]) -> Any:
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(operator(x))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def answers_of_every_schedule(
+    lowered: Any, workload: Workload, template: Template, candidates: list[Knobs], x: np.ndarray[Any, Any]
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Run a module of one kernel under each of its candidates."""
+    for knobs in candidates:
+        best = {workload.key: {"trace": trace_json(scheduled(workload.function, template, knobs))}}
+        yield run(compile_lowered(ScheduleKernels(best, HOST.template_for)(lowered), HOST), x)

@@ -1,0 +1,138 @@
+"""Rows that nobody ships: a backend, a transport, a frontend and a tuner, each as small as one can be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.backends.backend import Call, Progress
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.devices.transport import DeviceState, Link, SessionLimits, Transport
+from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.frontends.table import Frontend
+from tvmflow.options import Options
+from tvmflow.params import DeviceEntry
+from tvmflow.sources.weights import WeightFiles
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.tuning.tuners import Assignment
+
+Array = np.ndarray[Any, Any]
+
+
+class PretendOptions(Options):
+    level: int = 1
+
+
+class PretendBackend(CpuBackend):
+    """A CPU that says of itself that it is more."""
+
+    options = PretendOptions
+    precisions = ("float32",)
+    is_cpu = False
+
+    @property
+    def device_kind(self) -> str:
+        return f"pretend-{self.target.options['level']}"
+
+    def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
+        mod, facts = super().pack(mod, block)
+        return mod, {**facts, "pretended": True}
+
+    def phases(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
+        return [*super().phases(winograd), ("pretend", lambda mod: mod)]
+
+    def search_part(self, packed: Any, progress: Progress) -> list[dict[str, Any]]:
+        return [{"program": name} for name in ("first", "second")]
+
+    def compile_part(
+        self, packed: Any, schedules: list[dict[str, Any]], folder: Path, progress: Progress
+    ) -> tuple[Any, dict[str, Any] | None]:
+        (folder / "pretend").mkdir()
+        for schedule in schedules:
+            (folder / "pretend" / schedule["program"]).touch()
+        metrics = {"pretend.programs": len(schedules)}
+        return packed, {"name": self.device_kind, "simulated": True, "estimated_ms": 2.5, "metrics": metrics}
+
+    def verify(self, part: dict[str, Any] | None, call: Call) -> dict[str, Any] | None:
+        return {**(part or {}), "threads": int(call("runtime.NumThreads"))}
+
+
+class InsideOptions(Options):
+    room: str
+
+
+class InsideTransport(Transport):
+    """The device is this very process."""
+
+    options = InsideOptions
+    is_this_host = True
+
+    @contextlib.contextmanager
+    def open(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
+        from tvm import rpc
+
+        yield Link(rpc.LocalSession(), f"inside-{device.options['room']}")
+
+    def state(self, device: DeviceEntry) -> DeviceState:
+        return DeviceState(True, f"in room {device.options['room']}", {"rooms": 1})
+
+
+class Numbers:
+    """A framework whose models are one matrix: y = relu(x @ w)."""
+
+    in_process = True
+
+    def __init__(self, weights: Array, shape: tuple[int, ...]) -> None:
+        self.weights, self.shape = weights, shape
+
+    def use_threads(self, threads: int) -> None:
+        """It has one."""
+
+    def run(self, x: Array) -> Array:
+        return np.maximum(x @ self.weights, 0)
+
+    def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
+        yield "matmul", x @ self.weights
+
+    def to_relax(self) -> Any:
+        from tvm import relax
+
+        builder = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType(self.shape, "float32"))
+        with builder.function("main", [x]):
+            with builder.dataflow():
+                product = builder.emit(relax.op.matmul(x, relax.const(self.weights)))
+                answer = builder.emit_output(relax.op.nn.relu(product))
+            builder.emit_func_output(answer)
+        return builder.get()
+
+    def to_onnx(self, path: Path) -> None:
+        raise NotImplementedError
+
+
+def _load(folder: Path, description: SourceDescription) -> Numbers:
+    rows = json.loads((folder / description.weights_file).read_text(encoding="utf-8"))
+    return Numbers(np.asarray(rows, np.float32), description.input_shape)
+
+
+NUMBERS = Frontend(_load, ("numpy",), WeightFiles((".numbers",)), has_networks=False)
+
+
+class BackwardsTuner:
+    """Tries the last candidate first."""
+
+    def __init__(self, given: Assignment) -> None:
+        self.rest = list(range(len(given.candidates)))
+
+    def ask(self, count: int) -> list[int]:
+        taken = self.rest[::-1][:count]
+        self.rest = self.rest[: len(self.rest) - len(taken)]
+        return taken
+
+    def tell(self, index: int, seconds: float) -> None:
+        """It never learns."""

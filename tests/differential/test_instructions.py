@@ -1,0 +1,120 @@
+"""Products of neighbours, bfloat16 and exp: the instructions of the target, and what they compute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tests.differential.kernels import HOST, of_one_operator, run
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.building.library import build_scheduled
+from tvmflow.building.lower import lower
+from tvmflow.ir.emit import constant
+from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.kernels.workloads import extract_workloads
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.templates import scheduled
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "mtriple", "data", "instruction"),
+    [
+        ("znver4", "x86_64-linux-gnu", "uint8", "vpdpbusd"),
+        ("cortex-a76", "aarch64-linux-gnu", "int8", "sdot"),
+        ("neoverse-v1", "aarch64-linux-gnu", "uint8", "usdot"),
+        ("znver4", "x86_64-linux-gnu", "bfloat16", "vdpbf16ps"),
+        ("sapphirerapids", "x86_64-linux-gnu", "uint8", "tdpbusd"),
+        ("sapphirerapids", "x86_64-linux-gnu", "int8", "tdpbssd"),
+        ("graniterapids", "x86_64-linux-gnu", "bfloat16", "tdpbf16ps"),
+        ("neoverse-v1", "aarch64-linux-gnu", "bfloat16", "bfdot"),
+    ],
+)
+def test_neighbours_are_multiplied_by_the_instruction_of_the_target(
+    mcpu: str, mtriple: str, data: str, instruction: str
+) -> None:
+    """For targets that are not at hand the code is looked at; where this machine has the instruction, tests run it."""
+    target = CpuBackend(ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++"))
+    x = relax.Var("x", relax.TensorType((1, 2, 8, 8, 16), data))
+    low, total = ("bfloat16", "float32") if data == "bfloat16" else ("int8", "int32")
+    weight = constant(np.ones((2, 2, 3, 3, 16, 16), np.float32).astype(numpy_dtype(low)), low)
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            conv = relax.op.nn.conv2d(
+                x, weight, padding=1, data_layout="NCHW16c", kernel_layout="OIHW16i16o", out_layout="NCHW16c",
+                out_dtype=total,
+            )  # fmt: skip
+            out = builder.emit_output(conv)
+        builder.emit_func_output(out)
+    (workload,) = extract_workloads(lower(builder.get(), target))
+    found = target.template_for(workload.function)
+    assert found is not None and (found[1][0].get("dot") or found[1][0].get("tiles"))
+    schedule = scheduled(workload.function, found[0], found[1][0])
+    with target.tvm_target() as tvm_target:
+        built = tvm.compile(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}), tvm_target)
+    assert f"\t{instruction}" in built.mod.inspect_source("asm")
+
+
+@pytest.mark.parametrize("length", [1, 5, 6, 7, 8, 11, 20, 96])
+@pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
+def test_bfloat16_rounds_to_nearest_ties_to_even(length: int, mcpu: str) -> None:
+    """Ties are half of all values; -0, the largest and infinity are there too, in vectors of many widths."""
+    target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
+    executable = build_scheduled(_cast_to_bfloat16(length), target, {})[0]
+    bits = np.random.default_rng(length).integers(0x00800000, 0x7F000000, (3, length), dtype=np.uint32)
+    bits[::2] = bits[::2] & 0xFFFF0000 | 0x8000
+    x = bits.view(np.float32) * np.where(bits & 1, -1, 1).astype(np.float32)
+    x[0, :1], x[1, :1], x[2, :1] = -0.0, np.finfo(np.float32).max, -np.inf
+    found = run(executable, x)
+    assert np.array_equal(found.view(np.uint16), x.astype(numpy_dtype("bfloat16")).view(np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "mtriple", "instruction"),
+    [("znver4", "x86_64-linux-gnu", "cvtneps2bf16"), ("neoverse-v1", "aarch64-linux-gnu", "bfcvtn")],
+)
+def test_bfloat16_is_rounded_by_the_instruction_of_the_target(mcpu: str, mtriple: str, instruction: str) -> None:
+    executable, _ = build_scheduled(
+        _cast_to_bfloat16(96), CpuBackend(ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++")), {}
+    )
+    code = "".join(m.inspect_source("asm") for m in [executable.mod, *executable.mod.imports] if m.kind == "llvm")
+    assert instruction in code
+
+
+def _cast_to_bfloat16(length: int) -> Any:
+    return of_one_operator(lambda x: relax.op.astype(x, "bfloat16"), (3, length))
+
+
+@pytest.mark.parametrize("length", [1, 6, 20, 96])
+@pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
+def test_exp_is_right_to_one_unit_in_the_last_place(length: int, mcpu: str) -> None:
+    """From where it is 0 to where it is infinite, and of what is no number."""
+    target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
+    executable = build_scheduled(of_one_operator(relax.op.exp, (64, length)), target, {})[0]
+    x = np.random.default_rng(length).uniform(-106, 90, (64, length)).astype(np.float32)
+    x[:8, 0] = 0.0, -0.0, np.inf, -np.inf, np.nan, 88.722, 88.723, -103.97
+    found = run(executable, x)
+    with np.errstate(over="ignore"):
+        wanted = np.exp(x.astype(np.float64))
+        rounded = wanted.astype(np.float32)
+    assert np.array_equal(np.isnan(found), np.isnan(x))
+    limited = np.isfinite(rounded)
+    assert np.array_equal(found[np.isinf(rounded)], rounded[np.isinf(rounded)])
+    assert (np.abs(found[limited] - wanted[limited]) <= np.spacing(rounded[limited])).all()
+
+
+@pytest.mark.parametrize(("mcpu", "mtriple"), [("znver4", "x86_64-linux-gnu"), ("cortex-a72", "aarch64-linux-gnu")])
+@pytest.mark.parametrize(
+    "operator", [relax.op.exp, relax.op.sigmoid, relax.op.tanh, relax.op.nn.silu, relax.op.nn.softmax]
+)
+def test_no_exp_is_a_call_for_single_values(operator: Callable[[Any], Any], mcpu: str, mtriple: str) -> None:
+    target = CpuBackend(ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++"))
+    executable = build_scheduled(of_one_operator(operator, (4, 96)), target, {})[0]
+    code = "".join(m.inspect_source("asm") for m in [executable.mod, *executable.mod.imports] if m.kind == "llvm")
+    assert not re.search(r"\b(expf?|tanhf?)\b", code)

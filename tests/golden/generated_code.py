@@ -1,0 +1,99 @@
+"""The digest of the code that every template generates: `python -m tests.golden.generated_code` renews the file.
+
+Of each kernel some candidates are scheduled, and the schedule goes through all of TVM's passes, up to the door of LLVM:
+what our templates, our passes and our intrinsics make of a kernel is in that text, and nothing of the machine that runs
+the test. Records of measurements are believed as long as this does not change, or `codegen` in tvmflow/toolchain.py does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from tests.golden.networks import TARGETS, Case, cases
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.building.library import prepared
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.templates import Knobs, scheduled, template_named
+from tvmflow.toolchain import version
+
+PATH = Path(__file__).with_name("generated_code.json")
+RENEW = "python -m tests.golden.generated_code"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def code_of(function: Any, target: ResolvedTarget) -> str:
+    """Return what LLVM is given of a scheduled kernel, as text."""
+    tvm_target = target.tvm_target()
+    with tvm_target:
+        module = prepared(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), tvm_target)
+        lower, of_host, _ = tvm.tirx.get_default_tir_pipeline(tvm_target)
+        module = of_host()(lower(tvm.tirx.transform.BindTarget(tvm_target)(module)))
+    return str(module.script(show_meta=True))
+
+
+def _one(case: Case, template: str, knobs: Knobs, to_the_end: bool) -> dict[str, Any]:
+    """Return the digests of a kernel under its knobs: of its schedule, and of what LLVM is given where that is wanted."""
+    found = template_named(template, CpuBackend(case.target).templates())
+    assert found is not None, template
+    function = scheduled(case.workload.function, found, knobs).mod["main"]
+    code = _digest(code_of(function, case.target)) if to_the_end else ""
+    return {"template": template, "knobs": knobs, "schedule": _digest(function.script(show_meta=True)), "code": code}
+
+
+def fresh(case: Case) -> list[dict[str, Any]]:
+    """Return the digests of the likeliest candidate of each family of knobs, and of the schedule of the last of all."""
+    found = CpuBackend(case.target).template_for(case.workload.function)
+    assert found is not None, case.name
+    template, candidates = found
+    families: dict[tuple[str, ...], Knobs] = {}
+    for knobs in candidates:
+        families.setdefault(tuple(sorted(knobs)), knobs)
+    last = [] if candidates[-1] in families.values() else [_one(case, template.name, candidates[-1], False)]
+    return [_one(case, template.name, knobs, True) for knobs in families.values()] + last
+
+
+def changes(known: dict[str, Any], found: Iterable[Case]) -> Iterator[str]:
+    """Yield the kernels whose code is no longer what the file says, under the knobs that it says."""
+    for case in found:
+        for entry in known["kernels"].get(case.name, []):
+            try:
+                now = _one(case, entry["template"], entry["knobs"], bool(entry["code"]))
+            except Exception as error:  # knobs or templates of that name are gone: records of them are lost
+                now = {"schedule": type(error).__name__, "code": entry["code"]}
+            kinds = [kind for kind in ("schedule", "code") if now[kind] != entry[kind]]
+            if kinds:
+                yield f"{case.name} {entry['knobs']}: another {' and another '.join(kinds)}"
+
+
+def load() -> dict[str, Any]:
+    """Return the file: the versions of TVM and of our code generation, and the digests by kernel."""
+    found: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))
+    return found
+
+
+def renew() -> str:
+    """Write the file anew; returns what is wrong instead where code changed under the same version of ours."""
+    known = load() if PATH.exists() else {"codegen": "", "tvm": "", "kernels": {}}
+    same = (known["codegen"], known["tvm"]) == (version("codegen"), version("tvm"))
+    found = [case for target in TARGETS.values() for case in cases(target)]
+    changed = list(changes(known, found)) if same else []
+    if changed:
+        return "\n".join([*changed, f"raise _CODEGEN in tvmflow/toolchain.py above {known['codegen']}, then: {RENEW}"])
+    digests = {case.name: fresh(case) for case in found}
+    made = {"codegen": version("codegen"), "tvm": version("tvm"), "kernels": digests}
+    PATH.write_text(json.dumps(made, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(renew())

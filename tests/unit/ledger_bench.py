@@ -1,0 +1,113 @@
+"""A workspace whose stages were never run: their folders are written here as stages leave them, so that the ledger has something to keep.
+
+MLflow's store is a real one, a copy of one that was made once.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.table import STAGES
+from tests.conftest import small_params
+from tvmflow.artifacts import RECORD_NAME, Record, describe_folder, digest_of, record_text
+from tvmflow.ledger.measurements import ensure_recorded
+from tvmflow.ledger.registry import open_registry, register_version
+from tvmflow.params import Cell
+from tvmflow.workspace import Workspace
+
+LATENCY = {"median_ms": 1.0, "mean_ms": 1.0, "p90_ms": 1.0, "min_ms": 1.0, "max_ms": 1.0, "std_ms": 0.0, "spread": 0.01}
+LATENCY |= {"steady": True, "runs": 30}
+FORMS = ("source", "imported", "quantized", "built")
+
+
+class LedgerBench:
+    def __init__(self, root: Path, store: Path) -> None:
+        self.root, self.workspace = root, Workspace(root)
+        root.mkdir(parents=True, exist_ok=True)
+        params = small_params()
+        (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+        (root / "mlruns").mkdir(exist_ok=True)
+        shutil.copyfile(store, root / "mlruns" / "mlflow.db")
+        self.minute = 0
+
+    def cell(self, model: str, target: str = "local-cpu", precision: str = "float32") -> Cell:
+        return Cell.model_validate({"model": model, "target": target, "precision": precision})
+
+    def make(self, cell: Cell, library: str) -> dict[str, Record]:
+        """Write the folders of a cell whose library has these bytes, measured a minute after the one before."""
+        self.minute += 1
+        records: dict[str, Record] = {}
+        for name, stage in STAGES.items():
+            folder = self.workspace.folder(name, cell)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            for file, text in self._files(name, cell, library).items():
+                (folder / file).write_text(text)
+            recipe = {
+                "schema": 1, "stage": name, "params": {"seed": 0}, "toolchain": {"tvm": "0.27", "llvm": "20"}, "code": {},
+                "inputs": {source: records[source].digest(only) for source, only in stage.inputs.items()},
+            }  # fmt: skip
+            created = datetime.fromtimestamp(1_750_000_000 + 60 * self.minute, UTC).isoformat(timespec="seconds")
+            records[name] = Record(
+                stage=name, cell=str(cell), key=digest_of(recipe), recipe=recipe, outputs=describe_folder(folder),
+                elapsed_s=1.0, created=created,
+            )  # fmt: skip
+            (folder / RECORD_NAME).write_text(record_text(records[name]))
+        return records
+
+    def measure(self, cell: Cell, library: str) -> dict[str, Record]:
+        records = self.make(cell, library)
+        ensure_recorded(self.workspace, cell)
+        return records
+
+    def register(self, cell: Cell, library: str) -> str:
+        """Register a library of a cell, without the measurement around it, which takes a second. Returns its sha256."""
+        client = open_registry(self.workspace)
+        if not hasattr(self, "logged"):
+            self.logged = client.create_logged_model("0", name="library")
+            self.run_id = str(client.create_run("0").info.run_id)
+        self.minute += 1
+        sha256 = digest_of(library)
+        tags = {"library_sha256": sha256, "library_dvc_md5": sha256[:32], "measured": f"{self.minute:06}"}
+        register_version(client, cell, self.logged.model_id, self.run_id, tags)
+        return sha256
+
+    def _files(self, stage: str, cell: Cell, library: str) -> dict[str, str]:
+        names = {file for other in STAGES.values() for file in other.inputs.get(stage) or ()}
+        names |= {output.name for output in STAGES[stage].outputs} | {"made.txt"}
+        texts = {name: f"{name} of {stage} of {cell}: {library}" for name in names - {RECORD_NAME}}
+        if stage == "tune":
+            texts["curve.csv"] = "trial,kernels_ms\n0,2.0\n1,1.0\n"
+        if stage == "build":
+            texts["library.so"] = library
+        if stage == "evaluate":
+            texts |= {"scorecard.json": json.dumps(self._card(cell, library)), "metrics.json": "{}"}
+            texts |= {"confusion.csv": "actual,predicted\n", "latency.csv": "what,median_ms\n"}
+        return texts
+
+    def _card(self, cell: Cell, library: str) -> dict[str, Any]:
+        return {
+            "cell": str(cell), "device": {"key": cell.target, "kind": "cpu-test-t2", "threads": 2}, "batch": 1,
+            "library_bytes": len(library), "coverage": 1.0, "cold_start_ms": [1.0], "peers": {}, "part": None,
+            "latency": {name: LATENCY for name in ("compute", "copy_in", "copy_out")}, "quantization": {},
+            "agreement": {"top1_agreement": 1.0, "max_relative_error": 0.0, "sqnr_db": 200.0, "samples": 8},
+            "agreement_by_step": {}, "accuracy": {**dict.fromkeys(FORMS, 0.9), "samples": 8}, "minute": self.minute,
+        }  # fmt: skip
+
+    def forget(self) -> None:
+        """Let MLflow forget its open connections, as a new process has none."""
+        from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Registry
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Tracking
+        from mlflow.tracking._tracking_service.registry import TrackingStoreRegistry
+
+        for store in (Registry, Tracking):
+            for engine in store._engine_map.values():
+                engine.dispose()
+            store._engine_map.clear()
+        TrackingStoreRegistry._get_store_with_resolved_uri.cache_clear()

@@ -1,0 +1,162 @@
+"""What hostile code would try: called inside a sandbox by the tests of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tvmflow.errors import ModelFileError
+
+
+def _environ(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_text()
+
+
+def _connect(family: int, address: Any) -> None:
+    with socket.socket(family) as one:
+        one.settimeout(1.0)
+        one.connect(address)
+
+
+def _descriptors() -> list[str]:
+    """Return what this process inherited open beyond its own standard streams and its answers."""
+    kept = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            name = str(Path(f"/proc/self/fd/{number}").readlink())
+        except OSError:
+            continue
+        if not name.startswith(("pipe:", "/proc/")) and not name.endswith("/stderr"):
+            kept.append(name)
+    return kept
+
+
+def attempt(secret: str, victim: str, out: str, parent: int, port: int) -> dict[str, str]:
+    """Try each deed and return its name -> what came of it."""
+    outside = Path(secret).parent
+    deeds: dict[str, Callable[[], Any]] = {
+        "read a file of the user": lambda: Path(secret).read_text(),
+        "list a folder of the user": lambda: os.listdir(outside),
+        "read the parent's environment": lambda: _environ(parent),
+        "overwrite a file": lambda: Path(victim).write_text("hacked"),
+        "truncate a file": lambda: os.truncate(victim, 0),
+        "append to a file": lambda: Path(victim).open("a").write("hacked"),
+        "remove a file": lambda: Path(victim).unlink(),
+        "rename a file": lambda: Path(victim).rename(outside / "other"),
+        "make a file outside": lambda: (outside / "new").write_text("x"),
+        "make a folder outside": lambda: (outside / "folder").mkdir(),
+        "link a file in": lambda: os.link(victim, Path(out) / "linked"),
+        "make a file in the code": lambda: (Path(__file__).parent / "hacked").write_text("x"),
+        "connect to a port": lambda: _connect(socket.AF_INET, ("127.0.0.1", port)),
+        "connect by IPv6": lambda: _connect(socket.AF_INET6, ("::1", port)),
+        "connect to a socket of the host": lambda: _connect(socket.AF_UNIX, str(outside / "socket")),
+        "signal the parent": lambda: os.kill(parent, signal.SIGUSR1),
+        "trace the parent": lambda: os.close(os.open(f"/proc/{parent}/mem", os.O_RDONLY)),
+        "leave by a child": lambda: subprocess.run(["/bin/sh", "-c", f"echo hacked > {victim}"], check=True, capture_output=True),
+        "see secrets of the environment": lambda: os.environ["AWS_SECRET_ACCESS_KEY"],
+        "write in its own folder": lambda: Path("mine").write_text("x"),
+        "write in the stage's folder": lambda: (Path(out) / "model.json").write_text("x"),
+        "make a temporary file": lambda: Path(os.environ["TMPDIR"], "t").write_text("x"),
+        "start a child": lambda: subprocess.run([sys.executable, "-c", "print(1)"], check=True, capture_output=True),
+        "start a thread": lambda: _thread(),
+        "keep nothing open": lambda: _none(_descriptors()),
+        "talk to itself": lambda: socket.socketpair()[0].close(),
+    }  # fmt: skip
+    found = {}
+    for name, deed in deeds.items():
+        try:
+            deed()
+            found[name] = "done"
+        except (OSError, subprocess.CalledProcessError, KeyError) as error:
+            found[name] = type(error).__name__
+    return found
+
+
+def _none(things: list[str]) -> None:
+    if things:
+        raise OSError(str(things))
+
+
+def _thread() -> None:
+    one = threading.Thread(target=time.sleep, args=(0.0,))
+    one.start()
+    one.join()
+
+
+def eat_memory(step_bytes: int) -> None:
+    kept = []
+    while True:
+        kept.append(bytearray(step_bytes))
+
+
+def loop_forever() -> None:
+    while True:
+        pass
+
+
+def write_forever(out: str) -> None:
+    with (Path(out) / "big").open("wb") as file:
+        while True:
+            file.write(b"\0" * (1 << 20))
+
+
+def crash() -> None:
+    os.abort()
+
+
+def refuse() -> None:
+    raise ModelFileError("bad \x1b[2Jmodel", "a good one")
+
+
+def leave_a_link(out: str) -> None:
+    (Path(out) / "model.json").symlink_to("/etc/passwd")
+
+
+def answer_nonsense() -> None:
+    os.write(int(sys.argv[1]), b"[1, 2\n")
+
+
+def spawn_and_hang(out: str) -> None:
+    child = subprocess.Popen(["/bin/sleep", "1000"])
+    (Path(out) / "pids").write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(1000)
+
+
+def limits_of_a_child() -> str:
+    """Try to get the limits back in a child, as root might."""
+    code = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (r.RLIM_INFINITY, r.RLIM_INFINITY))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+
+
+class Counter:
+    """An object that lives in the sandbox."""
+
+    def __init__(self, start: int) -> None:
+        self.value = start
+
+    def add(self, number: int) -> int:
+        self.value += number
+        return self.value
+
+
+def load_and_run(folder: str, framework: str, file: str) -> list[int]:
+    """Load a model as import does and run it once."""
+    import numpy as np
+
+    from tvmflow.frontends.source_model import SourceDescription
+    from tvmflow.frontends.table import load_source
+
+    model = load_source(Path(folder), SourceDescription(framework, None, file, "input", (1, 1, 8, 8)))
+    return list(model.run(np.zeros((1, 1, 8, 8), np.float32)).shape)
+
+
+def answer_deep() -> None:
+    os.write(int(sys.argv[1]), b"[" * 50_000 + b"\n")

@@ -1,0 +1,168 @@
+"""Tuning logs are read by an allowlist: a line is a record, was torn by a kill, or is one error that names it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tvmflow.errors import StoreError
+from tvmflow.templates.dot import AVX512_BF16
+from tvmflow.templates.tiles import tiles_in
+from tvmflow.tuning.record_format import MAX_LINE_BYTES, is_cut_off, parse_line
+from tvmflow.tuning.records import OK, TuningRecord, append_record, merge_records, read_records, record_of
+
+STEPS: list[Any] = [
+    ["GetSBlock", [], ["root", "main"], ["b0"]],
+    ["Split", ["l37", "None", 4], [True, False], ["l41", "l42"]],
+]
+ONE = TuningRecord(
+    "k1", "conv 1x2", "packed_conv", {"a": 1}, [STEPS, [[0, [1, 2]]]], (0.002, 0.001), OK, "cpu-a", {"tvm": "1"}, "now",
+    0.1, 5.0, (1, 2), "ld: \x1b[1mno\nroom",
+)  # fmt: skip
+LINE = json.dumps(asdict(ONE), sort_keys=True)
+FILES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def _with(**changed: Any) -> str:
+    return json.dumps({**asdict(ONE), **changed})
+
+
+def _import(text: str, key: str = "pragma_import_llvm", name: str = "tvmflow.dot_vnni") -> list[Any]:
+    return [[["Tensorize", ["l1", name], [True], []], ["Annotate", ["l1", f'"{text}"'], [key], []]], []]
+
+
+HOSTILE = {
+    "a list": "[1]", "a number": "3", "nothing known": "null", "text": "records", "deep": "[" * 100_000 + "]" * 100_000,
+    "deep in a field": LINE.replace("0.002", "[" * 5000 + "]" * 5000), "deep trace": _with(trace=[[], json.loads("[" * 40 + "]" * 40)]),
+    "nan": _with(seconds=[math.nan]), "infinity": _with(seconds=[1.0, math.inf]), "too large": LINE.replace("0.002", "1e999"),
+    "negative time": _with(seconds=[-1.0]), "boolean time": _with(seconds=[True]), "text for times": _with(seconds="12"),
+    "text in times": _with(seconds=["1"]), "no times": _with(seconds=None), "boolean knob": _with(knobs={"a": True}),
+    "float knob": _with(knobs={"a": 1.5}), "large knob": _with(knobs={"a": 1 << 63}), "list of knobs": _with(knobs=[1]),
+    "number for a name": _with(workload=3), "list for a kind": _with(device_kind=["a"]), "long name": _with(name="x" * 1001),
+    "control characters": _with(name="\x1b[2J"), "half a character": _with(name="\ud800"), "status": _with(status="fine"),
+    "list for a status": _with(status=["ok"]), "toolchain": _with(toolchain={"tvm": 1}), "extents": _with(extents=[1, 2.0]),
+    "nan flops": _with(flops=math.nan), "boolean canary": _with(canary_s=True), "error": _with(error=1),
+    "unknown field": _with(more=1), "missing field": "{}", "twice": LINE[:-1] + ', "status": "ok"}', "utf-8": "\xff",
+    "trace is text": _with(trace="x"), "trace is a map": _with(trace={}), "no steps": _with(trace=[[1], []]),
+    "unknown step": _with(trace=[[["RunCode", [], [], []]], []]), "step of lists": _with(trace=[[[[], [], [], []]], []]),
+    "map in a trace": _with(trace=[[["GetSBlock", [{}], [], []]], []]), "nan in a trace": _with(trace=[[], [math.nan]]),
+    "large number in a trace": _with(trace=[[], [1 << 70]]), "endless trace": _with(trace=[[], [0] * 200_001]),
+    "foreign LLVM": _with(trace=_import("define void @x() { ret void }")), "foreign C": _with(trace=_import("int x;", "pragma_import_c")),
+    "LLVM of another instruction": _with(trace=_import(AVX512_BF16.imports)), "key in a list": _with(trace=[[["Annotate", ["l1", "x"], [["pragma_import_llvm"]], []]], []]),
+    "long number": LINE.replace("0.002", "1" * 5000), "closed too early": LINE + "}", "two in a line": LINE + LINE,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_line_that_is_no_record_is_one_error_and_nothing_is_stored(tmp_path: Path, name: str) -> None:
+    ours, other = tmp_path / "ours.jsonl", tmp_path / "other.jsonl"
+    append_record(ours, ONE)
+    before = ours.read_bytes()
+    other.write_bytes(f"{_with(name='new')}\n{HOSTILE[name]}\n".encode("latin-1"))
+    with pytest.raises(StoreError, match=r"line 2 of .*other\.jsonl is no tuning record: .+"):
+        merge_records([other], ours)
+    assert ours.read_bytes() == before
+    with pytest.raises(StoreError, match="line 2 of"):
+        read_records(other)
+    assert len(parse_line(LINE.encode())) == 14
+
+
+def test_machine_code_of_our_own_is_let_through() -> None:
+    own = _import(AVX512_BF16.imports, name=AVX512_BF16.intrinsic_name)
+    tile = "tvmflow.tiles_uint8_2_2_8_3_3_4_1_1_1_1"
+    found = tiles_in(tile + " tvmflow.tiles_int8_999999_999999_9_1_1_1_1_1_1_1 tvmflow.tiles_int8_0_1_1_1_1_1_1_1_1_1")
+    assert [one.intrinsic_name for one in found] == [tile]
+    for trace in (own, _import(found[0].imports, name=tile)):
+        assert record_of({**asdict(ONE), "trace": trace}).trace == trace
+
+
+def test_an_endless_line_is_not_read_to_its_end(tmp_path: Path) -> None:
+    with (tmp_path / "log.jsonl").open("wb") as file:
+        file.write(b"{")
+        file.truncate(MAX_LINE_BYTES * 1000)
+    for ours in (True, False):
+        with pytest.raises(StoreError, match=r"line 1 of .* longer than"):
+            read_records(tmp_path / "log.jsonl", ours=ours)
+
+
+def test_every_beginning_of_a_record_is_torn_and_no_whole_one() -> None:
+    line = LINE.encode()
+    assert all(is_cut_off(line[:cut]) for cut in range(1, len(line)))
+    assert not is_cut_off(line) and not any(is_cut_off(text.encode()) for text in ("", "[", "]", '"{', "x{", "}{"))
+
+
+def test_a_torn_line_of_another_log_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    path.write_text(f"{LINE}\n{LINE[:100]}")
+    assert read_records(path) == [ONE]
+    with pytest.raises(StoreError, match="line 2 of"):
+        merge_records([path], tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    keys = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in [(value, key), *_places(value[key])]]
+
+
+def _typed(record: TuningRecord) -> None:
+    """Assert what readers of a record rely on."""
+    assert all(
+        type(s) is float and math.isfinite(s) and s >= 0 for s in (*record.seconds, record.flops, record.canary_s)
+    )
+    assert all(type(v) is int for v in (*record.knobs.values(), *record.extents))
+    texts = (record.workload, record.name, record.template, record.status, record.device_kind, record.created)
+    assert all(type(text) is str and text.isprintable() for text in (*texts, *record.toolchain.values()))
+
+
+@FILES
+@given(st.data())
+def test_any_value_in_any_place_is_a_typed_record_or_one_error(tmp_path: Path, data: st.DataObject) -> None:
+    value = copy.deepcopy(json.loads(LINE))
+    holder, key = data.draw(st.sampled_from(_places(value)))
+    holder[key] = data.draw(_JSON)
+    _read_or_refuse(tmp_path / "log", json.dumps(value).encode())
+
+
+@FILES
+@given(st.data())
+def test_any_bytes_in_any_place_are_a_typed_record_or_one_error(tmp_path: Path, data: st.DataObject) -> None:
+    at, length = data.draw(st.integers(0, len(LINE))), data.draw(st.integers(0, 20))
+    put = data.draw(
+        st.binary(max_size=8) | st.sampled_from([b"NaN", b"true", b"[" * 3000, b"\n", b"1e999", b'"', b"}"])
+    )
+    _read_or_refuse(tmp_path / "log", LINE.encode()[:at] + put + LINE.encode()[at + length :])
+
+
+def _read_or_refuse(path: Path, line: bytes) -> None:
+    path.write_bytes(line + b"\n")
+    for ours in (True, False):
+        try:
+            found = read_records(path, ours=ours)
+        except StoreError as error:
+            assert str(path) in error.found and "line " in error.found and error.fix
+            continue
+        for record in found:
+            _typed(record)
+            assert record_of(json.loads(json.dumps(asdict(record)))) == record
+    assert path.read_bytes() == line + b"\n"
+
+
+def test_a_tile_without_further_sums_is_one_of_ours() -> None:
+    assert len(tiles_in("tvmflow.tiles_uint8_1_1_1_1_1_4_0_0_0_0")) == 1
+    assert not tiles_in("tvmflow.tiles_uint8_0_1_1_1_1_4_0_0_0_0")

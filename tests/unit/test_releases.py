@@ -1,0 +1,313 @@
+"""Champions: random promotions, rollbacks and new libraries of many cells against a plain model; old registries; trails."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.ledger_bench import LedgerBench
+from tvmflow.errors import StoreError
+from tvmflow.ledger import releases
+from tvmflow.ledger.history import all_measurements
+from tvmflow.ledger.registry import (
+    CHALLENGER,
+    CHAMPION,
+    PREVIOUS,
+    all_aliases,
+    registry_name,
+    version_by_alias,
+    version_by_sha256,
+)
+from tvmflow.ledger.releases import promote, rollback
+from tvmflow.ledger.store_paths import open_mlflow
+from tvmflow.params import Cell
+
+ALIASES = (CHAMPION, CHALLENGER, PREVIOUS)
+
+
+class Plain:
+    """What should be released of one cell, in a few lines: libraries by their text."""
+
+    def __init__(self) -> None:
+        self.champion: str | None = None
+        self.previous: str | None = None
+        self.challenger: str | None = None
+        self.newest: str | None = None
+        self.trail: list[tuple[str, str]] = []
+
+    def measure(self, library: str) -> None:
+        self.newest = library
+        if library != self.champion:
+            self.challenger = library
+
+    def promote(self) -> None:
+        if self.newest is not None and self.newest != self.champion:
+            self.previous = self.champion or self.previous
+            self.champion = self.newest
+            self.challenger = None if self.challenger == self.newest else self.challenger
+            self.trail.append(("promote", self.newest))
+
+    def rollback(self) -> bool:
+        if self.champion is None or self.previous is None:
+            return False
+        self.champion, self.previous = self.previous, self.champion
+        self.challenger = None if self.challenger == self.champion else self.challenger
+        self.trail.append(("rollback", self.champion))
+        return True
+
+
+def _newest(ledger: LedgerBench, cell: Cell, sha256: str) -> Any:
+    version = version_by_sha256(ledger.workspace, cell, sha256)
+    assert version is not None
+    return version
+
+
+def _assert_is(ledger: LedgerBench, cell: Cell, plain: Plain, shas: dict[str, str]) -> None:
+    client = open_mlflow(ledger.workspace)
+    numbers = {
+        v.tags["library_sha256"]: str(v.version)
+        for v in client.search_model_versions(f"name = '{registry_name(cell)}'")
+    }
+    wanted = {alias: numbers[shas[library]] for alias in ALIASES if (library := getattr(plain, alias)) is not None}
+    assert all_aliases(ledger.workspace).get(registry_name(cell), {}) == wanted, cell
+    trail = releases.releases(ledger.workspace, cell)
+    assert [(entry.what, entry.version) for entry in trail] == [(what, numbers[shas[x]]) for what, x in plain.trail]
+    assert all(entry.done for entry in trail)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_champions_are_what_a_plain_model_says(ledger: LedgerBench, seed: int) -> None:
+    choose = random.Random(seed)
+    models, targets = ("digits_torch", "digits_keras"), ("local-cpu", "rk3399")
+    cells = [ledger.cell(*row) for row in itertools.product(models, targets, ("float32", "int8"))]
+    cells = [*choose.sample(cells, 4), ledger.cell("digits_torch", "local-cpu", "float16_acc32")]
+    plain, shas = {cell: Plain() for cell in cells}, dict[str, str]()
+    for _ in range(25):
+        cell = choose.choice(cells)
+        model = plain[cell]
+        action = choose.choice(("measure", "measure", "promote", "promote", "rollback"))
+        if action == "measure":
+            library = f"{cell.slug if choose.random() < 0.5 else 'shared'} {choose.randrange(4)}"
+            shas[library] = ledger.register(cell, library)
+            model.measure(library)
+        elif action == "promote" and model.newest is not None:
+            promote(ledger.workspace, _newest(ledger, cell, shas[model.newest]), "asked for")
+            model.promote()
+        elif action == "rollback":
+            if model.rollback():
+                now, _before = rollback(ledger.workspace, cell)
+                assert model.champion is not None and now.sha256 == shas[model.champion]
+            else:
+                with pytest.raises(StoreError, match="no previous champion"):
+                    rollback(ledger.workspace, cell)
+        _assert_is(ledger, cell, model, shas)
+    for cell in cells:  # whatever was done to one, the others are as they were left
+        _assert_is(ledger, cell, plain[cell], shas)
+    assert set(all_aliases(ledger.workspace)) == {registry_name(cell) for cell in cells if plain[cell].newest}
+
+
+def test_a_library_that_is_recorded_late_does_not_ask_to_replace_a_newer_one(ledger: LedgerBench) -> None:
+    cell = ledger.cell("digits_torch")
+    ledger.minute = 10
+    newer = ledger.measure(cell, "newer")
+    ledger.minute = 0
+    ledger.measure(cell, "older")
+    challenger = version_by_alias(ledger.workspace, cell, CHALLENGER)
+    assert challenger is not None and challenger.sha256 == newer["build"].outputs["library.so"].sha256
+    rows = all_measurements(ledger.workspace)[str(cell)]
+    assert [row["version"] for row in rows] == ["2", "1 challenger"], "oldest first"
+
+
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_a_change_that_is_cut_off_is_finished_by_the_same_command(
+    ledger: LedgerBench,
+    monkeypatch: pytest.MonkeyPatch,
+    cut: int,
+) -> None:
+    """One alias after the other; the libraries one, two and three, and three promotions, then a rollback, each cut off once."""
+    cell, plain, shas = ledger.cell("digits_torch"), Plain(), dict[str, str]()
+    for library in ("one", "two", "three"):
+        shas[library] = ledger.register(cell, library)
+        newest = _newest(ledger, cell, shas[library])
+        plain.measure(library)
+        with _calls_until(monkeypatch, cut), pytest.raises(_CutError):
+            promote(ledger.workspace, newest, "")
+            raise _CutError  # there are fewer calls than that
+        promote(ledger.workspace, newest, "")
+        plain.promote()
+        _assert_is(ledger, cell, plain, shas)
+    with _calls_until(monkeypatch, cut), pytest.raises(_CutError):
+        rollback(ledger.workspace, cell)
+        raise _CutError
+    if cut <= 4:  # of four calls: the trail, two aliases, the trail
+        now, before = rollback(ledger.workspace, cell)
+        assert (now.sha256, before.sha256) == (shas["two"], shas["three"])
+    plain.rollback()
+    _assert_is(ledger, cell, plain, shas)
+
+
+class _CutError(Exception):
+    pass
+
+
+class _calls_until:
+    """Let MLflow's client change the registry this many times less one, then fail as a killed process would."""
+
+    NAMES = ("set_registered_model_tag", "set_registered_model_alias", "delete_registered_model_alias",
+             "create_model_version", "create_registered_model", "delete_registered_model")  # fmt: skip
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
+        self.patch, self.left = monkeypatch, cut
+
+    def __enter__(self) -> None:
+        from mlflow import MlflowClient
+
+        self.context = self.patch.context()
+        patch = self.context.__enter__()
+        for name in self.NAMES:
+            patch.setattr(MlflowClient, name, self._counted(getattr(MlflowClient, name)))
+
+    def _counted(self, real: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.left -= 1
+            if self.left <= 0:
+                raise _CutError
+            return real(*arguments, **named)
+
+        return call
+
+    def __exit__(self, *_rest: object) -> None:
+        self.context.__exit__(None, None, None)
+
+
+# -- registries of before ------------------------------------------------------------------------------------------------
+
+
+class Old:
+    """A registry as it was made before: `<model>.<target>` for all precisions, its aliases pushed from one to the other."""
+
+    def __init__(self, ledger: LedgerBench, *names: str) -> None:
+        self.client = open_mlflow(ledger.workspace)
+        self.versions: dict[str, list[str]] = {name: [] for name in names}
+        for name in names:
+            self.client.create_registered_model(name)
+
+    def add(self, name: str, precision: str | None, library: str) -> str:
+        tags = {"library_sha256": library, "library_dvc_md5": library, "cell": f"{name}:{precision}"}
+        tags |= {"precision": precision} if precision else {}
+        run = self.client.create_run("0")
+        made = self.client.create_model_version(name, source=f"/somewhere/{library}", run_id=run.info.run_id, tags=tags)
+        self.client.set_registered_model_alias(name, CHALLENGER, made.version)
+        self.versions[name].append(library)
+        return str(made.version)
+
+    def promote(self, name: str, version: str) -> None:
+        aliases = {a: str(v) for a, v in self.client.get_registered_model(name).aliases.items()}
+        if CHAMPION in aliases and aliases[CHAMPION] != version:
+            self.client.set_registered_model_alias(name, PREVIOUS, aliases[CHAMPION])
+        self.client.set_registered_model_alias(name, CHAMPION, version)
+        if aliases.get(CHALLENGER) == version:
+            self.client.delete_registered_model_alias(name, CHALLENGER)
+        self.client.set_model_version_tag(name, version, "promoted_because", "as it was")
+
+
+def _history(seed: int, old: Old, name: str) -> dict[str, tuple[str | None, str | None]]:
+    """Fill a name at random with promotions only; return precision -> its own champion and the one before."""
+    choose, champions = random.Random(seed), dict[str, list[str]]()
+    for number in range(choose.randrange(3, 8)):
+        precision = choose.choice(("float32", "int8", "bfloat16"))
+        version = old.add(name, precision, f"{precision}-{number}")
+        champions.setdefault(precision, [])
+        if choose.random() < 0.6:
+            old.promote(name, version)
+            champions[precision].append(f"{precision}-{number}")
+    return {
+        precision: (list_[-1] if list_ else None, list_[-2] if len(list_) > 1 else None)
+        for precision, list_ in champions.items()
+    }
+
+
+def _aliases(ledger: LedgerBench, cell: Cell) -> tuple[str | None, str | None]:
+    champion, previous = (version_by_alias(ledger.workspace, cell, alias) for alias in (CHAMPION, PREVIOUS))
+    return champion.sha256 if champion else None, previous.sha256 if previous else None
+
+
+def _libraries(ledger: LedgerBench) -> dict[str, list[str]]:
+    client, found = open_mlflow(ledger.workspace), dict[str, list[str]]()
+    for name in all_aliases(ledger.workspace):
+        versions = client.search_model_versions(f"name = '{name}'")
+        found[name] = [v.tags["library_sha256"] for v in sorted(versions, key=lambda v: int(v.version))]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_precision_gets_back_its_own_champion(ledger: LedgerBench, seed: int) -> None:
+    name, other = "digits_torch.local-cpu", "digits_keras.rk3399"
+    old = Old(ledger, name, other)
+    wanted = {name: _history(seed, old, name), other: _history(seed + 100, old, other)}
+    for place, precisions in wanted.items():
+        model, target = place.split(".")
+        for precision, champions in precisions.items():
+            assert _aliases(ledger, ledger.cell(model, target, precision)) == champions, (place, precision)
+    assert _libraries(ledger) == {
+        f"{place}.{precision}": [lib for lib in old.versions[place] if lib.startswith(precision)]
+        for place, precisions in wanted.items()
+        for precision in precisions
+    }
+    assert {line["what"] for line in _lines(ledger.root)} <= {"migrate"}
+
+
+def _lines(root: Path) -> list[dict[str, Any]]:
+    path = root / "artifacts" / ".recorded" / "releases.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_rollback_of_before_that_crossed_precisions(ledger: LedgerBench) -> None:
+    """float32 was champion, int8 took its place, a rollback demoted int8: now each has its own."""
+    name = "digits_torch.local-cpu"
+    old = Old(ledger, name)
+    old.promote(name, old.add(name, "float32", "f"))
+    old.promote(name, old.add(name, "int8", "i"))
+    old.client.set_registered_model_alias(name, CHAMPION, "1")
+    old.client.set_registered_model_alias(name, PREVIOUS, "2")
+    assert _aliases(ledger, ledger.cell("digits_torch")) == ("f", None)
+    assert _aliases(ledger, ledger.cell("digits_torch", precision="int8")) == ("i", None)
+
+
+@pytest.mark.parametrize("cut", [2, 5, 9, 14, 20])
+def test_a_migration_that_was_cut_off_goes_on(
+    ledger: LedgerBench,
+    monkeypatch: pytest.MonkeyPatch,
+    cut: int,
+) -> None:
+    name = "digits_torch.local-cpu"
+    old = Old(ledger, name)
+    wanted = _history(3, old, name)
+    with _calls_until(monkeypatch, cut), pytest.raises(_CutError):
+        all_aliases(ledger.workspace)
+        raise _CutError
+    found = {
+        precision: _aliases(ledger, ledger.cell("digits_torch", precision=precision)) for precision in sorted(wanted)
+    }
+    assert found == wanted
+    assert sorted(itertools.chain(*_libraries(ledger).values())) == sorted(old.versions[name]), "none twice, none lost"
+    before = all_aliases(ledger.workspace)
+    assert all_aliases(ledger.workspace) == before and name not in before
+
+
+def test_what_nobody_knows_the_precision_of_stays_where_it_is(ledger: LedgerBench) -> None:
+    name = "digits_torch.local-cpu"
+    old = Old(ledger, name, "someones.model")
+    old.promote(name, old.add(name, "int8", "i"))
+    old.add(name, None, "nobody knows")
+    cell = ledger.cell("digits_torch", precision="int8")
+    assert _aliases(ledger, cell) == ("i", None)
+    assert _libraries(ledger)[name] == ["i", "nobody knows"] and "someones.model" in all_aliases(ledger.workspace)
+    ledger.measure(cell, "next")
+    promote(ledger.workspace, version_by_alias(ledger.workspace, cell, CHALLENGER), "")  # type: ignore[arg-type]
+    assert version_by_alias(ledger.workspace, cell, CHALLENGER) is None, "the old name has no say any more"

@@ -1,0 +1,127 @@
+"""import_model reads .tflite, SavedModel and MXNet files in a sandbox, and so do the frameworks that it starts for them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import sys
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tasks.import_model import ImportLimits, ImportSettings, import_model
+from tests.conftest import REPOSITORY
+from tests.fuzz.seeds import params_bytes, symbol_json
+from tvmflow.artifacts import digest_of
+from tvmflow.errors import ModelFileError, TvmflowError
+from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.sandbox.process import Policy, Sandbox
+from tvmflow.sources.datasets import Samples
+from tvmflow.sources.tool_environments import TOOL_ENVIRONMENTS
+from tvmflow.stages import StageContext
+
+ALLOWED = {
+    "write in its own folder", "write in the stage's folder", "make a temporary file", "start a child", "start a thread",
+    "keep nothing open", "talk to itself",
+}  # fmt: skip
+# What a framework that obeys a hostile model could try; its last words say what came of it.
+POISON = """
+import json, os, sys
+arguments = {arguments!r}
+answers = os.dup(1)
+if sys.argv[1] != "convert":
+    sys.stdin.readline()
+done = " and ".join(name for name, came in attempt(**arguments).items() if came == "done")
+os.write(answers, (json.dumps({{"error": done}}) if sys.argv[1] != "convert" else done).encode() + b"\\n")
+sys.exit(1)
+"""
+
+
+def _import(folder: Path, framework: str, name: str, files: dict[str, bytes]) -> dict[str, Any]:
+    """Run the stage on these files."""
+    fetched, out = folder / "fetch", folder / "out"
+    fetched.mkdir(), out.mkdir()
+    for file, content in files.items():
+        (fetched / file).write_bytes(content)
+    x = np.zeros((2, 1, 8, 8), np.float32)
+    for part in ("evaluation", "golden"):
+        Samples(x, None).save(fetched / f"{part}.npz")
+    (fetched / "labels.json").write_text("null")
+    description = SourceDescription(framework, None, name, "input", (1, 1, 8, 8))
+    (fetched / "source.json").write_text(json.dumps(asdict(description)))
+    context = StageContext(
+        cast(Any, None), ImportSettings(framework, 1e-3), ImportLimits(200.0), {"fetch": fetched}, out, folder, folder / "log"
+    )  # fmt: skip
+    return import_model(context)
+
+
+def _poison(tools: Path, name: str, arguments: dict[str, Any]) -> None:
+    """Put a hostile program where the tool environment of a framework would be."""
+    tool, version = TOOL_ENVIRONMENTS[name], f"{sys.version_info.major}.{sys.version_info.minor}"
+    folder = tools / f"{name}-{digest_of([*tool.packages, version])[:12]}" / "bin"
+    folder.mkdir(parents=True)
+    deeds = (REPOSITORY / "tests" / "unit" / "sandbox_deeds.py").read_text()
+    deeds = deeds.replace(
+        "from tvmflow.errors import ModelFileError", "ModelFileError = Exception"
+    )  # tvmflow is not there
+    (folder / "deeds.py").write_text(deeds + POISON.format(arguments=arguments))
+    (folder / "python").write_text(f'#!/bin/sh\nshift\nexec {sys.executable} {folder / "deeds.py"} "$@"\n')
+    (folder / "python").chmod(0o755)
+
+
+def _saved_model() -> dict[str, bytes]:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("model/saved_model.pb", b"hostile")
+    return {"model.zip": content.getvalue()}
+
+
+def _mxnet() -> dict[str, bytes]:
+    nodes = [("null", "data", {}, []), ("null", "w", {}, []), ("FullyConnected", "f", {"num_hidden": "3"}, [0, 1])]
+    return {
+        "model-symbol.json": symbol_json(nodes, 2).encode(),
+        "model-0000.params": params_bytes({"arg:w": np.ones((3, 64), np.float32)}, 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("framework", "tool", "name", "files"),
+    [("tensorflow", "tensorflow", "model.zip", _saved_model()), ("mxnet", "mxnet", "model-symbol.json", _mxnet())],
+    ids=["SavedModel", "MXNet"],
+)
+def test_a_framework_that_obeys_a_hostile_model_reaches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: str, tool: str, name: str, files: dict[str, bytes]
+) -> None:
+    with Sandbox("os:getpid", {}, Policy(60.0)) as sandbox:
+        if not {"landlock", "seccomp"} <= set(sandbox.held):
+            pytest.skip(f"needs Landlock and seccomp; this kernel gives {sandbox.held}")
+    secret, victim = tmp_path / "secret", tmp_path / "victim"
+    secret.write_text("secret"), victim.write_text("whole")
+    monkeypatch.setenv("TVMFLOW_TOOLS", str(tmp_path / "tools"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        arguments = {
+            "secret": str(secret), "victim": str(victim), "out": str(tmp_path / "out"), "parent": os.getpid(),
+            "port": server.getsockname()[1],
+        }  # fmt: skip
+        _poison(tmp_path / "tools", tool, arguments)
+        with pytest.raises(TvmflowError, match="in its tool environment failed") as error:
+            _import(tmp_path, framework, name, files)
+    done = set(error.value.found.split("failed: ", 1)[1].split(" (")[0].split(" and "))
+    assert {"write in its own folder", "write in the stage's folder", "start a child"} <= done <= ALLOWED
+    assert victim.read_text() == "whole"
+    assert {path.name for path in tmp_path.iterdir()} == {"secret", "victim", "tools", "fetch", "out"}
+
+
+@pytest.mark.parametrize("body", [b"\xff" * 400])
+def test_another_process_opens_a_tflite_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    for module in ("ai_edge_litert", "ai_edge_litert.interpreter", "tflite"):
+        monkeypatch.setitem(sys.modules, module, None)  # not to be had in this process
+    with pytest.raises(ModelFileError, match=r"LiteRT|died of"):
+        _import(tmp_path, "tensorflow", "model.tflite", {"model.tflite": b"\x10\0\0\0TFL3" + body})

@@ -1,0 +1,370 @@
+"""Hostile and damaged PyTorch files: only operators that import knows, only tensors; nothing else is deserialized."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import REPOSITORY
+from tvmflow.errors import ModelFileError, StageTimeoutError, TvmflowError, UnsupportedOperatorError
+from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.frontends.table import load_source
+from tvmflow.frontends.torch_operators import (
+    _PRIMS,
+    _SCRIPT_ONLY,
+    known_operators,
+    registered_operators,
+    unknown_in_script,
+    unknown_operators,
+)
+from tvmflow.sandbox.process import Policy, run_in_sandbox
+
+FILES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def _describe(framework: str, file: str, network: str | None = None) -> SourceDescription:
+    return SourceDescription(framework, network, file, "input", (1, 1, 8, 8))
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        import os
+
+        return os.system, ("touch hacked",)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+
+    from tvmflow.sources.torch_networks import build
+
+    path = tmp_path_factory.mktemp("pt2") / "model.pt2"
+    torch.export.save(torch.export.export(build("digits_cnn", 1), (torch.zeros(1, 1, 8, 8),)), path)
+    return path
+
+
+def _altered(source: Path, target: Path, change: dict[str, Any]) -> None:
+    """Copy a zip archive; `change` maps the end of a name to a function of its bytes, or to bytes of a new entry."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        folder = old.namelist()[0].split("/")[0]
+        for name in old.namelist():
+            data = old.read(name)
+            for end, edit in change.items():
+                if name.endswith(end) and callable(edit):
+                    data = edit(data)
+            new.writestr(name, data)
+        for end, content in change.items():
+            if isinstance(content, bytes):
+                new.writestr(f"{folder}/{end}", content)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"models/model.json": lambda data: data.replace(b"torch.ops.aten.conv2d.default", b"torch.hub.load")}, "torch.hub.load"),
+        ({"models/model.json": lambda data: data.replace(b"torch.ops.aten.conv2d.default", b"_operator.methodcaller")}, "methodcaller"),
+        ({"models/model.json": lambda data: data.replace(b"{", b'{"expr_str": "__import__(1)", ', 1)}, "__import__"),
+        ({"models/model.json": lambda data: data[:100]}, "whole PyTorch model"),
+        ({"data/constants/opaque_obj_0": pickle.dumps(Evil())}, "pickle"),
+        ({"data/aotinductor/model/a.so": b"\x7fELF"}, "code"),
+        ({"models/model.json": lambda data: data.replace(b"torch.ops.aten.conv2d.default", b"torch.ops.aten.from_file.default")}, "from_file"),
+        ({"models/model.json": lambda data: data.replace(b"{", b'{"as_operator": "os.system", ', 1)}, "os.system"),
+        ({"serialized_exported_program.json": b'{"target": "os.system", "inputs": []}'}, "os.system"),
+        ({"models/MODEL.json": b"{}"}, "entries under"),
+        ({"models/model.json": lambda data: b"[" * 100_000}, "whole PyTorch model"),
+        ({"models/model.json": lambda data: b"\xff\xfe"}, "whole PyTorch model"),
+    ],
+)  # fmt: skip
+def test_a_program_with_anything_but_tensor_operators_is_refused(
+    tmp_path: Path, exported: Path, change: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _altered(exported, tmp_path / "model.pt2", change)
+    with pytest.raises((ModelFileError, UnsupportedOperatorError), match=says):
+        load_source(tmp_path, _describe("torch", "model.pt2"))
+    assert not (tmp_path / "hacked").exists()
+
+
+CODE = "__import__('os').system('touch hacked')"
+
+
+@pytest.mark.parametrize("place", ["guards", "argument", "node", "structure", "parameter", "key"])
+def test_python_in_a_program_does_not_run(
+    tmp_path: Path, exported: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(text: bytes) -> bytes:
+        program = json.loads(text)
+        signature = program["graph_module"]["module_call_graph"][0]["signature"]
+        if place == "guards":
+            program["guards_code"] = [CODE]
+        elif place == "argument":
+            signature["forward_arg_names"] = [f"input={CODE}"]
+        elif place == "structure":
+            signature["in_spec"] = signature["in_spec"].replace('"null"', json.dumps(json.dumps([f"x={CODE}"])))
+        elif place == "key":
+            program["graph_module"]["graph"]["tensor_values"][f"x={CODE}"] = 1
+        else:
+            name = "conv2d" if place == "node" else "p_0_weight"
+            return json.dumps(program).replace(f'"{name}"', json.dumps(f"{name}={CODE}")).encode()
+        return json.dumps(program).encode()
+
+    monkeypatch.chdir(tmp_path)
+    _altered(exported, tmp_path / "model.pt2", {"models/model.json": change})
+    if place == "guards":
+        model = load_source(tmp_path, _describe("torch", "model.pt2"))
+        assert model.run(np.zeros((1, 1, 8, 8), np.float32)).shape == (1, 10) and list(
+            model.layers(np.zeros((1, 1, 8, 8), np.float32))
+        )
+    else:
+        with pytest.raises(ModelFileError, match="__import__"):
+            load_source(tmp_path, _describe("torch", "model.pt2"))
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_pickle_among_the_example_inputs_does_not_run(
+    tmp_path: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    buffer = io.BytesIO()
+    torch.save(Evil(), buffer)
+    _altered(exported, tmp_path / "model.pt2", {"data/sample_inputs/model.pt": lambda _: buffer.getvalue()})
+    try:
+        load_source(tmp_path, _describe("torch", "model.pt2"))
+    except ModelFileError:
+        pass
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_torchscript_that_writes_files_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    class Writes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.save(x, "hacked")
+            return x
+
+    class Plain(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    torch.jit.script(Writes()).save(str(tmp_path / "model.torchscript"))
+    with pytest.raises(UnsupportedOperatorError, match="save"):
+        load_source(tmp_path, _describe("torch", "model.torchscript"))
+    torch.jit.script(Plain()).save(str(tmp_path / "model.pt"))
+    x = np.zeros((1, 1, 8, 8), np.float32)
+    assert load_source(tmp_path, _describe("torch", "model.pt")).run(x).max() == 1
+
+
+PLAIN = """class Plain(Module):
+  __parameters__ = []
+  __buffers__ = []
+  training : bool
+  mode : str
+  def forward(self: __torch__.Plain,
+    x: Tensor) -> Tensor:
+    y = CALL
+    return torch.add(x, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'torch.save(x, "f")', 'torch .save(x, "f")', 'torch\t.\tsave(x, "f")', '(torch # a comment\n .save)(x, "f")', 'x.save("f")',
+        'torch.from_file("f")', 'ops.aten.from_file("f", True, 9)', 'ops . aten . from_file("f")', "ops.quantized.linear(x)",
+        "ops.prim.Print(x)", "ops.profiler._record_function_enter(x)", "torch.set_(x, y)", "torch.backends.x()", "ops.aten",
+        "torch", "[torch][0]", 'getattr(x, "save")("f")', 'getattr(torch, "relu")', "ops", "x.from_file", "torch._cuda_getDevice()",
+    ],
+)  # fmt: skip
+def test_torchscript_calls_known_operators_only(call: str) -> None:
+    assert unknown_in_script(PLAIN.replace("CALL", call))
+
+
+def test_torchscript_as_it_is_written_is_known() -> None:
+    for call in (
+        "torch.relu_(x)",
+        "self.mode",
+        "torch.format(x, 1)",
+        "ops.prim.NumToTensor(1)",
+        "x.add(1)",
+        "self.forward(x)",
+    ):
+        assert unknown_in_script(PLAIN.replace("CALL", call)) == [], call
+
+
+def test_a_declared_name_hides_no_operator_that_takes_a_file() -> None:
+    assert unknown_in_script(PLAIN.replace("mode : str", "save : str").replace("CALL", 'x.save("f")'))
+
+
+@pytest.mark.parametrize(
+    "code", ["x = (", "a" + chr(92) + chr(10) + ".b", "x = 1\x0c", "x = 'é'", "(" * 5000, "x = 1\r", "\0"]
+)
+def test_what_is_no_torchscript_is_refused(code: str) -> None:
+    with pytest.raises((ValueError, SyntaxError, RecursionError, MemoryError)):
+        unknown_in_script(code)
+
+
+def test_no_operator_that_is_unknown_can_be_called() -> None:
+    names = sorted(registered_operators() - _SCRIPT_ONLY - _PRIMS)
+    unknown = [name for name in names if unknown_operators([name])]
+    assert len(unknown) > 500 and {"from_file", "save", "set_", "set_data", "_print"} <= set(unknown)
+    for name in unknown:
+        assert unknown_in_script(f"x = torch.{name}(y)") and unknown_in_script(f"x = y.{name}()"), name
+    assert {
+        "conv2d",
+        "batch_norm",
+        "linear",
+        "lstm",
+        "scaled_dot_product_attention",
+        "_convolution",
+    } <= known_operators()
+    assert not {name for name in known_operators() if "file" in name or "load" in name or "save" in name}
+
+
+def _script(path: Path, module: Any, code: bytes | None = None) -> None:
+    """Save a module; `code` replaces what its class is written as."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(module), buffer)
+    with zipfile.ZipFile(buffer) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            is_code = name.endswith(".py") and code is not None
+            new.writestr(name, old.read(name).replace(b"torch.add", code) if is_code and code else old.read(name))
+
+
+class _Loops(__import__("torch").nn.Module):  # type: ignore[misc]
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        while bool((x * 0 == 0).all()):
+            x = x + 1
+        return x
+
+
+def test_an_endless_loop_in_a_model_ends_with_one_error(tmp_path: Path) -> None:
+    _script(tmp_path / "model.torchscript", _Loops())
+    arguments = {"folder": str(tmp_path), "framework": "torch", "file": "model.torchscript"}
+    policy = Policy(40.0, reads=(tmp_path, REPOSITORY / "tests"))
+    with pytest.raises((StageTimeoutError, TvmflowError), match=r"within 40 s|cannot be converted"):
+        run_in_sandbox("tests.unit.sandbox_deeds:load_and_run", arguments, policy)
+
+
+@pytest.mark.parametrize("code", [b'torch .save(x, "hacked");torch.add', b'x.save("hacked");torch.add'])
+def test_torchscript_whose_code_was_altered(tmp_path: Path, code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    class Plain(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    monkeypatch.chdir(tmp_path)
+    _script(tmp_path / "model.pt", Plain(), code)
+    with pytest.raises((ModelFileError, UnsupportedOperatorError), match=r"save|whole PyTorch"):
+        load_source(tmp_path, _describe("torch", "model.pt"))
+    assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{1: "t"}, {"a": 1}, ["t"], "t", {("a",): "t"}, {None: "t"}, {"a": {"b": "t"}}, {}, {"0.weight": "t"}],
+)  # fmt: skip
+def test_state_dicts_that_are_none(tmp_path: Path, state: Any) -> None:
+    import torch
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: filled(part) for key, part in value.items()}
+        return torch.zeros(2) if value == "t" else value
+
+    torch.save(filled(state), tmp_path / "model.pt")
+    with pytest.raises(ModelFileError):
+        load_source(tmp_path, _describe("torch", "model.pt", "digits_cnn"))
+
+
+@pytest.mark.parametrize("kind", ["expanded", "sparse", "quantized", "complex", "meta", "nested"])
+def test_tensors_of_odd_kinds_are_one_error(tmp_path: Path, kind: str) -> None:
+    import torch
+
+    from tvmflow.sources.torch_networks import build
+
+    state = dict(build("digits_cnn", 1).state_dict())
+    name = next(iter(state))
+    state[name] = {
+        "expanded": lambda: torch.zeros(1).expand(1 << 40), "sparse": lambda: torch.eye(3).to_sparse(),
+        "quantized": lambda: torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8),
+        "complex": lambda: torch.zeros(2, dtype=torch.complex64), "meta": lambda: torch.zeros(1 << 40, device="meta"),
+        "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    }[kind]()  # fmt: skip
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.raises(ModelFileError):
+        load_source(tmp_path, _describe("torch", "model.pt", "digits_cnn"))
+
+
+HEADERS = st.recursive(
+    st.none() | st.integers(-(2**63), 2**63) | st.sampled_from(["F32", "I64", "BOOL", "", "F4096"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a", "__metadata__"]), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@FILES
+@given(HEADERS, st.none() | st.integers(0, 2**64 - 1))
+def test_any_safetensors_header_is_one_clear_error(tmp_path: Path, header: Any, length: int | None) -> None:
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes((length or len(text)).to_bytes(8, "little") + text + b"\0" * 16)
+    with pytest.raises(ModelFileError):
+        load_source(tmp_path, _describe("torch", "model.safetensors", "digits_cnn"))
+
+
+@FILES
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=6), st.integers(0, 1 << 20)
+)
+def test_altered_programs_are_read_or_one_clear_error(
+    tmp_path: Path, exported: Path, flips: list[tuple[int, int]], cut: int
+) -> None:
+    data = bytearray(exported.read_bytes())
+    for at, value in flips:
+        data[at % len(data)] = value
+    (tmp_path / "model.pt2").write_bytes(bytes(data[: len(data) - (cut % len(data) if cut % 3 == 0 else 0)]))
+    try:
+        load_source(tmp_path, _describe("torch", "model.pt2"))
+    except TvmflowError:
+        pass
+
+
+@FILES
+@given(data=st.data(), value=st.sampled_from([None, -1, 10**18, "x", [], {}, True, "Symbol('s0')", float("nan")]))
+def test_programs_with_altered_values_are_read_or_one_clear_error(
+    tmp_path: Path, exported: Path, data: st.DataObject, value: Any
+) -> None:
+    def change(text: bytes) -> bytes:
+        program = json.loads(text)
+        place: Any = program
+        for _ in range(data.draw(st.integers(1, 9))):
+            keys = sorted(place) if isinstance(place, dict) else list(range(len(place)))
+            if not keys:
+                break
+            key = data.draw(st.sampled_from(keys))
+            if not isinstance(place[key], dict | list) or data.draw(st.integers(0, 5)) == 0:
+                place[key] = value
+                break
+            place = place[key]
+        return json.dumps(program).encode()
+
+    _altered(exported, tmp_path / "model.pt2", {"models/model.json": change})
+    try:
+        load_source(tmp_path, _describe("torch", "model.pt2"))
+    except TvmflowError:
+        pass

@@ -1,0 +1,114 @@
+"""CPUs through LLVM: x86-64 and arm64."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmflow.backends.backend import Backend
+from tvmflow.errors import TvmflowError
+from tvmflow.options import read_options
+from tvmflow.targets.machine import Machine, machine_of
+from tvmflow.targets.processors import check_processor
+from tvmflow.targets.resolve import ResolvedTarget, host_processor, host_target
+
+if TYPE_CHECKING:
+    from tvmflow.params import TargetEntry
+    from tvmflow.templates import Template
+
+
+class CpuBackend(Backend):
+    """Everything on the CPU; and the CPU's share of every target that has more."""
+
+    @classmethod
+    def resolve(cls, entry: TargetEntry) -> ResolvedTarget:
+        mcpu, attributes = host_processor() if entry.mcpu == "host" else (entry.mcpu, ())
+        mtriple = entry.mtriple or f"{platform.machine()}-linux-gnu"
+        check_processor(mcpu, mtriple, (*attributes, *entry.mattr))
+        return ResolvedTarget(
+            kind=entry.kind, mcpu=mcpu, mtriple=mtriple, mattr=(*attributes, *entry.mattr), threads=entry.threads,
+            cc=entry.cc or "g++", options=read_options(cls.options, entry.options, entry.kind).model_dump(mode="json"),
+        )  # fmt: skip
+
+    def tvm_target(self) -> Any:
+        return self.target.tvm_target()
+
+    def tvm_device(self, remote: Any) -> Any:
+        return remote.cpu(0)
+
+    @property
+    def device_kind(self) -> str:
+        return self.target.cpu_kind
+
+    @property
+    def kernel_kind(self) -> str:
+        return self.target.cpu_kind
+
+    def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
+        """(N, C, H, W) -> (N, C/block, H, W, block), weights packed once and for all."""
+        from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
+
+        wanted = block or self.machine().channel_block
+        step: Any = PackChannels(wanted)
+        mod = step(mod)
+        packed, convolutions = packed_convolutions(mod)
+        return mod, {"packed_convolutions": packed, "convolutions": convolutions, "block": wanted}
+
+    def phases(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
+        from tvm import relax
+
+        from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
+        from tvmflow.passes.legalize_convolutions import legalize_conv2d
+        from tvmflow.passes.legalize_pools import legalize_max_pool2d
+        from tvmflow.passes.round_bfloat16 import legalize_astype
+
+        own = {
+            "relax.nn.conv2d": legalize_conv2d(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
+            "relax.astype": legalize_astype,
+        }  # fmt: skip
+        return [
+            ("legalize_operators", relax.transform.LegalizeOps(own)),
+            ("annotate_patterns", relax.transform.AnnotateTIROpPattern()),
+            ("fold_constants", relax.transform.FoldConstant()),
+            ("fuse_operators", relax.transform.FuseOps()),
+            ("fuse_kernels", relax.transform.FuseTIR()),
+            ("drop_dead_code", relax.transform.DeadCodeElimination(["main"])),
+            ("concatenate_in_place", ConcatenateInPlace()),
+        ]
+
+    def machine(self) -> Machine:
+        return machine_of(self.target)
+
+    def templates(self) -> tuple[Template, ...]:
+        from tvmflow.templates import TEMPLATES
+
+        return TEMPLATES
+
+    def export(self, executable: Any, path: Path) -> None:
+        """Link the executable into a shared library with the target's compiler."""
+        from tvm.support import cc
+
+        compiler = self.target.cc
+
+        def link(output: str, objects: Any, options: Any = None, **_ignored: Any) -> None:
+            # No build id and sorted input: the same objects give the same bytes.
+            cc.create_shared(output, objects, [*(options or []), "-Wl,--build-id=none"], cc=compiler)
+
+        link.output_format = "so"  # type: ignore[attr-defined]
+        try:
+            subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=30)
+        except (OSError, subprocess.SubprocessError):
+            raise TvmflowError(
+                f"no C++ compiler {compiler!r}",
+                "the compiler of the target on PATH",
+                "install it, or set cc: of the target",
+            ) from None
+        executable.export_library(str(path), fcompile=link)
+
+
+def host_backend() -> CpuBackend:
+    """Return this machine's CPU, two threads: for checks between stages, never for what is shipped."""
+    return CpuBackend(host_target())

@@ -1,0 +1,41 @@
+"""The backends, a row each: what `kind:` of a target may be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tvmflow.backends.backend import Backend
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.backends.vta import VtaBackend
+from tvmflow.errors import UnknownNameError
+from tvmflow.targets.resolve import ResolvedTarget
+
+if TYPE_CHECKING:
+    from tvmflow.params import TargetEntry
+
+BACKENDS: dict[str, type[Backend]] = {
+    "llvm": CpuBackend,
+    "vta": VtaBackend,
+}
+
+
+def backend_named(kind: str) -> type[Backend]:
+    """Return the row of a kind of target. Raises UnknownNameError."""
+    if kind not in BACKENDS:
+        raise UnknownNameError(f"no backend {kind!r}", legal=BACKENDS)
+    return BACKENDS[kind]
+
+
+def backend_of(target: ResolvedTarget) -> Backend:
+    """Return the backend of a target."""
+    return backend_named(target.kind)(target)
+
+
+def resolve(entry: TargetEntry) -> ResolvedTarget:
+    """Return the target of an entry of params.yaml, as its backend understands it. Raises UsageError."""
+    return backend_named(entry.kind).resolve(entry)
+
+
+def backend_for(entry: TargetEntry) -> Backend:
+    """Return the backend of an entry of params.yaml. Raises UsageError."""
+    return backend_of(resolve(entry))

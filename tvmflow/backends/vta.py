@@ -1,0 +1,135 @@
+"""The VTA accelerator beside a CPU: `vta_int8` only; what it does not compute is the CPU's."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from tvmflow.backends.backend import Call, Progress
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.errors import UsageError
+from tvmflow.options import Options
+from tvmflow.vta.config import COUNTERS_FUNCTION, VtaConfig
+
+
+class VtaOptions(Options):
+    """config: fields of vta_config.json in lower case, the others are VTA's defaults.
+
+    mode: `optimized`, or `reference` for the original stack's schedules. start: the first layer on the accelerator, or an operator
+    (`nn.max_pool2d`) behind whose first one it begins; stop: the first layer behind it, or an operator before which it ends; auto
+    for every run of layers that it can compute.
+    """
+
+    config: dict[str, int | str] = Field(default_factory=dict)
+    mode: Literal["optimized", "reference"] = "optimized"
+    start: str = "auto"
+    stop: str = "auto"
+
+    @model_validator(mode="after")
+    def _possible(self) -> VtaOptions:
+        try:
+            VtaConfig.from_json(self.config)
+        except UsageError as error:
+            raise ValueError(f"{error.found}; expected: {error.expected}") from None
+        return self
+
+
+class VtaBackend(CpuBackend):
+    """The device's part is one program for each region of the network; reached through `tvmflow.vta.run`."""
+
+    options = VtaOptions
+    precisions = ("vta_int8",)
+    is_cpu = False
+
+    @cached_property
+    def design(self) -> VtaConfig:
+        """Return the accelerator's design."""
+        return VtaConfig.from_json(self.target.options["config"])
+
+    @property
+    def device_kind(self) -> str:
+        return f"vta-{self.design.name}"
+
+    def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
+        """Cut out what the accelerator computes, in its layout NCHW{batch}n{block}c; pack the rest for the CPU."""
+        from tvmflow.passes.offload_vta import offload_vta
+
+        offloaded, parts = offload_vta(mod, self.design, self.target.options["start"], self.target.options["stop"])
+        self.provide()
+        mod, facts = super().pack(offloaded, block)
+        return mod, {**facts, "vta_layers": [list(layers) for layers in parts.layers], "cpu_reasons": parts.reasons}
+
+    def search_part(self, packed: Any, progress: Progress) -> list[dict[str, Any]]:
+        """Return the best tile of every convolution on the accelerator; the reference's schedules have tiles of their own."""
+        from tvmflow.passes.offload_vta import regions_of
+        from tvmflow.vta.compiler import conv_workloads
+        from tvmflow.vta.tiles import search
+
+        if self.target.options["mode"] == "reference":
+            return []
+        regions = regions_of(packed)
+        workloads = {key: job for region in regions for key, job in conv_workloads(self.design, region).items()}
+        found = []
+        for done, (name, job) in enumerate(workloads.values()):
+            progress(f"searching tiles: {name}", done, len(workloads))
+            found.append({**search(self.design, job).to_json(), "layer": name})
+        return found
+
+    def compile_part(
+        self, packed: Any, schedules: list[dict[str, Any]], folder: Path, progress: Progress
+    ) -> tuple[Any, dict[str, Any] | None]:
+        from tvmflow.passes.offload_vta import blobs_of, with_blobs
+        from tvmflow.vta.compiler import compile_region, mode_named
+        from tvmflow.vta.lint import check_program
+        from tvmflow.vta.region import from_blob, notes_from, region_from
+        from tvmflow.vta.runtime import program_to_blob
+        from tvmflow.vta.summary import Part, summarize, write_files
+        from tvmflow.vta.tiles import TileRecord
+
+        progress("compiling the accelerator's programs", 0, 0)
+        mode = self.target.options["mode"]
+        records = {
+            tile["workload"]: TileRecord.from_json({k: v for k, v in tile.items() if k != "layer"})
+            for tile in schedules
+        }
+        parts: list[Part] = []
+        blobs: dict[bytes, bytes] = {}
+        notes: dict[str, Any] = {"layers": [], "reasons": {}}
+        for blob in blobs_of(packed):
+            text, arrays = from_blob(blob)
+            own = notes_from(text)
+            notes = {"layers": notes["layers"] + own["layers"], "reasons": notes["reasons"] | own["reasons"]}
+            program = compile_region(self.design, region_from(text, arrays), mode_named(mode), records)
+            check_program(program)
+            blobs[blob] = program_to_blob(program)
+            parts.append(Part(f"vta{len(parts)}", program, blobs[blob][:32].hex()))
+        summary = summarize(self.design, mode, parts, notes)
+        write_files(parts, summary, folder / "vta")
+        self.provide()
+        costs = {name: summary[name] for name in ("cycles", "estimated_ms", "gemm_utilization", "five_nbytes")}
+        metrics = {f"vta.{name}": value for name, value in {**summary["counters"], **costs}.items()}
+        return with_blobs(packed, blobs), {**summary, "metrics": metrics}
+
+    def provide(self) -> None:
+        """Simulate the accelerator in this process."""
+        from tvmflow.vta.runtime import register
+
+        register(self.design)
+
+    def verify(self, part: dict[str, Any] | None, call: Call) -> dict[str, Any] | None:
+        """Compare which programs ran, and what the device counted, with what build planned."""
+        if part is None:
+            return None
+        from tvmflow.vta.audit import check_ran
+
+        return {**part, **check_ran(part["regions"], json.loads(str(call(COUNTERS_FUNCTION))))}
+
+    def cost(self, call: Call) -> int | None:
+        """Return estimated cycles: of a simulated design the time says nothing."""
+        from tvmflow.vta.audit import cycles_spent
+
+        return cycles_spent(json.loads(str(call(COUNTERS_FUNCTION)))) if self.design.board.is_simulator else None

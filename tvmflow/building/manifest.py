@@ -1,0 +1,40 @@
+"""The manifest of a library: what it is, for whom, and made of what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tvmflow.artifacts import describe_file
+from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.params import Cell
+from tvmflow.passes.schedule_kernels import Choice, coverage
+from tvmflow.targets.resolve import ResolvedTarget
+
+MANIFEST_SCHEMA = 1
+
+
+def covered(choices: list[Choice]) -> dict[str, Any]:
+    """Return how many kernels have measured schedules, and the share of the operations that is theirs."""
+    counts = {how: sum(choice.how == how for choice in choices) for how in ("record", "default", "none")}
+    return {"kernels": len(choices), "coverage": coverage(choices), "kernels_tuned": counts["record"], "kernels_default": counts["default"],
+            "kernels_unscheduled": counts["none"]}  # fmt: skip
+
+
+def manifest_of(
+    cell: Cell, library: Path, description: SourceDescription, target: ResolvedTarget, choices: list[Choice],
+    toolchain: dict[str, str],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the manifest of a library file as a JSON-able value."""
+    file = describe_file(library)
+    return {
+        "schema": MANIFEST_SCHEMA,
+        "cell": {"model": cell.model, "target": cell.target, "precision": cell.precision},
+        "library": {"file": library.name, "sha256": file.sha256, "size": file.size, "entry": "main"},
+        "input": {"name": description.input_name, "shape": list(description.input_shape), "dtype": "float32"},
+        "target": target.to_json(),
+        "coverage": coverage(choices),
+        "toolchain": toolchain,
+        "kernels": sorted(({"name": c.kernel, "workload": c.workload, "schedule": c.how, "template": c.template, "operations": c.work}
+                           for c in choices), key=lambda kernel: str(kernel["name"])),
+    }  # fmt: skip

@@ -1,0 +1,87 @@
+"""The command line's frame: global options, errors as one message and an exit code, the workspace."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvmflow import __version__
+from tvmflow.errors import TvmflowError
+
+if TYPE_CHECKING:
+    from tvmflow.workspace import Workspace
+
+app = typer.Typer(
+    help="Take a pretrained model to a measured, versioned, releasable library on a device.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+)  # fmt: skip
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+CellName = Annotated[str, typer.Argument(help="model@target:precision, or a name under cells: in params.yaml")]
+
+
+class _State:
+    root: Path | None = None
+    debug = False
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"tvmflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    root: Annotated[
+        Path | None, typer.Option("--root", "-C", help="The workspace; default: the nearest params.yaml.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    _State.root, _State.debug = root, debug
+
+
+def main() -> None:
+    """Run the command line; every expected error is one message and an exit code."""
+    from flows.stopping import exit_code, stops_on_signals
+
+    try:
+        with stops_on_signals():
+            app()
+    except (SystemExit, KeyboardInterrupt) as end:
+        if isinstance(end, SystemExit) and end.code != 130:  # what Typer makes of KeyboardInterrupt
+            raise
+        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        sys.exit(exit_code())
+    except TvmflowError as error:
+        _fail(error, error.exit_code)
+    except OSError as error:
+        from tvmflow.errors import from_os_error
+
+        _fail(from_os_error(error, "working in"), 1)
+
+
+def _fail(error: TvmflowError, code: int) -> None:
+    if _State.debug or "--debug" in sys.argv:
+        raise error
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+def chosen_root() -> Path | None:
+    """Return what --root says, None where it was not given."""
+    return _State.root
+
+
+def open_workspace() -> Workspace:
+    """Return the workspace, its params.yaml checked against the tables. Raises UsageError."""
+    from tvmflow.rows import check_rows
+    from tvmflow.workspace import find_workspace
+
+    workspace = find_workspace(_State.root)
+    check_rows(workspace.params)
+    return workspace

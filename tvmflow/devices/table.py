@@ -1,0 +1,21 @@
+"""The transports, a row each: what `transport:` of a device may be."""
+
+from __future__ import annotations
+
+from tvmflow.devices.local import LocalTransport
+from tvmflow.devices.tracker import TrackerTransport
+from tvmflow.devices.transport import Transport
+from tvmflow.errors import UnknownNameError
+from tvmflow.params import DeviceEntry
+
+TRANSPORTS: dict[str, Transport] = {
+    "local": LocalTransport(),
+    "tracker": TrackerTransport(),
+}
+
+
+def transport_of(device: DeviceEntry) -> Transport:
+    """Return the row by which a device is reached. Raises UnknownNameError."""
+    if device.transport not in TRANSPORTS:
+        raise UnknownNameError(f"no transport {device.transport!r}", legal=TRANSPORTS)
+    return TRANSPORTS[device.transport]

@@ -1,0 +1,60 @@
+"""What a transport is: how a device is reached. A new one is a file here and a row of TRANSPORTS."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tvmflow.options import Options
+from tvmflow.params import DeviceEntry
+from tvmflow.targets.resolve import ResolvedTarget
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """session_timeout_s: the device ends a session that lasts longer; wait_s: how long to wait for a free device."""
+
+    session_timeout_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """An open connection. remote: what TVM's RPC client gives; unit: which of the devices of a key answers there."""
+
+    remote: Any
+    unit: str
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """What is known of a device without a session. counts: numbers worth showing, by name."""
+
+    is_there: bool
+    text: str
+    counts: dict[str, int]
+
+
+class Transport(ABC):
+    """How the devices of an entry `device:` are reached.
+
+    options: what the entry may say beside `transport` and `key`.
+    is_this_host: its devices compute on this machine, so a measurement there must be alone, and frameworks of this machine
+    can be measured beside it.
+    """
+
+    options: ClassVar[type[Options]] = Options
+    is_this_host: ClassVar[bool] = False
+
+    @abstractmethod
+    def open(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> AbstractContextManager[Link]:
+        """Connect to one device of the key; at the end nothing of it stays open, whatever happened.
+
+        Raises TrackerError, DeviceUnknownError, DeviceBusyError.
+        """
+
+    @abstractmethod
+    def state(self, device: DeviceEntry) -> DeviceState:
+        """Return whether there is a device of the key, and what it does. Raises TvmflowError when nobody knows."""

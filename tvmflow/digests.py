@@ -1,0 +1,103 @@
+"""Digests of files, each file read once: a digest holds as long as the file is the same one and nobody wrote to it.
+
+The file system says so: its device and inode, its size, and when it was last written to and changed. A file that was changed
+a moment ago is read again, since a second change within the same tick of the clock would not show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CHUNK = 1 << 20
+_TICK_NS = 50_000_000  # five times the coarsest tick of Linux
+_COARSE_TICK_NS = 2_500_000_000  # of file systems that count in seconds
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """sha256: trusted; md5: the file's name in DVC's cache; size in bytes."""
+
+    sha256: str
+    md5: str
+    size: int
+
+
+@dataclass(frozen=True)
+class _Identity:
+    device: int
+    inode: int
+    size: int
+    written_ns: int
+    changed_ns: int
+
+    @staticmethod
+    def of(found: os.stat_result) -> _Identity:
+        return _Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+    def was_settled_at(self, now_ns: int) -> bool:
+        """Say whether a later change would have another time than this one."""
+        last = max(self.written_ns, self.changed_ns)
+        return now_ns - last > (_TICK_NS if last % 1_000_000_000 else _COARSE_TICK_NS)
+
+
+class Digests:
+    """What a process knows of files. bytes_read: how much it had to read for that."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[_Identity, str]] = {}
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+
+    def sha256_of(self, path: Path) -> str:
+        """Return the sha256 of a file's bytes. Raises OSError."""
+        known = self._known.get(str(path))
+        if known is not None and known[0] == _Identity.of(path.stat()):
+            return known[1]
+        return self._read(path)[0]
+
+    def describe(self, path: Path) -> OutputFile:
+        """Read a file and return its digests and its size in bytes."""
+        md5 = hashlib.md5(usedforsecurity=False)
+        sha256, size = self._read(path, md5)
+        return OutputFile(sha256, md5.hexdigest(), size)
+
+    def _read(self, path: Path, *others: Any) -> tuple[str, int]:
+        """Return the sha256 and the number of bytes; other kinds of digests are fed too."""
+        began, size, sha256 = time.time_ns(), 0, hashlib.sha256()
+        with path.open("rb") as file:
+            before = _Identity.of(os.fstat(file.fileno()))
+            while chunk := file.read(_CHUNK):
+                for kind in (sha256, *others):
+                    kind.update(chunk)
+                size += len(chunk)
+            unchanged = before == _Identity.of(os.fstat(file.fileno()))
+        digest = sha256.hexdigest()
+        with self._lock:
+            self.bytes_read += size
+            if unchanged and before.was_settled_at(began):
+                self._known[str(path)] = (before, digest)
+        return digest, size
+
+    def moved(self, before: Path, after: Path) -> None:
+        """Know the files of a folder under the name that it has now."""
+        with self._lock:
+            for name in [name for name in self._known if Path(name).is_relative_to(before)]:
+                self._known[str(after / Path(name).relative_to(before))] = self._known.pop(name)
+
+    def to_json(self) -> list[list[Any]]:
+        """Return what is known as plain values, for another process of the same walk."""
+        with self._lock:
+            return [[path, *vars(identity).values(), sha256] for path, (identity, sha256) in self._known.items()]
+
+    def learn(self, known: Iterable[list[Any]]) -> None:
+        """Take over what another process knows."""
+        with self._lock:
+            for path, *identity, sha256 in known:
+                self._known[str(path)] = (_Identity(*identity), str(sha256))

@@ -1,0 +1,152 @@
+"""A Relax function as a plain list of steps, so that quantization is ordinary Python over names and arrays.
+
+Knows nothing of scales. What is read here can be evaluated (`definition`) and written again (`emit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tvmflow.errors import UnsupportedOperatorError
+from tvmflow.ir.tvm_names import constant_value, type_of, variable_name
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value of an earlier step, or of the input."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Other:
+    """An argument that is no tensor: a shape, a number, a type."""
+
+    expression: Any
+
+
+Argument = Ref | Array | Other | tuple["Argument", ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator call. shape is empty for a tuple (`split`); `call` is the Relax expression it was read from."""
+
+    name: str
+    op: str
+    args: tuple[Argument, ...]
+    call: Any
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def refs(self) -> tuple[str, ...]:
+        return tuple(_refs(self.args))
+
+
+def _refs(arguments: tuple[Argument, ...]) -> Iterator[str]:
+    for argument in arguments:
+        if isinstance(argument, Ref):
+            yield argument.name
+        elif isinstance(argument, tuple):
+            yield from _refs(argument)
+
+
+@dataclass
+class Graph:
+    """input -> steps in order -> output; one input, one output."""
+
+    input_name: str
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    steps: list[Step] = field(default_factory=list)
+    output: str = ""
+
+    def users(self) -> dict[str, list[Step]]:
+        """Return who reads each value."""
+        found: dict[str, list[Step]] = {self.input_name: [], **{step.name: [] for step in self.steps}}
+        for step in self.steps:
+            for name in step.refs:
+                found[name].append(step)
+        return found
+
+    def step(self, name: str) -> Step:
+        return next(step for step in self.steps if step.name == name)
+
+
+def static_shape(expression: Any) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of a tensor, ((), 'tuple') of anything else. Raises UnsupportedOperatorError when dynamic."""
+    kind = type_of(expression)
+    if not hasattr(kind, "shape") or not hasattr(kind, "dtype"):
+        return (), "tuple"
+    if kind.shape is None or not all(hasattr(d, "value") for d in kind.shape):
+        raise UnsupportedOperatorError(
+            f"a tensor of shape {kind.shape} in the model", "shapes that are fixed numbers", "give input.shape in full"
+        )
+    return tuple(int(d.value) for d in kind.shape), str(kind.dtype)
+
+
+def read_graph(mod: Any) -> Graph:
+    """Read `main` of a module: straight-line code of operator calls."""
+    from tvm import relax
+
+    function = mod["main"]
+    if len(function.params) != 1:
+        raise UnsupportedOperatorError(f"a model with {len(function.params)} inputs", "one input")
+    names: dict[Any, str] = {}
+    taken: set[str] = set()
+
+    def name_of(variable: Any) -> str:
+        stem = variable_name(variable)
+        name, count = stem, 1
+        while name in taken:
+            name, count = f"{stem}.{count}", count + 1
+        taken.add(name)
+        names[variable] = name
+        return name
+
+    def argument(expression: Any) -> Argument:
+        if isinstance(expression, relax.Var):
+            return Ref(names[expression])
+        tensor = constant_value(expression)
+        if tensor is not None and hasattr(tensor, "numpy"):
+            return np.asarray(tensor.numpy())
+        if isinstance(expression, relax.Tuple):
+            return tuple(argument(item) for item in expression.fields)
+        return Other(expression)
+
+    parameter = function.params[0]
+    shape, dtype = static_shape(parameter)
+    graph = Graph(name_of(parameter), shape, dtype)
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.Var):
+                names[binding.var] = names[value]
+                continue
+            if isinstance(value, relax.TupleGetItem):
+                op, args = f"get_item.{value.index}", (Ref(names[value.tuple_value]),)
+            elif isinstance(value, relax.Call) and hasattr(value.op, "name"):
+                op, args = str(value.op.name), tuple(argument(item) for item in value.args)  # type: ignore[assignment]
+            elif (constant := constant_value(value)) is not None:
+                op, args = "constant", (np.asarray(constant.numpy()),)  # type: ignore[assignment]
+            elif isinstance(value, relax.Tuple) and len(value.fields) == 1:
+                names[binding.var] = names[value.fields[0]]
+                continue
+            else:
+                raise UnsupportedOperatorError(
+                    f"{type(value).__name__} in the model", "operator calls, one after the other"
+                )
+            shape, dtype = static_shape(binding.var)
+            graph.steps.append(Step(name_of(binding.var), op, args, value, shape, dtype))
+    output = function.body.body
+    if isinstance(output, relax.Tuple) and len(output.fields) == 1:
+        output = output.fields[0]
+    graph.output = names[output]
+    return graph

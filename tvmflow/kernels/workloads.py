@@ -1,0 +1,118 @@
+"""Workloads: the kernels of a network that can be tuned, named in a way that outlives a version of TVM.
+
+TVM's structural hash changes from release to release, so a record kept under it is lost with every upgrade. Here the
+key is made of what a kernel computes: buffers, and for each block its name, its loops and the regions it reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from tvmflow.ir.tvm_names import buffer_of
+from tvmflow.kernels.blocks import block_ref, extents, look_at, new_schedule, region_buffer
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One kernel to tune: its key, a name for people, how often the network calls it, and its PrimFunc."""
+
+    key: str
+    name: str
+    calls: int
+    function: Any
+
+
+def workload_key(function: Any) -> str:
+    """Return 32 hex digits that are equal for kernels that compute the same on the same shapes."""
+    parts: list[str] = []
+    for parameter in function.params:
+        buffer = buffer_of(function, parameter)
+        parts.append("scalar" if buffer is None else f"{_sizes(buffer)}:{buffer.dtype}")
+    try:
+        schedule = new_schedule(function)
+        for block in schedule.get_child_blocks(schedule.get_sblock("root", "main")):
+            node = schedule.get(block)
+            loops = [(int(v.iter_type), str(v.dom.extent).removeprefix("T.int64")) for v in node.iter_vars]
+            names = {str(v.var.name): f"i{at}" for at, v in enumerate(node.iter_vars)}
+            regions = [_region(read, names) for read in node.reads]
+            parts.append(f"{re.sub(r'_?[0-9]+$', '', node.name_hint)} {loops} {regions}")
+    except (RuntimeError, ValueError, TypeError):
+        parts.append(str(function))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _region(region: Any, names: dict[str, str]) -> str:
+    ranges = [f"{bound.min}+{bound.extent}" for bound in region.region]
+    text = f"{_sizes(region_buffer(region))}{ranges}"
+    return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: names.get(found[0], found[0]), text)
+
+
+def _sizes(buffer: Any) -> list[int | str]:
+    return [int(extent.value) if hasattr(extent, "value") else str(extent) for extent in buffer.shape]
+
+
+def workload_name(name_hint: str, function: Any) -> str:
+    """Return a name like `conv2d_nchwc_add_relu 1x4x8x8x16`: what it does and the shape that it makes."""
+    output = buffer_of(function, list(function.params)[-1])
+    shape = [] if output is None else _sizes(output)
+    stem = re.sub(r"\d+(?=_|$)", "", name_hint.removeprefix("fused_"))
+    return f"{stem} {'x'.join(str(d) for d in shape)}"
+
+
+def count_calls(lowered: Any) -> Counter[str]:
+    """Return how often `main` calls each kernel, in the order of first calls."""
+    calls: Counter[str] = Counter()
+
+    def visit(expression: Any) -> None:
+        if not isinstance(expression, relax.Call):
+            return
+        if getattr(expression.op, "name", "") == "relax.call_tir":
+            calls[str(expression.args[0].name_hint)] += 1
+        elif isinstance(expression.op, tvm.ir.GlobalVar):  # where memory is laid out already
+            calls[str(expression.op.name_hint)] += 1
+
+    relax.analysis.post_order_visit(lowered["main"], visit)
+    return calls
+
+
+def anchor_extents(function: Any) -> list[int]:
+    """Return the loop extents of the block that does the work; empty for kernels without a single reduction."""
+    schedule = new_schedule(function)
+    kernel = look_at(schedule)
+    if kernel.anchor is None:
+        return []
+    return extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
+
+
+def operations(function: Any) -> float:
+    """Return the arithmetic operations of one call: two per step of its reduction, or one per value of its output."""
+    try:
+        sizes = anchor_extents(function)
+    except (RuntimeError, ValueError, TypeError):
+        return 0.0
+    if sizes:
+        return 2.0 * math.prod(sizes)
+    output = buffer_of(function, list(function.params)[-1])
+    return float(math.prod(int(d) for d in output.shape)) if output is not None else 0.0
+
+
+def extract_workloads(lowered: Any) -> list[Workload]:
+    """Return the distinct kernels of a lowered module, in order of their keys' first call in `main`."""
+    calls = count_calls(lowered)
+    found: dict[str, Workload] = {}
+    for name in calls:
+        function = lowered[name]
+        if not isinstance(function, tirx.PrimFunc):
+            continue
+        key = workload_key(function)
+        before = found[key].calls if key in found else 0
+        found[key] = Workload(key, workload_name(name, function), before + calls[name], function)
+    return list(found.values())

@@ -1,0 +1,175 @@
+"""What was released when: promote, rollback, and the trail that each of them leaves.
+
+A change of the champion moves several aliases, one by one. It is written down before, and as done after; one that was
+cut off in the middle is finished by the next. The trail is in the tags of the registered model, and as lines in
+artifacts/.recorded/releases.jsonl, from which a lost store gets its champions back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from tvmflow.errors import StoreError
+from tvmflow.ledger.registry import (
+    CHALLENGER,
+    CHAMPION,
+    PREVIOUS,
+    Version,
+    find_alias,
+    find_library,
+    mlflow_lock,
+    open_registry,
+    registry_name,
+)
+from tvmflow.params import Cell
+from tvmflow.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_TAG = "release."
+
+
+@dataclass(frozen=True)
+class Release:
+    """One change of the champion. what: promote, rollback, or migrate (taken over from a registry without precisions)."""
+
+    what: str
+    version: str
+    before: str | None
+    when: str
+    why: str
+    done: bool = False
+
+
+def promote(workspace: Workspace, version: Version, why: str) -> None:
+    """Make a version the champion of its cell; the champion before becomes `previous`."""
+    with mlflow_lock(workspace):
+        client = open_registry(workspace)
+        finish(client, version.name)
+        before = find_alias(client, version.name, CHAMPION)
+        if before is None or before.version != version.version:
+            change(client, workspace, "promote", version, before, why)
+        client.set_model_version_tag(version.name, version.version, "promoted_because", why[:500])
+
+
+def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
+    """Make the previous champion of a cell the champion again. Returns (champion now, champion before). Raises StoreError."""
+    name = registry_name(cell)
+    with mlflow_lock(workspace):
+        client = open_registry(workspace)
+        unfinished = finish(client, name)
+        champion, previous = find_alias(client, name, CHAMPION), find_alias(client, name, PREVIOUS)
+        if champion is None or previous is None or champion.version == previous.version:
+            raise StoreError(
+                f"{name} has no previous champion",
+                "a champion that replaced another",
+                "see 'tvmflow history' for what was released",
+            )
+        if unfinished == "rollback":  # the one that was cut off is the one that is asked for again
+            return champion, previous
+        change(client, workspace, "rollback", previous, champion, f"taken back: version {champion.version}")
+    return previous, champion
+
+
+def releases(workspace: Workspace, cell: Cell) -> list[Release]:
+    """Return every change of a cell's champion, oldest first."""
+    return _trail(open_registry(workspace), registry_name(cell))
+
+
+def change(
+    client: MlflowClient,
+    workspace: Workspace,
+    what: str,
+    version: Version,
+    before: Version | None,
+    why: str,
+    when: str = "",
+) -> None:
+    """Write a change of the champion down, and make it."""
+    when = when or datetime.now(UTC).isoformat(timespec="seconds")
+    release = Release(what, version.version, before.version if before else None, when, why[:500])
+    number = len(_trail(client, version.name)) + 1
+    _write(client, version.name, number, release)
+    _apply(client, version.name, number, release)
+    line = {**asdict(release), "name": version.name, "sha256": version.sha256}
+    line["before_sha256"] = before.sha256 if before else None
+    path = workspace.artifacts / ".recorded" / "releases.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, sort_keys=True) + "\n")
+
+
+def restore(client: MlflowClient, workspace: Workspace) -> list[str]:
+    """Give names that have no champion the one of releases.jsonl. Returns the names that got one."""
+    path = workspace.artifacts / ".recorded" / "releases.jsonl"
+    lines: dict[str, list[dict[str, Any]]] = {}
+    try:
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            line = _line(text)
+            if line is not None:
+                lines.setdefault(line["name"], []).append(line)
+    except OSError:
+        return []
+    found = []
+    for name, changes in lines.items():
+        if find_alias(client, name, CHAMPION) is None:
+            for line in changes:
+                version = find_library(client, name, line["sha256"])
+                if version is not None:
+                    before = find_alias(client, name, CHAMPION)
+                    release = Release(
+                        line["what"], version.version, before.version if before else None, line["when"], line["why"]
+                    )
+                    number = len(_trail(client, name)) + 1
+                    _write(client, name, number, release)
+                    _apply(client, name, number, release)
+            if find_alias(client, name, CHAMPION) is not None:
+                found.append(name)
+    return found
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+        return line if all(isinstance(line[key], str) for key in ("name", "what", "sha256", "when", "why")) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _trail(client: MlflowClient, name: str) -> list[Release]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tags = client.get_registered_model(name).tags
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return []
+        raise
+    return [Release(**json.loads(tags[key])) for key in sorted(tags) if key.startswith(_TAG)]
+
+
+def _write(client: MlflowClient, name: str, number: int, release: Release) -> None:
+    client.set_registered_model_tag(name, f"{_TAG}{number:06}", json.dumps(asdict(release), sort_keys=True))
+
+
+def _apply(client: MlflowClient, name: str, number: int, release: Release) -> None:
+    if release.before is not None:
+        client.set_registered_model_alias(name, PREVIOUS, release.before)
+    client.set_registered_model_alias(name, CHAMPION, release.version)
+    challenger = find_alias(client, name, CHALLENGER)
+    if challenger is not None and challenger.version == release.version:
+        client.delete_registered_model_alias(name, CHALLENGER)
+    _write(client, name, number, replace(release, done=True))
+
+
+def finish(client: MlflowClient, name: str) -> str | None:
+    """Finish a change that was cut off between two aliases. Returns what it was, None where there was none."""
+    trail = _trail(client, name)
+    if not trail or trail[-1].done:
+        return None
+    _apply(client, name, len(trail), trail[-1])
+    return trail[-1].what

@@ -1,0 +1,99 @@
+"""Run the float network on the calibration samples, remember what its values look like, and choose scales from that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tvmflow.errors import UnknownNameError
+from tvmflow.ir.definition import run_graph, scales_with_batch
+from tvmflow.ir.emit import float_module
+from tvmflow.ir.graph import Array, Step, read_graph
+from tvmflow.ir.layers import ADD, CONCAT, MOVE, Layer, Network
+from tvmflow.ir.scales import Scale, asymmetric
+from tvmflow.quantization.observers import OBSERVERS, Observed
+from tvmflow.quantization.options import Int8Options
+
+CHUNK_BYTES = 256 << 20
+Report = Callable[[str, int, int], None]
+
+
+class Calibration:
+    """The float network, and what its values look like on the calibration samples."""
+
+    def __init__(self, network: Network, samples: Array, progress: Report) -> None:
+        self.samples = samples
+        self.graph = read_graph(float_module(network))
+        self.can_batch = scales_with_batch(self.graph)
+        self.values = {network.graph.input_name, *(item.name for item in network.items)}
+        self.before = {f"{layer.name}_before" for layer in network.layers}
+        self.seen: dict[str, Observed] = {}
+        self.output = self._observe("see_range", progress)
+        self._observe("see_values", progress)
+
+    def channel_ranges(self) -> dict[str, Array]:
+        """Return the largest magnitude per channel of every value."""
+        return {name: np.asarray(seen.channel_high) for name, seen in self.seen.items()}
+
+    def chunks(self) -> list[Array]:
+        """Cut the samples into pieces that the graph takes, each small enough to keep all its values."""
+        batch = self.graph.input_shape[0]
+        if not self.can_batch:
+            return pieces(self.samples, batch, 1)
+        largest = sum(int(np.prod(step.shape)) * 4 for step in self.graph.steps) / batch
+        return pieces(self.samples, batch, max(1, int(CHUNK_BYTES / max(largest, 1) / batch)))
+
+    def _observe(self, method: str, progress: Report) -> Array:
+        chunks, answers = self.chunks(), []
+
+        def watch(step: Step, value: Array) -> None:
+            if step.name in self.values or step.name in self.before:
+                getattr(self.seen.setdefault(step.name, Observed()), method)(value)
+
+        for at, chunk in enumerate(chunks):
+            getattr(self.seen.setdefault(self.graph.input_name, Observed()), method)(chunk)
+            answers.append(run_graph(self.graph, chunk, watch))
+            progress("calibrating", at + 1, len(chunks))
+        return np.concatenate(answers)[: len(self.samples)]
+
+
+def pieces(samples: Array, batch: int, batches: int) -> list[Array]:
+    """Cut into pieces of whole batches; the last sample is repeated where they do not come out even."""
+    missing = -len(samples) % batch
+    full = np.concatenate([samples, np.repeat(samples[-1:], missing, axis=0)]) if missing else samples
+    return [full[at : at + batch * batches] for at in range(0, len(full), batch * batches)]
+
+
+def int8_scales(network: Network, run: Calibration, options: Int8Options) -> dict[str, Scale]:
+    if options.observer not in OBSERVERS:
+        raise UnknownNameError(f"no observer {options.observer!r}", legal=OBSERVERS)
+    scales = {}
+    for name, seen in run.seen.items():
+        low, high = OBSERVERS[options.observer](seen, options.percentile, 255)
+        scales[name] = asymmetric(low, high, options.activations)
+    return _shared(network, scales)
+
+
+def _shared(network: Network, scales: dict[str, Scale]) -> dict[str, Scale]:
+    """Give a value that only a concatenation reads the scale of the concatenation: no second rounding."""
+    users = network.users()
+    for item in reversed(network.items):
+        readers = users[item.name]
+        if len(readers) == 1 and isinstance(readers[0], Layer) and readers[0].kind == CONCAT and item.name in scales:
+            scales[item.name] = scales[readers[0].name]
+    return scales
+
+
+def tied(network: Network, scales: dict[str, Scale]) -> dict[str, Scale]:
+    """Give both operands of a residual addition one scale, the coarser: the ALU adds them as they are."""
+    for _ in network.items:
+        before = dict(scales)
+        for layer in network.layers:
+            if layer.kind in (ADD, MOVE, CONCAT):
+                names = layer.inputs if layer.kind == ADD else (*layer.inputs, layer.name)
+                coarsest = max((scales[name] for name in names if name in scales), key=lambda scale: scale.scale)
+                scales.update({name: coarsest for name in names if name in scales})
+        if scales == before:
+            break
+    return scales

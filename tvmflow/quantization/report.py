@@ -1,0 +1,155 @@
+"""What quantization cost: noise per layer, alone and in its place, and the score on the calibration set."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tvmflow.ir.definition import run_graph
+from tvmflow.ir.graph import Array, Step
+from tvmflow.ir.layers import ADD, PRODUCTS, Layer
+from tvmflow.quantization.calibration import Calibration
+from tvmflow.quantization.choice import Quantized
+from tvmflow.quantization.int8 import SCALED
+
+_CANDIDATES = 6
+
+
+@dataclass
+class LayerReport:
+    """What quantization did to one layer.
+
+    sqnr_db: of the layer alone, given exact inputs; total_sqnr_db: with all that came before. clipped: share of the float
+    values outside the scale's limits.
+    """
+
+    name: str
+    kind: str
+    form: str
+    scale: float | None = None
+    zero_point: int | None = None
+    clipped: float | None = None
+    sqnr_db: float | None = None
+    total_sqnr_db: float | None = None
+
+
+@dataclass
+class QuantizationReport:
+    """layers in order; worst: the layer that adds most noise; accuracy and agreement on the calibration set."""
+
+    layers: list[LayerReport] = field(default_factory=list)
+    worst: str | None = None
+    output_sqnr_db: float = 0.0
+    moved_to_float: list[str] = field(default_factory=list)
+    equalized_pairs: int = 0
+    corrected_layers: int = 0
+    samples: int = 0
+    float_score: float | None = None
+    quantized_score: float = 0.0
+    goal_met: bool | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sqnr_db(reference: Array, answer: Array) -> float:
+    """Return the signal-to-quantization-noise ratio in dB; 200 where there is no noise."""
+    reference, answer = reference.astype(np.float64), answer.astype(np.float64)
+    signal, noise = float((reference**2).sum()), float(((reference - answer) ** 2).sum())
+    if noise == 0:
+        return 200.0
+    return float(10 * np.log10(max(signal, 1e-30) / noise))
+
+
+class _Noise:
+    """Sums of signal and noise over chunks."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str, reference: Array, answer: Array) -> None:
+        signal, noise = self.sums.get(name, (0.0, 0.0))
+        difference = reference.astype(np.float64) - answer
+        self.sums[name] = (
+            signal + float((reference.astype(np.float64) ** 2).sum()),
+            noise + float((difference**2).sum()),
+        )
+
+    def db(self, name: str) -> float | None:
+        if name not in self.sums:
+            return None
+        signal, noise = self.sums[name]
+        return 200.0 if noise == 0 else float(10 * np.log10(max(signal, 1e-30) / noise))
+
+
+def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> QuantizationReport:
+    """Run float and integer forms side by side and measure every layer, alone and in its place."""
+    alone, placed, answers = _Noise(), _Noise(), []
+    names = {name + (SCALED if found.scale.per_channel else "_q"): name for name, found in quantized.integers.items()}
+    for chunk in run.chunks():
+        reference = {run.graph.input_name: chunk}
+        run_graph(run.graph, chunk, lambda step, value, kept=reference: kept.update({step.name: value}))  # type: ignore[misc]
+
+        def exact(step: Step, value: Array, reference: dict[str, Array] = reference) -> Array | None:
+            name = names.get(step.name)
+            if name is None or name not in reference:
+                return None
+            scale = quantized.integers[name].scale
+            alone.add(name, reference[name], scale.dequantize(value))
+            return scale.quantize(reference[name])
+
+        def in_place(step: Step, value: Array, reference: dict[str, Array] = reference) -> None:
+            name = names.get(step.name)
+            if name is not None and name in reference:
+                placed.add(name, reference[name], quantized.integers[name].scale.dequantize(value))
+
+        run_graph(quantized.graph, chunk, exact)
+        answers.append(run_graph(quantized.graph, chunk, in_place))
+    answer = np.concatenate(answers)[: len(run.samples)]
+    report = QuantizationReport(samples=len(run.samples), output_sqnr_db=sqnr_db(run.output, answer))
+    report.float_score, report.quantized_score = _scores(run.output, answer, labels)
+    for layer in quantized.network.layers:
+        report.layers.append(_layer_report(layer, run, quantized, alone, placed))
+    noisy = [layer for layer in report.layers if layer.sqnr_db is not None and layer.kind in (*PRODUCTS, ADD, "affine")]
+    report.worst = min(noisy, key=lambda layer: layer.sqnr_db or 0.0).name if noisy else None
+    return report
+
+
+def _layer_report(layer: Layer, run: Calibration, quantized: Quantized, alone: _Noise, placed: _Noise) -> LayerReport:
+    if layer.name not in quantized.integer_layers:
+        return LayerReport(layer.name, layer.kind, "float32")
+    scale = quantized.integers[layer.name].scale
+    low, high = scale.limits
+    return LayerReport(
+        layer.name, layer.kind, scale.dtype, scale.scale, scale.zero_point, run.seen[layer.name].clipped(low, high),
+        alone.db(layer.name), placed.db(layer.name),
+    )  # fmt: skip
+
+
+def _scores(reference: Array, answer: Array, labels: Array | None) -> tuple[float | None, float]:
+    """Return accuracy of float and quantized, or (None, top-1 agreement) without labels."""
+    top_float, top = reference.argmax(axis=1), answer.argmax(axis=1)
+    if labels is None:
+        return None, float((top_float == top).mean())
+    return float((top_float == labels).mean()), float((top == labels).mean())
+
+
+def worst_to_move(
+    run: Calibration, quantized: Quantized, report: QuantizationReport, labels: Array | None
+) -> str | None:
+    """Of the layers that add most noise, return the one whose return to float helps the output most."""
+    noisy = sorted(
+        (layer for layer in report.layers if layer.form != "float32" and layer.kind in PRODUCTS),
+        key=lambda layer: layer.sqnr_db if layer.sqnr_db is not None else 0.0,
+    )
+    best: tuple[float, float] | None = None
+    chosen = None
+    for layer in noisy[:_CANDIDATES]:
+        trial = Quantized(quantized.network, quantized.arithmetic, quantized.scales, quantized.kept | {layer.name})
+        answer = np.concatenate([run_graph(trial.graph, chunk) for chunk in run.chunks()])[: len(run.samples)]
+        found = (_scores(run.output, answer, labels)[1], sqnr_db(run.output, answer))
+        if best is None or found > best:
+            best, chosen = found, layer.name
+    return chosen

@@ -1,0 +1,71 @@
+"""What would be done for a cell, stage by stage, as rows to print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from tvmflow.errors import TvmflowError
+from tvmflow.params import Cell
+from tvmflow.preflight import check_model
+from tvmflow.report.console import show_table
+from tvmflow.stages import AnyStage
+from tvmflow.store import Store, Undecided
+from tvmflow.workspace import Workspace
+
+Rows = list[dict[str, str]]
+
+
+def plan_rows(workspace: Workspace, cell: Cell, stages: Mapping[str, AnyStage]) -> Rows:
+    """Return a row per stage: hit, restore, miss or waits, and why. Raises the error of a cell that cannot be run at all."""
+    rows = []
+    for plan in Store(workspace, stages).foresee(cell):
+        if isinstance(plan, Undecided):
+            row = {"state": "waits", "why": f"decided when {plan.waits_for} is done", "key": ""}
+        elif plan.restorable is not None:
+            row = {"state": "restore", "why": f"made before; {plan.reason}", "key": plan.key[:12]}
+        else:
+            row = {"state": "hit" if plan.is_hit else "miss", "why": plan.reason, "key": plan.key[:12]}
+        rows.append({"stage": plan.stage.name, **row})
+    return rows
+
+
+def plan_cells(
+    workspace: Workspace, cells: list[Cell], stages: Mapping[str, AnyStage], look: bool = False
+) -> tuple[dict[str, Rows], dict[str, TvmflowError]]:
+    """Return cell -> its rows, and cell -> the error of those that cannot be run, which have one row that says so.
+
+    With `look` a cell's model file is looked into, as its import would.
+    """
+    rows: dict[str, Rows] = {}
+    errors: dict[str, TvmflowError] = {}
+    for cell in cells:
+        try:
+            if look:
+                check_model(workspace, cell.model)
+            rows[str(cell)] = plan_rows(workspace, cell, stages)
+        except TvmflowError as error:
+            errors[str(cell)] = error
+            rows[str(cell)] = [{"stage": "-", "state": "refused", "why": error.found, "key": ""}]
+    return rows, errors
+
+
+PLAN_COLUMNS = ("stage", "state", "key", "why")
+
+
+def show_plan(name: str, rows: Rows) -> None:
+    """Print the rows of one cell."""
+    show_table(name, PLAN_COLUMNS, ([row[column] for column in PLAN_COLUMNS] for row in rows))
+
+
+def status_table(workspace: Workspace, cells: list[dict[str, object]]) -> Table:
+    table = Table(title=f"cells of {workspace.root}")
+    for column in ("name", "cell", "state"):
+        table.add_column(column, overflow="fold")
+    for cell in cells:
+        todo, error = cell["todo"], cell["error"]
+        assert isinstance(todo, list)
+        state = f"to do: {', '.join(todo)}" if todo else "up to date"
+        table.add_row(str(cell["name"]), str(cell["cell"]), f"cannot be run: {error}" if error else state)
+    return table

@@ -1,0 +1,71 @@
+"""Check what params.yaml says against the tables: backends, transports, frontends, tuners. Only here they are all known.
+
+`params` checks shapes and bounds and knows no table, so that a new row needs no change there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from tvmflow.backends.table import BACKENDS
+from tvmflow.devices.table import TRANSPORTS
+from tvmflow.errors import ParamsError, TvmflowError
+from tvmflow.frontends.table import FRONTENDS
+from tvmflow.options import explain
+from tvmflow.params import ModelEntry, Params, TargetEntry
+from tvmflow.tuning.tuners import TUNERS
+
+
+def check_rows(params: Params) -> None:
+    """Raise ParamsError with a line for every name that is in no table, and for every block that its row refuses."""
+    lines = list(_lines(params))
+    if lines:
+        raise ParamsError("params.yaml is not valid:\n" + "\n".join(lines), fix="docs/params.md explains every key")
+
+
+def _lines(params: Params) -> Iterator[str]:
+    for name, model in params.models.items():
+        yield from _model(f"models.{name}", model)
+    for name, target in params.targets.items():
+        yield from _target(f"targets.{name}", target)
+    yield from _unknown("tune.tuner", params.tune.tuner, TUNERS)
+
+
+def _model(where: str, model: ModelEntry) -> Iterator[str]:
+    yield from _unknown(f"{where}.framework", model.framework, FRONTENDS)
+    has_networks = model.framework not in FRONTENDS or FRONTENDS[model.framework].has_networks
+    if not has_networks and model.weights.kind not in ("file", "url"):
+        expected = "{file: ...} or {url: ..., sha256: ...}"
+        yield f"  - {where}.weights: a model of {model.framework} comes from {expected}; found {model.weights.kind}"
+
+
+def _target(where: str, target: TargetEntry) -> Iterator[str]:
+    wrong = [
+        *_unknown(f"{where}.kind", target.kind, BACKENDS),
+        *_unknown(f"{where}.device.transport", target.device.transport, TRANSPORTS),
+    ]
+    if wrong:
+        yield from wrong
+        return
+    backend, transport = BACKENDS[target.kind], TRANSPORTS[target.device.transport]
+    own = ("key", "transport")
+    for model, block, place, legal in (
+        (backend.options, target.options, f"{where}.{target.kind}", ()),
+        (transport.options, target.device.options, f"{where}.device", own),
+    ):
+        try:
+            model.model_validate(block)
+        except ValidationError as error:
+            yield from explain(error, model, place, legal)
+            return
+    try:
+        backend.resolve(target)
+    except TvmflowError as error:
+        yield f"  - {where}: {error.found}; expected: {error.expected}"
+
+
+def _unknown(where: str, name: str, table: Mapping[str, Any]) -> list[str]:
+    return [] if name in table else [f"  - {where}: no {name!r}; legal: {', '.join(sorted(table))}"]

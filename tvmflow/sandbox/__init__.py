@@ -1,0 +1,1 @@
+"""Processes that read what nobody vouches for."""

@@ -1,0 +1,86 @@
+"""The inside of a sandbox: `python -m tvmflow.sandbox.child DESCRIPTOR`. Gives up its rights, then does what it is told.
+
+Requests are lines of JSON on standard input, answers lines of JSON on the descriptor. The first request names the limits
+and a function; when that returns an object, later requests name its methods.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tvmflow.errors import TvmflowError
+from tvmflow.sandbox import syscalls
+
+
+def give_up_rights(policy: dict[str, Any]) -> list[str]:
+    """Apply everything that this kernel has and return what holds from now on."""
+    held = ["limits"]
+    syscalls.limits(policy["memory_bytes"], policy["cpu_s"], policy["processes"])
+    syscalls.no_new_privileges()
+    steps: tuple[tuple[str, Callable[[], None]], ...] = (
+        ("landlock", lambda: syscalls.landlock(policy["reads"], policy["writes"])),
+        ("namespaces", lambda: syscalls.namespaces(policy["writes"])),
+        ("capabilities", syscalls.drop_capabilities),
+        ("seccomp", syscalls.seccomp),
+    )
+    for name, step in steps:
+        if name in policy["without"] or (name == "namespaces" and "landlock" in held):
+            continue
+        try:
+            step()
+            held.append(name)
+        except OSError:
+            pass  # an older kernel; `held` says so
+    return held
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    answers = int(sys.argv[1])
+
+    def tell(event: dict[str, Any]) -> None:
+        data = memoryview((json.dumps(event) + "\n").encode())
+        while data:
+            data = data[os.write(answers, data) :]
+
+    first = json.loads(sys.stdin.buffer.readline())
+    held = give_up_rights(first["policy"])
+    syscalls.die_with_parent(first["parent"])  # last: other credentials make the kernel forget it
+    tell({"held": held})
+    kept: Any = None
+    request = first
+    while True:
+        try:
+            if "function" in request:
+                module, name = request["function"].split(":")
+                function = getattr(importlib.import_module(module), name)
+            else:
+                function = getattr(kept, request["method"])
+            options = {"progress": lambda *text: tell({"progress": text})} if request["wants_progress"] else {}
+            answer = function(**request["arguments"], **options)
+            if "function" in request and not isinstance(answer, dict | list | str | int | float | None):
+                kept, answer = answer, None
+            tell({"answer": answer})
+        except TvmflowError as error:
+            tell({"error": error.to_json()})
+        except MemoryError:
+            tell({"broke": "MemoryError"})
+        except Exception as error:
+            if "TVMFLOW_DEBUG" in os.environ:
+                import traceback
+
+                traceback.print_exc()
+            tell({"broke": f"{type(error).__name__}: {str(error)[:300]}"})
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return
+        request = json.loads(line)
+
+
+if __name__ == "__main__":
+    main()

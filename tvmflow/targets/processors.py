@@ -1,0 +1,73 @@
+"""Which processors can be compiled for: names are checked here before LLVM sees them.
+
+LLVM takes what it does not know for its generic processor and goes on; from some triples it crashes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from tvmflow.errors import UnknownNameError, UsageError
+from tvmflow.toolchain import ARCHITECTURES, known_processors
+
+_VENDORS = ("unknown", "pc", "none", "redhat", "alpine")
+_SYSTEM = r"linux-(gnu|musl|android(2[1-9]|[3-9]\d)?)"
+_NEEDED = {"x86_64": "sse2", "aarch64": "neon"}  # what vectors of the architecture rest on
+
+
+def check_processor(mcpu: str, mtriple: str, mattr: Iterable[str]) -> None:
+    """Raise UsageError unless LLVM knows the architecture, the processor and its features."""
+    architecture = architecture_of(mtriple)
+    cpus, features = known_processors(architecture)
+    if mcpu not in cpus:
+        others = [name for name in ARCHITECTURES if mcpu in known_processors(name)[0]]
+        where = f"; it is one of {', '.join(others)}" if others else ""
+        raise UnknownNameError(
+            f"mcpu {mcpu!r}: LLVM knows no such {architecture} processor{where}",
+            _like(mcpu, cpus), "correct mcpu: of the target, or mtriple:",
+        )  # fmt: skip
+    for attribute in mattr:
+        name = attribute[1:]
+        if attribute[:1] not in ("+", "-"):
+            raise UsageError(
+                f"mattr {attribute!r}", f"+ or - before the name of a feature, as +{_closest(attribute, features)}"
+            )
+        if name not in features:
+            raise UnknownNameError(
+                f"mattr {attribute!r}: LLVM knows no such feature of {architecture}", _like(name, features),
+                "correct mattr: of the target",
+            )  # fmt: skip
+        if name == _NEEDED[architecture] and attribute[0] == "-":
+            raise UsageError(f"mattr {attribute!r}: a processor without vectors", f"{architecture} with {name}")
+
+
+def architecture_of(mtriple: str) -> str:
+    """Return the architecture of a triple. Raises UsageError unless it is one that kernels are scheduled for."""
+    name, _, rest = mtriple.partition("-")
+    if name not in ARCHITECTURES:
+        raise UnknownNameError(
+            f"mtriple {mtriple!r}: no schedules for the architecture {name[:40]!r}",
+            " or ".join(f"{known}-linux-gnu" for known in ARCHITECTURES), "correct mtriple: of the target",
+        )  # fmt: skip
+    vendor, _, system = rest.partition("-")
+    if not re.fullmatch(_SYSTEM, system if vendor in _VENDORS else rest):
+        raise UsageError(
+            f"mtriple {mtriple!r}: no system {rest[:40]!r}",
+            f"{name}-linux-gnu, {name}-linux-musl or {name}-linux-android, the latter with an API level from 21 on if any",
+            "correct mtriple: of the target",
+        )
+    return name
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(name.lstrip("+-"), sorted(known), 1)), min(known))
+
+
+def _like(name: str, known: frozenset[str]) -> str:
+    """Return the names that are meant, probably; all of them where none is near."""
+    close = difflib.get_close_matches(name, sorted(known), 3, 0.6)
+    if not close:
+        return f"one of {', '.join(sorted(known))}"
+    return f"did you mean {' or '.join(close)}? LLVM knows {len(known)}"

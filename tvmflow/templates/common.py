@@ -1,0 +1,110 @@
+"""What templates share: the shape of one, and the small moves that all of them make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.targets.machine import Machine
+
+Knobs = dict[str, int]
+SPREAD_LANES = 16  # of element-wise loops; LLVM makes of them what the target has
+SMALL_WORK = 20_000  # element operations below which waking a second thread costs more than it saves
+
+
+@dataclass(frozen=True)
+class Template:
+    """covers: may this kernel be scheduled so; candidates: knobs, the default first; apply: schedule in place."""
+
+    name: str
+    covers: Callable[[Any, Kernel], bool]
+    candidates: Callable[[Any, Kernel, Machine], list[Knobs]]
+    apply: Callable[[Any, Kernel, Knobs], None]
+
+
+def divisors(number: int, limit: int) -> list[int]:
+    """Return the divisors of a number up to a limit, ascending."""
+    return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+
+
+def packed_loops(schedule: Any, block: Any) -> list[Any]:
+    """Return the loops of a block over (n, c, h, w, lane); unit loops that a reshape left in front are fused away."""
+    loops = schedule.get_loops(block)
+    while len(loops) > 5:
+        loops = [schedule.fuse(loops[0], loops[1]), *loops[2:]]
+    return list(loops)
+
+
+def parallel_first(work: int) -> tuple[int, ...]:
+    """Return the values of the knob `parallel` that are worth trying, the likelier first."""
+    if work > 100 * SMALL_WORK:
+        return (1,)
+    if work < SMALL_WORK // 10:
+        return (0,)
+    return (1, 0) if work > SMALL_WORK else (0, 1)
+
+
+def work_of(schedule: Any, name: str) -> int:
+    """Return how many times a block's body runs."""
+    total = 1
+    for extent in extents(schedule, schedule.get_loops(block_ref(schedule, name))):
+        total *= extent
+    return total
+
+
+def merge_epilogue(schedule: Any, kernel: Kernel) -> str | None:
+    """Inline all element-wise blocks after the anchor into the last one and return its name."""
+    for name in kernel.after[:-1]:
+        schedule.compute_inline(block_ref(schedule, name))
+    return kernel.after[-1] if kernel.after else None
+
+
+def spread(schedule: Any, name: str, parallel: int) -> None:
+    """Schedule an element-wise block: outer loops over threads, inner loop vectorized."""
+    loops = schedule.get_loops(block_ref(schedule, name))
+    sizes = extents(schedule, loops)
+    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
+    total = 1
+    for size in sizes:
+        total *= size
+    lanes = max(divisors(total, SPREAD_LANES))
+    outer, inner = schedule.split(fused, [None, lanes])
+    if parallel:
+        chunks = max(divisors(total // lanes, 64))
+        outer, _ = schedule.split(outer, [chunks, None])
+        schedule.parallel(outer)
+    if lanes > 1:
+        schedule.vectorize(inner)
+
+
+def weight_bytes(schedule: Any, kernel: Kernel) -> int:
+    """Return the size of a convolution's weights, counted as float32."""
+    assert kernel.anchor is not None
+    total = 4
+    for extent in region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[1]).shape:
+        total *= int(extent)
+    return total
+
+
+def distinct(knobs: list[Knobs]) -> list[Knobs]:
+    """Return the candidates without repetitions, in order."""
+    return list({tuple(sorted(k.items())): k for k in knobs}.values())
+
+
+def register_intrinsic(name: str, source: str, meaning: str, instructions: str, values: dict[str, Any]) -> str:
+    """Register a tensor intrinsic with TVM and return its name.
+
+    source: TVMScript with {body} for the two bodies, which say what is computed and how; values: what its {names} stand for.
+    """
+    from tvm.s_tir import TensorIntrin
+    from tvm.script import from_source
+    from tvm.script import tirx as T
+
+    parts = [
+        from_source(source.replace("{body}", body).format(**values), extra_vars={"T": T})
+        for body in (meaning, instructions)
+    ]
+    TensorIntrin.register(name, parts[0], parts[1], override=True)
+    return name

@@ -1,0 +1,150 @@
+"""Instructions that sum products of neighbours into wider lanes, as tensor intrinsics.
+
+Four products of bytes into int32: x86 VNNI, arm64 sdot and usdot. Two of bfloat16 into float32: AVX512-BF16, arm64 bfdot.
+TVM ships some of them; its VNNI one does not pass LLVM 22's verifier, and importing its table takes seconds. Its passes
+replace bfloat16 by 16-bit integers, which LLVM's intrinsics do not take; so those come as a function in LLVM's language.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tvmflow.targets.machine import Machine
+from tvmflow.templates.common import register_intrinsic
+
+_SOURCE = """
+@T.prim_func(s_tir=True)
+def function(a: T.handle, b: T.handle, c: T.handle) -> None:
+    A = T.match_buffer(a, (T.int64({group}),), "{data}", offset_factor=1)
+    B = T.match_buffer(b, (T.int64({lanes}), T.int64({group})), "{weight}", offset_factor=1)
+    C = T.match_buffer(c, (T.int64({lanes}),), "{total}", offset_factor=1, scope="local")
+    with T.sblock("root"):
+        T.reads(C[T.int64(0):T.int64({lanes})], A[T.int64(0):T.int64({group})], B[T.int64(0):T.int64({lanes}), T.int64(0):T.int64({group})])
+        T.writes(C[T.int64(0):T.int64({lanes})])
+{body}
+"""
+_MEANING = """
+        for i in range(T.int64(0), T.int64({lanes})):
+            for k in range(T.int64(0), T.int64({group})):
+                with T.sblock("update"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    C[vi] = C[vi] + T.Cast("{total}", A[vk]) * T.Cast("{total}", B[vi, vk])
+"""
+_VNNI = """
+        word = T.reinterpret(A.vload([0], "uint8x4"), dtype="int32")
+        C[T.ramp(T.int32(0), 1, 16)] = T.call_llvm_pure_intrin(
+            T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"), C.vload([0], dtype="int32x16"),
+            T.reinterpret(T.broadcast(word, 16), dtype="int8x64"), B.vload([0, 0], dtype="int8x64"), dtype="int32x16")
+"""
+_NEON = """
+        word = T.reinterpret(A.vload([0], "{data}x4"), dtype="int32")
+        C[T.ramp(T.int32(0), 1, 4)] = T.call_llvm_pure_intrin(
+            T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.{name}"), C.vload([0], dtype="int32x4"),
+            {operands}, dtype="int32x4")
+"""
+
+
+# A.data is passed for TVM's sake: memory that is seen outside of loads and stores is not widened to float32.
+_PAIRS = """
+        word = T.reinterpret(A.vload([0], "bfloat16x2"), dtype="int32")
+        C[T.ramp(T.int32(0), 1, {lanes})] = T.call_extern(
+            "float32x{lanes}", "tvmflow_dot_{name}", C.vload([0], dtype="float32x{lanes}"), T.broadcast(word, {lanes}),
+            T.reinterpret(B.vload([0, 0], dtype="bfloat16x{values}"), dtype="int32x{lanes}"), A.data)
+"""
+_PAIRS_IN_LLVM = """
+define weak_odr <{lanes} x float> @tvmflow_dot_{name}(<{lanes} x float> %sum, <{lanes} x i32> %a, <{lanes} x i32> %b, ptr %0) alwaysinline nounwind {{
+  %x = bitcast <{lanes} x i32> %a to <{values} x bfloat>
+  %y = bitcast <{lanes} x i32> %b to <{values} x bfloat>
+  %r = call <{lanes} x float> @{llvm}(<{lanes} x float> %sum, <{values} x bfloat> %x, <{values} x bfloat> %y)
+  ret <{lanes} x float> %r
+}}
+declare <{lanes} x float> @{llvm}(<{lanes} x float>, <{values} x bfloat>, <{values} x bfloat>)
+"""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """number: value of the knob `dot`; lanes: sums in a register; data: type of the activations; needs: see Machine.dots.
+
+    llvm: name of the intrinsic, of those that TVM calls through a function of ours.
+    """
+
+    number: int
+    name: str
+    lanes: int
+    data: str
+    needs: str
+    llvm: str = ""
+
+    @property
+    def of_pairs(self) -> bool:
+        return self.data == "bfloat16"
+
+    @property
+    def intrinsic_name(self) -> str:
+        return f"tvmflow.dot_{self.name}"
+
+    @property
+    def imports(self) -> str:
+        """LLVM's text of the function that the kernel calls; '' for none."""
+        return (
+            _PAIRS_IN_LLVM.format(lanes=self.lanes, values=2 * self.lanes, name=self.name, llvm=self.llvm)
+            if self.llvm
+            else ""
+        )
+
+
+VNNI = Dot(1, "vnni", 16, "uint8", "vnni")
+SDOT = Dot(2, "sdot", 4, "int8", "dotprod")
+USDOT = Dot(3, "usdot", 4, "uint8", "i8mm")
+AVX512_BF16 = Dot(4, "avx512bf16", 16, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.512")
+BFDOT = Dot(5, "bfdot", 4, "bfloat16", "bf16", "llvm.aarch64.neon.bfdot.v4f32.v8bf16")
+DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT)
+
+
+def dot_for(machine: Machine, data: str, lanes: int) -> Dot | None:
+    """Return the instruction of a machine for activations of a type, None where it has none."""
+    return next((d for d in DOTS if d.needs in machine.dots and d.data == data and lanes % d.lanes == 0), None)
+
+
+def dot_numbered(number: int) -> Dot:
+    return DOTS[number - 1]
+
+
+def sum_with(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, outermost: Any) -> None:
+    """Let a block sum by an instruction along its loop `lane`; it starts from zero before the loop `reduction`."""
+    groups, summed = schedule.split(lane, [None, dot.lanes])
+    schedule.unroll(groups)
+    init = schedule.decompose_reduction(block, reduction)
+    schedule.vectorize(schedule.get_loops(init)[-1])
+    schedule.tensorize(summed, intrinsic(dot))
+    if dot.imports:
+        schedule.annotate(outermost, "pragma_import_llvm", dot.imports)
+
+
+def register_dots_in(trace: str) -> None:
+    """Register the instructions that a trace names."""
+    for dot in DOTS:
+        if dot.intrinsic_name in trace:
+            intrinsic(dot)
+
+
+@cache
+def intrinsic(dot: Dot) -> str:
+    """Register an instruction with TVM and return its name."""
+    if dot.of_pairs:
+        body = _PAIRS
+    elif dot is VNNI:
+        body = _VNNI
+    else:
+        data, weight = 'T.reinterpret(T.broadcast(word, 4), dtype="int8x16")', 'B.vload([0, 0], dtype="int8x16")'
+        # usdot takes the unsigned operand first, sdot takes either
+        body = _NEON.replace("{operands}", f"{data}, {weight}")
+    names = {
+        "data": dot.data, "lanes": dot.lanes, "name": dot.name, "values": 2 * dot.lanes,
+        "weight": "bfloat16" if dot.of_pairs else "int8", "total": "float32" if dot.of_pairs else "int32",
+        "group": 2 if dot.of_pairs else 4,
+    }  # fmt: skip
+    return register_intrinsic(dot.intrinsic_name, _SOURCE, _MEANING, body, names)

@@ -1,0 +1,201 @@
+"""Convolutions and pools on packed channels: a tile of outputs stays in registers over the whole reduction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.targets.machine import Machine
+from tvmflow.templates.common import (
+    Knobs,
+    Template,
+    distinct,
+    divisors,
+    merge_epilogue,
+    packed_loops,
+    parallel_first,
+    spread,
+    weight_bytes,
+    work_of,
+)
+from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
+from tvmflow.templates.tiles import pixels_together, sum_in_tiles, tile_knobs
+
+
+def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
+    """Return loop extents and number of reduced axes of a convolution or pool on packed channels.
+
+    Loops are (n, c, h, w, lane) over 4 axes (convolution), 5 (of bytes or pairs), 3 (first layer) or 2 (depthwise, pools).
+    """
+    if kernel.anchor is None or len(kernel.before) > 1:
+        return None
+    block = schedule.get(block_ref(schedule, kernel.anchor))
+    kinds = [int(variable.iter_type) for variable in block.iter_vars]
+    reduced = len(kinds) - 5
+    if kinds[:5] != [0] * 5 or kinds[5:] != [2] * reduced or reduced not in (2, 3, 4, 5):
+        return None
+    if len(block.reads) > 2 or (len(block.reads) == 1 and reduced > 2):
+        return None
+    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
+    return (sizes, reduced) if sizes[4] in (4, 8, 16) else None
+
+
+def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
+    found = _window(schedule, kernel)
+    assert found is not None and kernel.anchor is not None
+    (_, channels, height, width, lanes, *_), reduced = found
+    most = machine.accumulators(lanes)
+    by_channel = reduced == 2
+    points = [
+        (c, h, w)
+        for c in ([1] if by_channel else divisors(channels, 8))
+        for h in divisors(height, 4)
+        for w in divisors(width, 28)
+        if c * h * w <= most
+    ]
+
+    def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
+        """Loads per multiplication; too few accumulators do not hide its latency, too many leave none for operands."""
+        c, h, w = point
+        held = c * h * w
+        loads = (1 / (h * w) + (1.0 if by_channel else 0.5 / c)) * (2.0 if held > 0.6 * most else 1.0)
+        return (loads / (min(held, 12) / 12), h, -w)
+
+    points.sort(key=cost)
+    order = parallel_first(work_of(schedule, kernel.anchor))
+    chunks = _chunks(height)
+    if not kernel.before:
+        places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
+    elif by_channel:
+        places = [*((rows, 1, chunk) for chunk in chunks for rows in (1, 0)), (0, 0, chunks[0])]
+    else:
+        places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
+        if (
+            weight_bytes(schedule, kernel) > machine.near_cache // 2
+        ):  # weights are read once, and every row for each of them
+            places.insert(0, (0, 0, chunks[0]))
+            places = list(dict.fromkeys(places))
+    dot = 0
+    if reduced == 5:
+        data = str(region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[0]).dtype)
+        found_dot = dot_for(machine, data, lanes)
+        dot = found_dot.number if found_dot else 0
+    shapes = tile_knobs(schedule, kernel, machine, reduced)
+    tiles = [
+        {**tile, "rows_first": rows, "pad_inside": rows, "chunk": max(chunk, tile["h_tile"]), "parallel": parallel, "tiles": 1}
+        for rows, chunk in dict.fromkeys((rows, chunk) for rows, _, chunk in places)
+        for tile in shapes
+        for parallel in order
+    ]  # fmt: skip
+    knobs = [
+        {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": max(chunk, h),
+         "unroll": unroll, "parallel": parallel, "dot": dot}
+        for unroll in ((0,) if dot else (0, 1))
+        for rows, inside, chunk in places
+        for c, h, w in points[:24]
+        for parallel in order
+    ]  # fmt: skip
+    return distinct([k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0])
+
+
+def _chunks(height: int) -> list[int]:
+    """Return how many rows one thread may take at a time, the likelier first."""
+    wanted = (height // 4, height // 2, 1, height // 8)
+    return list(dict.fromkeys(max(divisors(height, max(rows, 1))) for rows in wanted))
+
+
+def _image(schedule: Any, block: Any, reduced: int) -> list[int]:
+    """Return height and width of what a block computes on packed channels."""
+    loops = schedule.get_loops(block)
+    return extents(schedule, loops[len(loops) - reduced - 3 : len(loops) - reduced - 1])
+
+
+def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    """Keep a tile of outputs in registers over the whole reduction; write it once, epilogue included."""
+    assert kernel.anchor is not None
+    last = merge_epilogue(schedule, kernel)
+    anchor = block_ref(schedule, kernel.anchor)
+    reduced = len(schedule.get_loops(anchor)) - 5
+    tiles = knobs.get("tiles", 0)
+    before = (pixels_together(schedule, kernel),) if tiles else kernel.before
+    behind = after = None
+    if last is not None:
+        computed, wanted = _image(schedule, anchor, reduced), _image(schedule, block_ref(schedule, last), 0)
+        if computed != wanted:  # cut from wider rows; or padded for the next layer, which is a pass of its own
+            if computed[0] == wanted[0] and computed[1] > wanted[1]:
+                behind = block_ref(schedule, last)
+            else:
+                after = last
+            last = None
+    out = schedule.cache_write(anchor, 0, "local") if last is None else block_ref(schedule, last)
+    rows, c_outer, h_outer, w_outer = _tile(schedule, out, knobs)
+    schedule.compute_at(anchor, w_outer, preserve_unit_loops=True)
+    if last is not None:
+        schedule.set_scope(anchor, 0, "local")
+    for name in before:
+        # Where every channel is summed by itself, one channel's rows are padded at a time.
+        _pad(schedule, name, c_outer if reduced == 2 and knobs["rows_first"] else rows, knobs)
+    for tile in [] if tiles else schedule.get_loops(out)[-4:-1]:
+        schedule.unroll(tile)
+    if after is not None:
+        spread(schedule, after, knobs["parallel"])
+    if behind is not None:  # a row is computed whole tiles wide, then cut and finished
+        schedule.reverse_compute_at(behind, h_outer, preserve_unit_loops=True)
+        schedule.vectorize(schedule.get_loops(behind)[-1])
+    if tiles:
+        sum_in_tiles(schedule, anchor, rows)
+    else:
+        _sum(schedule, anchor, reduced, rows, knobs)
+
+
+def _tile(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, Any]:
+    """Tile what is written; return the loop over threads, and those over blocks of channels, rows and columns."""
+    batch, c, h, w, lane = packed_loops(schedule, out)
+    c_outer, c_tile = schedule.split(c, [None, knobs["c_tile"]])
+    h_chunk, h_outer, h_tile = schedule.split(h, [None, knobs["chunk"] // knobs["h_tile"], knobs["h_tile"]])
+    w_outer, w_tile = schedule.split(w, [None, knobs["w_tile"]])
+    if knobs["rows_first"]:
+        schedule.reorder(batch, h_chunk, c_outer, h_outer, w_outer, c_tile, h_tile, w_tile, lane)
+        rows = schedule.fuse(batch, h_chunk)
+    else:
+        schedule.reorder(batch, c_outer, h_chunk, h_outer, w_outer, c_tile, h_tile, w_tile, lane)
+        rows = schedule.fuse(batch, c_outer, h_chunk)
+    if knobs["parallel"]:
+        schedule.parallel(rows)
+    schedule.vectorize(lane)
+    return rows, c_outer, h_outer, w_outer
+
+
+def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
+    """Copy an image with its padding: beside the rows that need it, below the loop `place`, or once for all."""
+    if not knobs["pad_inside"]:
+        spread(schedule, name, knobs["parallel"])
+        return
+    padding = block_ref(schedule, name)
+    schedule.compute_at(padding, place, preserve_unit_loops=True)
+    axes = schedule.get_loops(padding)[1:]
+    if extents(schedule, axes[-1:])[0] <= 64:
+        schedule.vectorize(axes[-1])
+
+
+def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs) -> None:
+    """Sum a tile in registers, in vectors or by an instruction that sums neighbours."""
+    inner = schedule.get_loops(anchor)[-5 - reduced :]
+    n, c_inner, h_inner, w_inner, c_lane = inner[:5]
+    steps = inner[5:]
+    dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
+    byte = [steps.pop()] if dot else []
+    schedule.reorder(*steps, n, c_inner, h_inner, w_inner, c_lane, *byte)
+    for tile in (c_inner, h_inner, w_inner):
+        schedule.unroll(tile)
+    if dot:
+        sum_with(schedule, dot, anchor, c_lane, steps[0], rows)
+        return
+    schedule.vectorize(c_lane)
+    if knobs["unroll"]:
+        for step in steps[-1:] if reduced >= 4 else steps[-2:]:
+            schedule.unroll(step)
+    schedule.decompose_reduction(anchor, steps[0])
+
+
+WINDOW = Template("packed_conv", lambda schedule, kernel: _window(schedule, kernel) is not None, _candidates, _apply)

@@ -1,0 +1,168 @@
+"""Winograd's convolutions: transform a chunk of tiles, multiply, transform back, without leaving the near cache."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvmflow.kernels.blocks import Kernel, block_ref, extents
+from tvmflow.targets.machine import Machine
+from tvmflow.templates.common import Knobs, Template, distinct, divisors, packed_loops, spread, weight_bytes
+from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
+
+
+def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
+    """Return the extents (alpha, alpha, c, rows of tiles, columns of tiles, lane, ic, ic lane) of Winograd's product.
+
+    Of bfloat16 the last axis counts the pairs, and one more the two of a pair.
+    """
+    if kernel.anchor is None or not kernel.anchor.startswith("winograd"):
+        return None
+    whole = [
+        extents(schedule, schedule.get_loops(block_ref(schedule, name))) for name in (kernel.after[2], kernel.after[-1])
+    ]
+    if math.prod(whole[0]) != math.prod(whole[1]):  # padded for the next layer in the same kernel
+        return None
+    return extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
+
+
+def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
+    sizes = _winograd(schedule, kernel)
+    assert sizes is not None
+    _, _, channels, rows, columns, lanes = sizes[:6]
+    most = machine.accumulators(lanes)
+    points = [
+        (c, y, x)
+        for c in divisors(channels, 4)
+        for y in divisors(rows, 4)
+        for x in divisors(columns, 16)
+        if c * y * x <= most
+    ]
+    points.sort(
+        key=lambda p: (
+            (1 / (p[1] * p[2]) + 0.5 / p[0])
+            * (2.0 if p[0] * p[1] * p[2] > 0.6 * most else 1.0)
+            / (min(p[0] * p[1] * p[2], 12) / 12)
+        )
+    )
+    dot = dot_for(machine, "bfloat16", lanes) if len(sizes) == 9 else None
+    with_dot = {"dot": dot.number} if dot else {}
+    by_rows = [rows // d for d in (2, 4, 6, 8) if rows % d == 0] or [1]
+    places = [(1, chunk) for chunk in by_rows] + [(0, rows)]
+    if weight_bytes(schedule, kernel) > machine.near_cache:
+        places.reverse()
+    return distinct(
+        [
+            {
+                "tiles_first": first,
+                "chunk": max(chunk, y),
+                "c_tile": c,
+                "y_tile": y,
+                "x_tile": x,
+                "c_block": c * blocks,
+                **with_dot,
+            }
+            for blocks in (1, 2)
+            for first, chunk in places
+            for c, y, x in points[:10]
+            if max(chunk, y) % y == 0 and rows % max(chunk, y) == 0 and channels % (c * blocks) == 0
+        ]
+    )
+
+
+def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    """Transform a chunk of tiles, then for each block of channels multiply and transform back, epilogue included."""
+    assert kernel.anchor is not None
+    outermost, channels = _transform_back(schedule, kernel, knobs)
+    product = _multiply(schedule, kernel.anchor, channels, knobs)
+    dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
+    axes = list(schedule.get_loops(product))
+    pair = [axes.pop()] if dot else []
+    e, j, o, ty, tx, lane, ic, ic_lane = axes[-8:]
+    schedule.reorder(ic, ic_lane, e, j, o, ty, tx, lane, *pair)
+    for axis in (o, ty, tx):
+        schedule.unroll(axis)
+    _transform(schedule, kernel, outermost, knobs)
+    if dot:
+        sum_with(schedule, dot, product, lane, ic, outermost)
+    else:
+        schedule.vectorize(lane)
+        schedule.decompose_reduction(product, ic)
+
+
+def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, Any]:
+    """Schedule what lies behind the product; return the loop over threads and the loop over blocks of channels."""
+    m = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[1])))[0]
+    for name in kernel.after[2:-1]:
+        schedule.compute_inline(block_ref(schedule, name))
+    out = block_ref(schedule, kernel.after[-1])
+    batch, c, h, w, written = packed_loops(schedule, out)
+    c_outer, c_inner = schedule.split(c, [None, knobs["c_block"]])
+    y_chunk, y, dy = schedule.split(h, [None, knobs["chunk"], m])
+    x, dx = schedule.split(w, [None, m])
+    if knobs["tiles_first"]:
+        schedule.reorder(batch, y_chunk, c_outer, y, x, c_inner, dy, dx, written)
+        outermost = schedule.fuse(batch, y_chunk)
+    else:
+        schedule.reorder(batch, c_outer, y_chunk, y, x, c_inner, dy, dx, written)
+        outermost = schedule.fuse(batch, c_outer, y_chunk)
+        c_outer = outermost
+    schedule.parallel(outermost)
+    schedule.vectorize(written)
+    for name in (kernel.after[1], kernel.after[0]):
+        block = block_ref(schedule, name)
+        schedule.compute_at(block, c_inner, preserve_unit_loops=True)
+        schedule.set_scope(block, 0, "local")
+        axes = schedule.get_loops(block)[-6:]
+        for axis in axes[:2]:
+            schedule.unroll(axis)
+        schedule.vectorize(axes[-1])
+    schedule.unroll(dy)
+    schedule.unroll(dx)
+    return outermost, c_outer
+
+
+def _multiply(schedule: Any, anchor: str, channels: Any, knobs: Knobs) -> Any:
+    """Keep a tile of the product in registers, stored once below the loop `channels`; return its block."""
+    product = block_ref(schedule, anchor)
+    stored = schedule.cache_write(product, 0, "global")
+    schedule.set_scope(product, 0, "local")
+    schedule.compute_at(stored, channels, preserve_unit_loops=True)
+    e, j, o, ty, tx, v = schedule.get_loops(stored)[-6:]
+    o_outer, o_inner = schedule.split(o, [None, knobs["c_tile"]])
+    ty_outer, ty_inner = schedule.split(ty, [None, knobs["y_tile"]])
+    tx_outer, tx_inner = schedule.split(tx, [None, knobs["x_tile"]])
+    schedule.reorder(o_outer, e, j, ty_outer, tx_outer, o_inner, ty_inner, tx_inner, v)
+    for axis in (o_inner, ty_inner, tx_inner):
+        schedule.unroll(axis)
+    schedule.vectorize(v)
+    schedule.compute_at(product, tx_outer, preserve_unit_loops=True)
+    return product
+
+
+def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> None:
+    """Schedule the padding and the transform of the tiles, for each chunk where `tiles_first` says so."""
+    *paddings, half_name, tile_name = kernel.before
+    tile, half = block_ref(schedule, tile_name), block_ref(schedule, half_name)
+    if knobs["tiles_first"]:
+        schedule.compute_at(tile, outermost, preserve_unit_loops=True)
+    e, j, i, ty, tx, v = schedule.get_loops(tile)[-6:]
+    schedule.reorder(i, ty, tx, e, j, v)
+    schedule.compute_at(half, tx, preserve_unit_loops=True)
+    schedule.set_scope(half, 0, "local")
+    for block in (tile, half):
+        schedule.vectorize(schedule.get_loops(block)[-1])
+    for axis in (e, j, *schedule.get_loops(half)[-6:-4]):
+        schedule.unroll(axis)
+    for name in paddings:
+        padding = block_ref(schedule, name)
+        if knobs["tiles_first"]:
+            schedule.compute_at(padding, outermost, preserve_unit_loops=True)
+            schedule.vectorize(schedule.get_loops(padding)[-1])
+        else:
+            spread(schedule, name, 1)
+    if not knobs["tiles_first"]:
+        schedule.parallel(i)
+
+
+WINOGRAD = Template("winograd", lambda schedule, kernel: _winograd(schedule, kernel) is not None, _candidates, _apply)

@@ -1,0 +1,90 @@
+"""Tune a whole network: its kernels, the kernels of other algorithms for its layers, and which of those to use."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmflow.backends.backend import Backend
+from tvmflow.building.lower import lower
+from tvmflow.kernels.workloads import Workload, extract_workloads
+from tvmflow.progress import Progress
+from tvmflow.tuning.algorithms import alternatives, choose, settle
+from tvmflow.tuning.display import live_table
+from tvmflow.tuning.fleet import FleetRules, OpenSession
+from tvmflow.tuning.journal import Journal
+from tvmflow.tuning.measure import MeasureRules
+from tvmflow.tuning.rules import SearchLimits, SearchSettings
+from tvmflow.tuning.search import SearchRules, tune
+from tvmflow.tuning.state import TuneReport
+from tvmflow.tuning.whole_network import NetworkComparison
+
+_COMPARE_AT_LEAST_S = 60.0
+
+
+@dataclass(frozen=True)
+class NetworkRules:
+    """winograd_max_error: dtype -> rounding error up to which a convolution may be computed by Winograd's algorithm."""
+
+    search: SearchRules
+    max_workloads: int
+    winograd_max_error: Mapping[str, float]
+
+
+def network_rules(settings: SearchSettings, limits: SearchLimits, is_this_host: bool) -> NetworkRules:
+    """Return the rules of a search; a device that is this machine measures one kernel at a time, and builds none meanwhile."""
+    fleet = FleetRules(
+        slots=1 if is_this_host else limits.devices, kernel_timeout_s=limits.kernel_timeout_s, session_s=limits.session_s,
+        canary_every=limits.canary_every, max_drift=limits.max_drift, cool_s=limits.cool_s, give_up_s=limits.give_up_s,
+        measure=MeasureRules(settings.measure_repeats, settings.measure_min_ms),
+    )  # fmt: skip
+    search = SearchRules(
+        tuner=settings.tuner, loss=settings.loss, trials=settings.trials_per_workload, total_trials=settings.total_trials,
+        seconds=settings.max_seconds, early_stopping=settings.early_stopping, seed=settings.seed,
+        replay_slowdown=settings.replay_slowdown, build_workers=limits.build_workers,
+        build_timeout_s=limits.build_timeout_s, overlap=not is_this_host, fleet=fleet,
+    )  # fmt: skip
+    return NetworkRules(search, settings.max_workloads, settings.winograd_max_error)
+
+
+@dataclass(frozen=True)
+class TunedNetwork:
+    """winograd: convolution key -> tile; used: the workloads of the network as it will be built; tuned: how many were."""
+
+    report: TuneReport
+    winograd: dict[str, int]
+    used: list[Workload]
+    tuned: int
+
+
+def tune_network(
+    packed: Any, backend: Backend, rules: NetworkRules, journal: Journal, open_session: OpenSession, progress: Progress
+) -> TunedNetwork:  # fmt: skip
+    """Tune every workload of a packed network, as far as the rules allow; without trials nothing is measured."""
+    base = extract_workloads(lower(packed, backend))
+    workloads = base[: rules.max_workloads]
+    report, winograd = TuneReport({}), {}
+    if rules.search.trials:
+        # Whole networks are compared on the device; until build, what is not the CPU's there is its slow definition.
+        bound = rules.winograd_max_error if backend.is_cpu else {}
+        others = alternatives(packed, backend, base, bound)
+        workloads = _distinct([*workloads, *(w for other in others for w in other.added)])
+        with tempfile.TemporaryDirectory() as folder, live_table(progress) as (watch, say):
+            report = tune(workloads, open_session, backend, rules.search, journal, Path(folder), say, watch)
+            winograd = choose(others, report.best)
+            if others:
+                say("comparing whole networks", 0, 0)
+                with NetworkComparison(packed, backend, report.best, journal, Path(folder), open_session) as comparison:
+                    # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
+                    end = time.monotonic() + max(report.seconds, _COMPARE_AT_LEAST_S)
+                    winograd = settle(others, winograd, report.best, comparison.speedup, lambda: time.monotonic() < end)
+    used = extract_workloads(lower(packed, backend, winograd=winograd))
+    return TunedNetwork(report, winograd, used, len(workloads))
+
+
+def _distinct(workloads: list[Workload]) -> list[Workload]:
+    return list({workload.key: workload for workload in workloads}.values())

@@ -1,0 +1,85 @@
+"""The state of a search: each workload while it is tuned, and the report of what became of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tvmflow.kernels.workloads import Workload
+from tvmflow.templates import Knobs
+from tvmflow.tuning.fleet import FleetCounts
+from tvmflow.tuning.records import TuningRecord
+from tvmflow.tuning.tuners import Tuner
+
+_GAIN = 0.01  # less is noise
+
+
+@dataclass
+class Task:
+    """One workload while it is tuned. in_flight: candidates that are being built or measured."""
+
+    workload: Workload
+    template: str
+    candidates: list[Knobs]
+    tuner: Tuner
+    extents: tuple[int, ...]
+    trials: int = 0
+    in_flight: int = 0
+    since_gain: int = 0
+    default_s: float = math.inf
+    best_s: float = math.inf
+    spent_s: float = 0.0
+    exhausted: bool = False
+    digests: dict[str, tuple[str, tuple[float, ...], float]] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * math.prod(self.extents) if self.extents else 0.0
+
+    def learn(self, index: int | None, seconds: float) -> None:
+        """Take in a measurement, of this run or of an earlier one; infinity where it failed."""
+        self.trials += 1
+        if index is not None:
+            self.tuner.tell(index, seconds)
+            self.default_s = seconds if index == 0 else self.default_s
+        self.since_gain = 0 if seconds < self.best_s * (1 - _GAIN) else self.since_gain + 1
+        self.best_s = min(self.best_s, seconds)
+
+    def promise(self) -> float:
+        """Return how many seconds of the network a further trial may win: its share, less the longer nothing came."""
+        if math.isinf(self.best_s):
+            return math.inf if self.trials == 0 else 0.0
+        return self.workload.calls * self.best_s / (1 + self.since_gain)
+
+
+@dataclass
+class TuneReport:
+    """What became of each workload, and what it cost.
+
+    replayed, lost, slower: schedules of an older toolchain that held, did not apply, or got slower; searched: workloads
+    that were searched. unbuilt: candidates that this machine could not build, and of which nothing is known. failures: status -> count. device_s: seconds that devices measured, over all of them.
+    """
+
+    best: dict[str, TuningRecord]
+    replayed: int = 0
+    lost: int = 0
+    slower: int = 0
+    searched: int = 0
+    measured: int = 0
+    reused: int = 0
+    duplicates: int = 0
+    seconds: float = 0.0
+    device_s: float = 0.0
+    unbuilt: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    fleet: FleetCounts = field(default_factory=FleetCounts)
+    tasks: list[Task] = field(default_factory=list)
+
+
+Watch = Callable[[list[Task], TuneReport], None]
+
+
+def fastest_kernel(tasks: list[Task]) -> float:
+    """Return the operations per second of the fastest kernel so far, 0 where none was measured."""
+    return max((t.flops / t.best_s for t in tasks if t.flops and math.isfinite(t.best_s)), default=0.0)

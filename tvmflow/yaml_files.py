@@ -1,0 +1,69 @@
+"""Read YAML that a user wrote: plain data, no key twice, bounded depth and size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+MAX_DEPTH = 40
+MAX_VALUES = 200_000
+MAX_SCALAR = 10_000  # characters; reading a number takes the square of its length
+
+
+def load_yaml(text: str) -> Any:
+    """Return the document as dicts, lists and plain values. Raises ValueError that says what is wrong."""
+    try:
+        return yaml.load(text, Loader=_PlainLoader)  # noqa: S506 (a SafeLoader)
+    except (RecursionError, MemoryError):
+        raise ValueError("it is nested too deeply") from None
+    except Exception as error:  # PyYAML's constructors let KeyError, TypeError, AttributeError and more through
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key written twice, deep nesting, and aliases that unfold to very much."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        self._depth += 1
+        self._bounded("levels", self._depth, MAX_DEPTH, event)
+        self._bounded("characters", len(getattr(event, "value", "")), MAX_SCALAR, event)
+        node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        self._depth -= 1
+        if node is not None:
+            self._bounded("values", self._size(node), MAX_VALUES, event)
+        return node
+
+    def _bounded(self, what: str, found: int, limit: int, event: Any) -> None:
+        if found > limit:
+            raise yaml.composer.ComposerError(None, None, f"more than {limit} {what}", event.start_mark)
+
+    def _size(self, node: yaml.Node) -> int:
+        """Return how many values a node unfolds to; its parts were counted when they were composed."""
+        if id(node) not in self._sizes:
+            parts = [node] if isinstance(node.value, str) else _parts(node)
+            self._sizes[id(node)] = 1 + sum(self._sizes.get(id(part), 0) for part in parts)
+        return self._sizes[id(node)]
+
+
+def _parts(node: yaml.Node) -> list[yaml.Node]:
+    return [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
+
+
+def _unique_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is written twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_PlainLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
