@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tasks.table import STAGES
 from tvmflow import errors
@@ -91,9 +94,26 @@ def _teller(descriptor: int | None) -> Callable[[dict[str, Any]], None]:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
         except BrokenPipeError:
-            os._exit(1)  # who started us is gone: leave the stage unfinished, as after a kill
+            _leave()
 
+    threading.Thread(target=_watch, args=(descriptor,), daemon=True).start()
     return tell
+
+
+def _watch(descriptor: int) -> None:
+    """Wait until nobody reads what this process tells: it may be silent for minutes."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors are reported even where nothing is asked for
+    while not poll.poll():
+        pass
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End this process and those that it started: who wanted the stage is gone. It stays unfinished, as after a kill."""
+    if os.getsid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def _tell_terminal(event: dict[str, Any]) -> None:

@@ -59,6 +59,15 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert not alive, f"these threads would keep Python from ending: {alive}"
 
 
+@pytest.fixture(autouse=True)
+def same_environment(own_home: Path) -> Iterator[None]:
+    """Give the next test the environment that this one had: flows that run in this process set Prefect's variables."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 def small_params() -> dict[str, Any]:
     """Return the repository's params with numbers that make a run quick; meaning unchanged."""
     params: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tasks.import_model import read_model
 from tasks.table import STAGES
 from tests.conftest import REPOSITORY, small_params
 from tests.differential.made_up_rows import NUMBERS, BackwardsTuner, InsideTransport, PretendBackend
-from tvmflow.backends.cpu import host_backend
+from tvmflow.backends.cpu import CpuBackend
 from tvmflow.backends.table import BACKENDS
 from tvmflow.building.lower import lower
 from tvmflow.devices.session import open_session
@@ -28,6 +29,7 @@ from tvmflow.progress import silent
 from tvmflow.report.tables import shown_compute
 from tvmflow.rows import check_rows
 from tvmflow.stages import StageContext
+from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.network import network_rules
 from tvmflow.tuning.search import Journal, tune
 from tvmflow.tuning.tuners import TUNERS
@@ -108,7 +110,8 @@ def test_new_rows_check_what_is_said_to_them(workspace: Workspace) -> None:
 
 
 def test_a_new_tuner_decides_the_order_and_a_new_transport_measures(workspace: Workspace, tmp_path: Path) -> None:
-    backend, device = host_backend(), DeviceEntry.model_validate(INSIDE)
+    one_thread = replace(host_target(), threads=1)  # the device is this process, whatever ran in it before
+    backend, device = CpuBackend(one_thread), DeviceEntry.model_validate(INSIDE)
     module = NUMBERS.load(tmp_path, _description()).to_relax()
     workloads = extract_workloads(lower(module, backend))[:1]
     params = workspace.params.tune.model_copy(update={"trials_per_workload": 2})

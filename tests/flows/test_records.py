@@ -53,9 +53,10 @@ def test_a_second_run_starts_nothing(finished: Path) -> None:
 
 def test_every_reading_command_gives_json(finished: Path) -> None:
     assert _json(finished, "status")["cells"][0]["todo"] == []
-    devices = {row["target"]: row["state"] for row in _json(finished, "devices")}
+    devices = {row["target"]: row for row in _json(finished, "devices")}
     assert set(devices) == {"local-cpu", "x86-64-v3", "rk3399", "vta-sim", "vta-sim-reference"}
-    assert devices["vta-sim"] == "this machine, which simulates sim_1x16_i8w8a32_15_15_18_17"
+    assert devices["vta-sim"]["state"] == "this machine"
+    assert "sim_1x16_i8w8a32_15_15_18_17" in devices["vta-sim"]["kind"]
     assert _json(finished, "history", "digits")[0]["version"].startswith("1")
     assert _json(finished, "report")["cells"][0]["card"]["cell"] == CELL
     assert {finding["level"] for finding in _json(finished, "doctor")} <= {"ok", "warning"}
@@ -135,7 +136,8 @@ def test_a_lost_and_an_altered_output_come_back_from_dvcs_cache(
         if damage == "altered":
             library.write_bytes(good[:-1] + b"x")
         rows = {row["stage"]: row for row in _json(root, "why", "digits")[CELL]}
-        assert rows["build"]["why"] == f"library.so {'is gone' if damage == 'gone' else 'was altered'}"
+        assert rows["build"]["state"] == "restore"
+        assert rows["build"]["why"] == f"made before; library.so {'is gone' if damage == 'gone' else 'was altered'}"
         results = json.loads(tvmflow(root, "run", "digits", "--json").stdout)["results"]
         assert results[0]["outcomes"]["build"] == "restored"
         assert library.read_bytes() == good
