@@ -42,7 +42,7 @@ from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.records import OK, read_records
 from tvmflow.tuning.search import SearchRules, tune
-from tvmflow.tuning.state import Task, TuneReport, Watch
+from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.tuners import TunerFactory
 
 KEY, TRIALS = "bench", 24
@@ -157,8 +157,8 @@ def _curve(found: list[Workload], chosen: SearchRules, log: Path) -> tuple[list[
     log.parent.mkdir(parents=True, exist_ok=True)
     curve, started = [], time.monotonic()
 
-    def watch(tasks: list[Task], _report: TuneReport) -> None:
-        curve.append((time.monotonic() - started, sum(task.workload.calls * task.best_s for task in tasks)))
+    def watch(searches: list[WorkloadSearch], _report: TuneReport) -> None:
+        curve.append((time.monotonic() - started, sum(search.workload.calls * search.best_s for search in searches)))
 
     return curve, search(found, chosen, log, local, watch)
 

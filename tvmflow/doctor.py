@@ -25,7 +25,7 @@ class Finding:
     level: Level
     what: str
     found: str
-    fix: str = ""
+    hint: str = ""
 
     def to_json(self) -> dict[str, str]:
         return {key: str(value) for key, value in asdict(self).items()}
@@ -225,4 +225,4 @@ def _workspace(root: Path | None) -> Iterator[Finding]:
             state = transport_of(target.device).state(target.device)
             yield Finding("ok" if state.is_there else "warning", f"device of {name}", state.text)
         except TvmflowError as error:
-            yield Finding("warning", f"device of {name}", error.found, error.fix)
+            yield Finding("warning", f"device of {name}", error.found, error.hint)

@@ -33,25 +33,25 @@ from typing import Any, ClassVar
 
 
 class TvmflowError(Exception):
-    """An expected failure, told as: what was found, what was expected, what to do."""
+    """An expected failure, told as: what was found, what was expected, a hint what to do."""
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
 
-    def __init__(self, found: str, expected: str = "", fix: str = "") -> None:
+    def __init__(self, found: str, expected: str = "", hint: str = "") -> None:
         super().__init__(found)
-        self.found, self.expected, self.fix = found, expected, fix
+        self.found, self.expected, self.hint = found, expected, hint
 
     def __str__(self) -> str:
         lines = [self.found]
         if self.expected:
             lines.append(f"  expected: {self.expected}")
-        if self.fix:
-            lines.append(f"  do: {self.fix}")
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.found, self.expected, self.fix)
+        return type(self), (self.found, self.expected, self.hint)
 
     def to_json(self) -> dict[str, str]:
         """Return the error as plain strings, so that it can cross a process border."""
@@ -59,7 +59,7 @@ class TvmflowError(Exception):
             "type": type(self).__name__,
             "found": self.found,
             "expected": self.expected,
-            "fix": self.fix,
+            "hint": self.hint,
         }
 
 
@@ -72,8 +72,8 @@ class ParamsError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    def __init__(self, found: str, expected: str = "", fix: str = "", *, legal: Iterable[str] = ()) -> None:
-        super().__init__(found, expected or "one of " + ", ".join(sorted(legal)), fix)
+    def __init__(self, found: str, expected: str = "", hint: str = "", *, legal: Iterable[str] = ()) -> None:
+        super().__init__(found, expected or "one of " + ", ".join(sorted(legal)), hint)
 
 
 class SourceError(TvmflowError):
@@ -166,7 +166,7 @@ def _subclasses(root: type[TvmflowError]) -> dict[str, type[TvmflowError]]:
 def from_json(data: dict[str, str]) -> TvmflowError:
     """Rebuild an error that another process wrote with `to_json`; an unknown type becomes StageError."""
     kind = _subclasses(TvmflowError).get(data.get("type", ""), StageError)
-    return kind(data.get("found", ""), data.get("expected", ""), data.get("fix", ""))
+    return kind(data.get("found", ""), data.get("expected", ""), data.get("hint", ""))
 
 
 def from_os_error(error: OSError, doing: str) -> StoreError:

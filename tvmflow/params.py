@@ -314,5 +314,5 @@ def _load(path: Path, _mtime_ns: int, _size: int) -> Params:
     except ValidationError as error:
         raise ParamsError(
             f"{path.name} is not valid:\n" + "\n".join(explain(error, Params)),
-            fix="correct the lines above; docs/params.md explains every key",
+            hint="correct the lines above; docs/params.md explains every key",
         ) from None

@@ -23,7 +23,7 @@ def check_rows(params: Params) -> None:
     """Raise ParamsError with a line for every name that is in no table, and for every block that its row refuses."""
     lines = list(_lines(params))
     if lines:
-        raise ParamsError("params.yaml is not valid:\n" + "\n".join(lines), fix="docs/params.md explains every key")
+        raise ParamsError("params.yaml is not valid:\n" + "\n".join(lines), hint="docs/params.md explains every key")
 
 
 def _lines(params: Params) -> Iterator[str]:

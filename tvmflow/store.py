@@ -175,7 +175,7 @@ class Store:
                 if isinstance(plan, Undecided):
                     raise errors.StoreError(
                         f"{name} of {cell} needs {plan.waits_for}, which is not there or out of date",
-                        fix=f"run 'python -m tasks {plan.waits_for} {cell}' or 'tvmflow run {cell}'",
+                        hint=f"run 'python -m tasks {plan.waits_for} {cell}' or 'tvmflow run {cell}'",
                     )
                 if plan.record is not None and not again:
                     return plan.record, "hit"

@@ -19,7 +19,7 @@ NAMES = {*BACKENDS, *TRANSPORTS}
 ROWS = (
     "tvmflow/backends/", "tvmflow/vta/", "tvmflow/passes/offload_vta.py", "tvmflow/devices/vta_rpc_server.py",
     "tvmflow/devices/local.py", "tvmflow/devices/tracker.py", "tvmflow/devices/table.py",
-    "tvmflow/targets/machine.py",  # what an LLVM target has, of tvm.target.Target
+    "tvmflow/targets/cpu_features.py",  # what an LLVM target has, of tvm.target.Target
     "tvmflow/toolchain.py",  # "llvm" is a tool there
 )  # fmt: skip
 OWNED = (

@@ -16,7 +16,7 @@ from tvmflow.kernels.workloads import Workload, extract_workloads
 from tvmflow.passes.legalize_convolutions import convolution_keys
 from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.quantization.mixed import MixedPrecision, to_mixed
-from tvmflow.targets.machine import machine_of
+from tvmflow.targets.cpu_features import cpu_features_of
 from tvmflow.targets.resolve import ResolvedTarget
 
 _SIZE = 8
@@ -114,7 +114,7 @@ def cases(target: ResolvedTarget) -> Iterator[Case]:
     seen: set[str] = set()
     for name in _OF_TARGET[target.mcpu]:
         make, winograd = _NETWORKS[name]
-        packed = PackChannels(machine_of(target).channel_block)(make())
+        packed = PackChannels(cpu_features_of(target).channel_block)(make())
         found = dict.fromkeys(convolution_keys(packed), winograd) if winograd else {}
         for workload in extract_workloads(lower(packed, CpuBackend(target), winograd=found)):
             if workload.key not in seen:

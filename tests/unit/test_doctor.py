@@ -21,7 +21,7 @@ def test_what_is_known_to_work_is_ok() -> None:
 def test_what_is_known_to_break_is_broken_and_says_what_to_install(name: str, version: str) -> None:
     broken = [finding for finding in check_versions({**GOOD, name: version}) if finding.level == "broken"]
     assert [finding.what for finding in broken] == [name]
-    assert "pip install" in broken[0].fix
+    assert "pip install" in broken[0].hint
 
 
 def test_an_unknown_tvm_is_a_warning() -> None:

@@ -104,7 +104,7 @@ def test_a_hostile_database_is_one_error(database: Path, tmp_path: Path, name: s
     before = {path.name: path.stat() for path in folder.iterdir()}
     with pytest.raises(StoreError, match=says) as error:
         import_metaschedule(folder, "here")
-    assert error.value.fix
+    assert error.value.hint
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == {
         name: stat.st_mtime_ns for name, stat in before.items()
     }

@@ -102,7 +102,7 @@ def test_a_damaged_store_is_one_error_that_names_it_and_the_way_out(ledger: Ledg
     ):
         with pytest.raises(DamagedStoreError) as caught:
             action()
-        assert str(path) in caught.value.found and "init --rebuild" in caught.value.fix
+        assert str(path) in caught.value.found and "init --rebuild" in caught.value.hint
         assert len(str(caught.value)) < 700 and "sqlalche" not in str(caught.value)
 
 

@@ -155,7 +155,7 @@ def _read_or_refuse(path: Path, line: bytes) -> None:
         try:
             found = read_records(path, ours=ours)
         except StoreError as error:
-            assert str(path) in error.found and "line " in error.found and error.fix
+            assert str(path) in error.found and "line " in error.found and error.hint
             continue
         for record in found:
             _typed(record)

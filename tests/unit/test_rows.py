@@ -13,7 +13,7 @@ from tvmflow.backends.table import backend_for
 from tvmflow.errors import ParamsError, UsageError
 from tvmflow.params import Params, TargetEntry
 from tvmflow.rows import check_rows
-from tvmflow.targets.machine import machine_of
+from tvmflow.targets.cpu_features import cpu_features_of
 from tvmflow.targets.processors import architecture_of
 from tvmflow.toolchain import ARCHITECTURES, known_processors
 
@@ -110,7 +110,7 @@ def test_every_processor_that_llvm_knows_has_vectors(architecture: str) -> None:
     assert len(cpus) > 50 and len(features) > 100
     for mcpu in cpus:
         target = backend_for(_entry(mcpu=mcpu, mtriple=f"{architecture}-linux-gnu")).target
-        lanes[mcpu] = machine_of(target).lanes
+        lanes[mcpu] = cpu_features_of(target).lanes
     expected = {
         "x86_64": {"x86-64": 4, "haswell": 8, "znver5": 16, "x86-64-v3": 8},
         "aarch64": {"cortex-a53": 4, "neoverse-v2": 4},

@@ -146,7 +146,7 @@ def test_it_dies_with_who_started_it(tmp_path: Path) -> None:
 def test_doctor_says_what_protects(held: list[str], level: str, says: str) -> None:
     (finding,) = judge_sandbox(held)
     assert finding.level == level and says in finding.found
-    assert level == "ok" or "Linux 5.13" in finding.fix
+    assert level == "ok" or "Linux 5.13" in finding.hint
 
 
 @pytest.mark.parametrize("machine", sorted(syscalls._MACHINES))

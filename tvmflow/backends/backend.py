@@ -17,7 +17,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
     from tvmflow.params import TargetEntry
-    from tvmflow.targets.machine import Machine
+    from tvmflow.targets.cpu_features import CpuFeatures
     from tvmflow.templates import Knobs, Template
 
 Progress = Callable[[str, int, int], None]
@@ -92,7 +92,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def machine(self) -> Machine:
+    def cpu_features(self) -> CpuFeatures:
         """Return what schedules must know of the processor."""
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Backend(ABC):
         """Return the first template that covers a kernel, with its candidates; None where none does."""
         from tvmflow.templates import template_for
 
-        return template_for(function, self.machine(), self.templates())
+        return template_for(function, self.cpu_features(), self.templates())
 
     # -- what a device computes beside kernels --
 

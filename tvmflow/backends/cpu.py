@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tvmflow.backends.backend import Backend
 from tvmflow.errors import TvmflowError
 from tvmflow.options import read_options
-from tvmflow.targets.machine import Machine, machine_of
+from tvmflow.targets.cpu_features import CpuFeatures, cpu_features_of
 from tvmflow.targets.processors import check_processor
 from tvmflow.targets.resolve import ResolvedTarget, host_processor, host_target
 
@@ -51,7 +51,7 @@ class CpuBackend(Backend):
         """(N, C, H, W) -> (N, C/block, H, W, block), weights packed once and for all."""
         from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
 
-        wanted = block or self.machine().channel_block
+        wanted = block or self.cpu_features().channel_block
         step: Any = PackChannels(wanted)
         mod = step(mod)
         packed, convolutions = packed_convolutions(mod)
@@ -79,8 +79,8 @@ class CpuBackend(Backend):
             ("concatenate_in_place", ConcatenateInPlace()),
         ]
 
-    def machine(self) -> Machine:
-        return machine_of(self.target)
+    def cpu_features(self) -> CpuFeatures:
+        return cpu_features_of(self.target)
 
     def templates(self) -> tuple[Template, ...]:
         from tvmflow.templates import TEMPLATES

@@ -147,7 +147,7 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         show_json([finding.to_json() for finding in findings])
     else:
-        show_table("doctor", ("", "what", "found", "do"), ((f.level, f.what, f.found, f.fix) for f in findings))
+        show_table("doctor", ("", "what", "found", "hint"), ((f.level, f.what, f.found, f.hint) for f in findings))
     broken = [finding for finding in findings if finding.level == "broken"]
     if broken:
         raise TvmflowError(f"{len(broken)} thing(s) broken: {', '.join(f.what for f in broken)}")

@@ -65,7 +65,7 @@ def _with_layer(error: AgreementError, source: SourceModel, x: np.ndarray[Any, A
     layer = first_differing_layer(source, x, bound)
     where = "every layer agrees in the form before folding: a pass after the import changes it"
     found = f"{error.found}; " + (where if layer is None else f"the first layer that differs is {layer}")
-    return AgreementError(found, error.expected, error.fix)
+    return AgreementError(found, error.expected, error.hint)
 
 
 def _check_outputs(answers: np.ndarray[Any, Any], labels: list[str] | None, y: np.ndarray[Any, Any] | None) -> None:

@@ -37,7 +37,7 @@ def run_dvc(workspace: Workspace, *arguments: str) -> str:
         lines = [line for line in f"{done.stderr}\n{done.stdout}".splitlines() if line.strip()]
         raise StoreError(
             f"'dvc {' '.join(arguments)}' failed: {' '.join(lines)[-500:]}",
-            fix="run it by hand to see more; a damaged dvc.lock, dvc.yaml or .dvc/config comes back with 'git checkout'",
+            hint="run it by hand to see more; a damaged dvc.lock, dvc.yaml or .dvc/config comes back with 'git checkout'",
         )
     return done.stdout
 

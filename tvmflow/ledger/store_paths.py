@@ -187,9 +187,9 @@ def _cause(error: BaseException) -> str:
     return first_line(error, 200)
 
 
-def _bad(workspace: Workspace, what: str, fix: str, kind: type[StoreError] = StoreError) -> StoreError:
+def _bad(workspace: Workspace, what: str, hint: str, kind: type[StoreError] = StoreError) -> StoreError:
     where = sqlite_path(workspace) or mlflow_uri(workspace)
-    return kind(f"the MLflow store {where} is {what}", "a database that MLflow made, to read and to write", fix)
+    return kind(f"the MLflow store {where} is {what}", "a database that MLflow made, to read and to write", hint)
 
 
 def _damaged(workspace: Workspace, what: str) -> StoreError:

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx, topi
 
 from tvmflow.ir.tvm_names import constant_value, type_of
 from tvmflow.passes.winograd import transform_weight, winograd_conv2d
-from tvmflow.targets.machine import computes_in_bfloat16, sums_tiles
+from tvmflow.targets.cpu_features import computes_in_bfloat16, sums_tiles
 from tvmflow.templates.tiles import TILED_CONVOLUTION
 
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused

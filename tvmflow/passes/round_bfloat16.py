@@ -15,7 +15,7 @@ from tvm.ir import _ffi_api
 
 from tvmflow.ir.tvm_names import constant_value, dtype_of, register_intrin_lowering, type_of
 from tvmflow.kernels.blocks import new_schedule
-from tvmflow.targets.machine import computes_in_bfloat16
+from tvmflow.targets.cpu_features import computes_in_bfloat16
 
 _OPERATOR = "tvmflow.round_bfloat16"
 _PRINTED = _OPERATOR.replace(".", "_")  # its name in the text of a module

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from tvmflow.errors import UnknownNameError
@@ -12,17 +10,17 @@ from tvmflow.ir.emit import float_module
 from tvmflow.ir.graph import Array, Step, read_graph
 from tvmflow.ir.layers import ADD, CONCAT, MOVE, Layer, Network
 from tvmflow.ir.scales import Scale, asymmetric
+from tvmflow.progress import Progress
 from tvmflow.quantization.observers import OBSERVERS, Observed
 from tvmflow.quantization.options import Int8Options
 
 CHUNK_BYTES = 256 << 20
-Report = Callable[[str, int, int], None]
 
 
 class Calibration:
     """The float network, and what its values look like on the calibration samples."""
 
-    def __init__(self, network: Network, samples: Array, progress: Report) -> None:
+    def __init__(self, network: Network, samples: Array, progress: Progress) -> None:
         self.samples = samples
         self.graph = read_graph(float_module(network))
         self.can_batch = scales_with_batch(self.graph)
@@ -44,7 +42,7 @@ class Calibration:
         largest = sum(int(np.prod(step.shape)) * 4 for step in self.graph.steps) / batch
         return pieces(self.samples, batch, max(1, int(CHUNK_BYTES / max(largest, 1) / batch)))
 
-    def _observe(self, method: str, progress: Report) -> Array:
+    def _observe(self, method: str, progress: Progress) -> Array:
         chunks, answers = self.chunks(), []
 
         def watch(step: Step, value: Array) -> None:

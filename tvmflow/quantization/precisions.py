@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.quantization.calibration import Report
+from tvmflow.progress import Progress
 from tvmflow.quantization.mixed import MixedPrecision, low_steps, to_mixed
 from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.quantizer import quantize_int8, quantize_vta
@@ -19,7 +19,7 @@ class PrecisionRequest:
 
     options: Mapping[str, Any]
     calibration: Samples
-    progress: Report
+    progress: Progress
 
 
 Convert = Callable[[Any, PrecisionRequest], tuple[Any, dict[str, Any]]]

@@ -16,7 +16,8 @@ from tvmflow.ir.definition import run_graph
 from tvmflow.ir.graph import Array, Graph, read_graph
 from tvmflow.ir.layers import DENSE, PRODUCTS, Network, group_layers
 from tvmflow.ir.scales import Scale, power_of_two
-from tvmflow.quantization.calibration import Calibration, Report, int8_scales, pieces, tied
+from tvmflow.progress import Progress
+from tvmflow.quantization.calibration import Calibration, int8_scales, pieces, tied
 from tvmflow.quantization.choice import Quantized
 from tvmflow.quantization.corrections import correct_biases
 from tvmflow.quantization.equalize import equalize
@@ -31,7 +32,7 @@ _WORTH_DB = 0.1  # what a correction has to win to be kept
 
 
 def quantize_int8(
-    mod: Any, samples: Array, labels: Array | None, options: Int8Options, progress: Report = lambda *_: None
+    mod: Any, samples: Array, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
     """Quantize to int8; a model that came quantized keeps its own scales and weights. samples: (N, ...) float32, calibration; labels (N,) or None. Raises UnknownNameError."""
     graph, given = strip_qdq(read_graph(mod))
@@ -80,7 +81,7 @@ def goal_within(max_drop: float | None, labels: Array | None, samples: int) -> f
 
 
 def quantize_vta(
-    mod: Any, samples: Array, labels: Array | None, options: VtaOptions, progress: Report = lambda *_: None
+    mod: Any, samples: Array, labels: Array | None, options: VtaOptions, progress: Progress = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
     """Quantize to the power-of-two form that VTA computes."""
     network = group_layers(read_graph(mod))
@@ -120,7 +121,7 @@ class _Prepared:
 
 
 def _prepare(
-    graph: Graph, given: dict[str, Scale], samples: Array, options: Int8Options, equalizing: bool, progress: Report
+    graph: Graph, given: dict[str, Scale], samples: Array, options: Int8Options, equalizing: bool, progress: Progress
 ) -> _Prepared:  # fmt: skip
     network = group_layers(graph)
     run = Calibration(network, samples, progress)
@@ -157,6 +158,6 @@ def _kept(network: Network, wanted: tuple[str, ...]) -> frozenset[str]:
         else:
             raise UnknownNameError(
                 f"no layer {name!r} to keep in float", legal=["first", "last", "dense", *(x.name for x in network.layers)],
-                fix="correct keep_float: under quantize: in params.yaml",
+                hint="correct keep_float: under quantize: in params.yaml",
             )  # fmt: skip
     return frozenset(found)

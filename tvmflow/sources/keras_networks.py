@@ -21,7 +21,9 @@ def keras_on_torch() -> Any:
     import keras
 
     if keras.backend.backend() != "torch":
-        raise UnknownNameError(f"keras runs on {keras.backend.backend()!r}", legal=["torch"], fix="unset KERAS_BACKEND")
+        raise UnknownNameError(
+            f"keras runs on {keras.backend.backend()!r}", legal=["torch"], hint="unset KERAS_BACKEND"
+        )
     return keras
 
 

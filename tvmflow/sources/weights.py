@@ -160,7 +160,7 @@ def _mxnet_export(request: WeightsRequest, source: str, out: Path) -> Path:
     network = request.network or ""
     if not re.fullmatch(r"mxnet/[a-z0-9_.]+", network):
         raise UnknownNameError(
-            f"no mxnet network {network!r}", fix="name it mxnet/NAME, as Gluon's vision zoo does: mxnet/resnet18_v1"
+            f"no mxnet network {network!r}", hint="name it mxnet/NAME, as Gluon's vision zoo does: mxnet/resnet18_v1"
         )
     size = 299 if "inception" in network else 224
     run_tool("mxnet", ["export", network.removeprefix("mxnet/"), source, str(size), str(out)])

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.kernels.blocks import look_at, new_schedule
-from tvmflow.targets.machine import Machine
-from tvmflow.templates.common import Knobs, Template
+from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.elementwise import ELEMENTWISE
+from tvmflow.templates.primitives import Knobs, Template
 from tvmflow.templates.reduction import REDUCTION
 from tvmflow.templates.rows import ROWS
 from tvmflow.templates.window import WINDOW
@@ -24,7 +24,7 @@ __all__ = ["TEMPLATES", "Knobs", "Template", "scheduled", "template_for", "templ
 
 
 def template_for(
-    function: Any, machine: Machine, templates: tuple[Template, ...]
+    function: Any, cpu: CpuFeatures, templates: tuple[Template, ...]
 ) -> tuple[Template, list[Knobs]] | None:
     """Return the first of the templates that covers a kernel, with its candidates; None where none does (dynamic shapes)."""
     try:
@@ -32,7 +32,7 @@ def template_for(
         kernel = look_at(schedule)
         for template in templates:
             if template.covers(schedule, kernel):
-                return template, template.candidates(schedule, kernel, machine)
+                return template, template.candidates(schedule, kernel, cpu)
     except (ValueError, RuntimeError, TypeError):
         return None
     return None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tvmflow.targets.machine import Machine
-from tvmflow.templates.common import register_intrinsic
+from tvmflow.targets.cpu_features import CpuFeatures
+from tvmflow.templates.primitives import register_intrinsic
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -66,7 +66,7 @@ declare <{lanes} x float> @{llvm}(<{lanes} x float>, <{values} x bfloat>, <{valu
 
 @dataclass(frozen=True)
 class Dot:
-    """number: value of the knob `dot`; lanes: sums in a register; data: type of the activations; needs: see Machine.dots.
+    """number: value of the knob `dot`; lanes: sums in a register; data: type of the activations; needs: see CpuFeatures.dots.
 
     llvm: name of the intrinsic, of those that TVM calls through a function of ours.
     """
@@ -104,9 +104,9 @@ BFDOT = Dot(5, "bfdot", 4, "bfloat16", "bf16", "llvm.aarch64.neon.bfdot.v4f32.v8
 DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT)
 
 
-def dot_for(machine: Machine, data: str, lanes: int) -> Dot | None:
-    """Return the instruction of a machine for activations of a type, None where it has none."""
-    return next((d for d in DOTS if d.needs in machine.dots and d.data == data and lanes % d.lanes == 0), None)
+def dot_for(cpu: CpuFeatures, data: str, lanes: int) -> Dot | None:
+    """Return the instruction of a CPU for activations of a type, None where it has none."""
+    return next((d for d in DOTS if d.needs in cpu.dots and d.data == data and lanes % d.lanes == 0), None)
 
 
 def dot_numbered(number: int) -> Dot:

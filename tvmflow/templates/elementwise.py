@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, block_ref, extents
-from tvmflow.targets.machine import Machine
-from tvmflow.templates.common import (
+from tvmflow.targets.cpu_features import CpuFeatures
+from tvmflow.templates.primitives import (
     SPREAD_LANES,
     Knobs,
     Template,
@@ -21,7 +21,7 @@ _PACKED_AXES = 5  # (n, c, h, w, lane)
 _FEW = 4  # values of a last axis that is too short for a vector: the axis before it goes into one
 
 
-def _candidates(schedule: Any, kernel: Kernel, _machine: Machine) -> list[Knobs]:
+def _candidates(schedule: Any, kernel: Kernel, _cpu: CpuFeatures) -> list[Knobs]:
     work = max((work_of(schedule, name) for name in kernel.after), default=0) * len(kernel.after)
     order = parallel_first(work)
     if kernel.reductions or not kernel.after:

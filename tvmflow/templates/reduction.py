@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, axes, block_ref, extents
-from tvmflow.targets.machine import Machine
-from tvmflow.templates.common import Knobs, Template, divisors, merge_epilogue, parallel_first, spread, work_of
+from tvmflow.targets.cpu_features import CpuFeatures
+from tvmflow.templates.primitives import Knobs, Template, divisors, merge_epilogue, parallel_first, spread, work_of
 
 
 def _covers(schedule: Any, kernel: Kernel) -> bool:
@@ -23,11 +23,11 @@ def _reduction_shape(schedule: Any, kernel: Kernel) -> tuple[list[int], int]:
     return extents(schedule, found[0]), found[1]
 
 
-def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
+def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     sizes, spatial = _reduction_shape(schedule, kernel)
     assert kernel.anchor is not None
     order = parallel_first(work_of(schedule, kernel.anchor))
-    lanes = sorted(divisors(sizes[spatial - 1], 2 * machine.lanes), key=lambda d: (abs(d - machine.lanes), d))[:3]
+    lanes = sorted(divisors(sizes[spatial - 1], 2 * cpu.lanes), key=lambda d: (abs(d - cpu.lanes), d))[:3]
     return [{"lanes": lane, "parallel": parallel, "unroll": unroll}
             for unroll in (0, 1) for lane in lanes for parallel in order]  # fmt: skip
 

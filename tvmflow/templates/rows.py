@@ -10,8 +10,8 @@ import math
 from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, axes, block_ref, extents, over_threads
-from tvmflow.targets.machine import Machine
-from tvmflow.templates.common import SPREAD_LANES, Knobs, Template, divisors, parallel_first, spread, work_of
+from tvmflow.targets.cpu_features import CpuFeatures
+from tvmflow.templates.primitives import SPREAD_LANES, Knobs, Template, divisors, parallel_first, spread, work_of
 from tvmflow.templates.reduction import outward
 
 _MOST_LANES = 64  # of one reduction: four sums side by side hide the latency of an addition
@@ -56,7 +56,7 @@ def _shared_rows(schedule: Any, kernel: Kernel) -> int:
     return len(rows) if not found and tuple(last[: len(rows)]) == rows else 0
 
 
-def _candidates(schedule: Any, kernel: Kernel, _machine: Machine) -> list[Knobs]:
+def _candidates(schedule: Any, kernel: Kernel, _cpu: CpuFeatures) -> list[Knobs]:
     order = parallel_first(sum(work_of(schedule, name) for name in _blocks(kernel)))
     shortest = math.gcd(*(_innermost(schedule, name) for name in kernel.reductions))
     lanes = sorted(divisors(shortest, _MOST_LANES), key=lambda d: (min(d & -d, SPREAD_LANES), d), reverse=True)[:3]

@@ -14,8 +14,8 @@ from typing import Any
 
 from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
-from tvmflow.targets.machine import TILES_FOR, Machine
-from tvmflow.templates.common import Knobs, divisors, register_intrinsic
+from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
+from tvmflow.templates.primitives import Knobs, divisors, register_intrinsic
 
 TILED_CONVOLUTION = "conv2d_tiles"  # name of the block whose weights lie (OC, KH, KW, IC, ...)
 _LANES = 16  # channels of a block; int32 or float32 values in a row of a tile
@@ -189,7 +189,7 @@ def _depth(blocks: int, size: int) -> int:
     return max(divisors(blocks, _ROW_BYTES // (_LANES * size)))
 
 
-def tile_knobs(schedule: Any, kernel: Kernel, machine: Machine, reduced: int) -> list[Knobs]:
+def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) -> list[Knobs]:
     """Return the tiles of outputs worth trying, the likelier first: c_tile, h_tile, w_tile. Empty where there are none."""
     if reduced != 5 or kernel.anchor is None or not kernel.anchor.startswith(TILED_CONVOLUTION):
         return []
@@ -198,7 +198,7 @@ def tile_knobs(schedule: Any, kernel: Kernel, machine: Machine, reduced: int) ->
     _, channels, height, width, lanes, _, _, blocks, words, group = extents(
         schedule, schedule.get_loops(block_ref(schedule, kernel.anchor))
     )
-    if TILES_FOR.get(data, "") not in machine.dots or (lanes, words * group) != (_LANES, _LANES):
+    if TILES_FOR.get(data, "") not in cpu.dots or (lanes, words * group) != (_LANES, _LANES):
         return []
     rows = _depth(blocks, 1 if group == 4 else 2) * words
 

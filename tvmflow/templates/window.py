@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
-from tvmflow.targets.machine import Machine
-from tvmflow.templates.common import (
+from tvmflow.targets.cpu_features import CpuFeatures
+from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
+from tvmflow.templates.primitives import (
     Knobs,
     Template,
     distinct,
@@ -18,7 +19,6 @@ from tvmflow.templates.common import (
     weight_bytes,
     work_of,
 )
-from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
 from tvmflow.templates.tiles import pixels_together, sum_in_tiles, tile_knobs
 
 
@@ -40,11 +40,11 @@ def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
     return (sizes, reduced) if sizes[4] in (4, 8, 16) else None
 
 
-def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
+def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     found = _window(schedule, kernel)
     assert found is not None and kernel.anchor is not None
     (_, channels, height, width, lanes, *_), reduced = found
-    most = machine.accumulators(lanes)
+    most = cpu.accumulators(lanes)
     by_channel = reduced == 2
     points = [
         (c, h, w)
@@ -70,17 +70,15 @@ def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
         places = [*((rows, 1, chunk) for chunk in chunks for rows in (1, 0)), (0, 0, chunks[0])]
     else:
         places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
-        if (
-            weight_bytes(schedule, kernel) > machine.near_cache // 2
-        ):  # weights are read once, and every row for each of them
+        if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:  # weights are read once, and every row for each of them
             places.insert(0, (0, 0, chunks[0]))
             places = list(dict.fromkeys(places))
     dot = 0
     if reduced == 5:
         data = str(region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[0]).dtype)
-        found_dot = dot_for(machine, data, lanes)
+        found_dot = dot_for(cpu, data, lanes)
         dot = found_dot.number if found_dot else 0
-    shapes = tile_knobs(schedule, kernel, machine, reduced)
+    shapes = tile_knobs(schedule, kernel, cpu, reduced)
     tiles = [
         {**tile, "rows_first": rows, "pad_inside": rows, "chunk": max(chunk, tile["h_tile"]), "parallel": parallel, "tiles": 1}
         for rows, chunk in dict.fromkeys((rows, chunk) for rows, _, chunk in places)

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, block_ref, extents
-from tvmflow.targets.machine import Machine
-from tvmflow.templates.common import Knobs, Template, distinct, divisors, packed_loops, spread, weight_bytes
+from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
+from tvmflow.templates.primitives import Knobs, Template, distinct, divisors, packed_loops, spread, weight_bytes
 
 
 def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
@@ -26,11 +26,11 @@ def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
     return extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
 
 
-def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
+def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     sizes = _winograd(schedule, kernel)
     assert sizes is not None
     _, _, channels, rows, columns, lanes = sizes[:6]
-    most = machine.accumulators(lanes)
+    most = cpu.accumulators(lanes)
     points = [
         (c, y, x)
         for c in divisors(channels, 4)
@@ -45,11 +45,11 @@ def _candidates(schedule: Any, kernel: Kernel, machine: Machine) -> list[Knobs]:
             / (min(p[0] * p[1] * p[2], 12) / 12)
         )
     )
-    dot = dot_for(machine, "bfloat16", lanes) if len(sizes) == 9 else None
+    dot = dot_for(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
     by_rows = [rows // d for d in (2, 4, 6, 8) if rows % d == 0] or [1]
     places = [(1, chunk) for chunk in by_rows] + [(0, rows)]
-    if weight_bytes(schedule, kernel) > machine.near_cache:
+    if weight_bytes(schedule, kernel) > cpu.l2_bytes:
         places.reverse()
     return distinct(
         [

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.progress import Progress
-from tvmflow.tuning.state import Task, TuneReport, Watch, fastest_kernel
+from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch, fastest_kernel
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,8 +31,8 @@ def live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
 
     with Live(console=Console(stderr=True), refresh_per_second=2) as live:
 
-        def watch(tasks: list[Task], report: TuneReport) -> None:
-            parts[0] = _table(tasks, report)
+        def watch(searches: list[WorkloadSearch], report: TuneReport) -> None:
+            parts[0] = _table(searches, report)
             live.update(Group(*parts))
 
         def say(text: str, done: int, total: int) -> None:
@@ -42,24 +42,24 @@ def live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
         yield watch, say
 
 
-def _table(tasks: list[Task], report: TuneReport) -> Table:
+def _table(searches: list[WorkloadSearch], report: TuneReport) -> Table:
     from rich.table import Table
 
     table = Table(title=f"{report.measured} measured, {report.reused} known, {sum(report.failures.values())} failed")
-    fastest = fastest_kernel(tasks)
+    fastest = fastest_kernel(searches)
     for name in _COLUMNS:
         table.add_column(name, justify="left" if name == "workload" else "right")
-    shown = sorted(tasks, key=lambda t: -t.workload.calls * (t.best_s if math.isfinite(t.best_s) else 0.0))
-    for task in shown[:_ROWS]:
-        table.add_row(*_row(task, fastest))
+    shown = sorted(searches, key=lambda t: -t.workload.calls * (t.best_s if math.isfinite(t.best_s) else 0.0))
+    for search in shown[:_ROWS]:
+        table.add_row(*_row(search, fastest))
     return table
 
 
-def _row(task: Task, fastest: float) -> tuple[str, ...]:
-    known = math.isfinite(task.best_s)
-    speed = task.flops / task.best_s if known and task.flops else 0.0
+def _row(search: WorkloadSearch, fastest: float) -> tuple[str, ...]:
+    known = math.isfinite(search.best_s)
+    speed = search.flops / search.best_s if known and search.flops else 0.0
     return (
-        task.workload.name, str(task.workload.calls), f"{task.default_s * 1e3:.3g}" if math.isfinite(task.default_s) else "-",
-        f"{task.best_s * 1e3:.3g}" if known else "-", f"{speed / 1e9:.0f}" if speed else "-",
-        f"{speed / fastest:.0%}" if speed else "-", str(task.trials), f"{task.spent_s:.1f}",
+        search.workload.name, str(search.workload.calls), f"{search.default_s * 1e3:.3g}" if math.isfinite(search.default_s) else "-",
+        f"{search.best_s * 1e3:.3g}" if known else "-", f"{speed / 1e9:.0f}" if speed else "-",
+        f"{speed / fastest:.0%}" if speed else "-", str(search.trials), f"{search.spent_s:.1f}",
     )  # fmt: skip

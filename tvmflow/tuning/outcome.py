@@ -60,19 +60,19 @@ def write_curve(path: Path, workloads: list[Workload], records: list[TuningRecor
 
 def write_kernels(path: Path, used: list[Workload], report: TuneReport) -> None:
     """Write one row per kernel of the network as it will be built, the costliest first."""
-    tasks = {task.workload.key: task for task in report.tasks}
-    peak = fastest_kernel(report.tasks) / 1e9
+    searches = {search.workload.key: search for search in report.searches}
+    peak = fastest_kernel(report.searches) / 1e9
     rows = []
     for workload in used:
-        task = tasks.get(workload.key)
-        if task is None or not math.isfinite(task.best_s):
+        search = searches.get(workload.key)
+        if search is None or not math.isfinite(search.best_s):
             continue
-        speed = task.flops / task.best_s / 1e9
+        speed = search.flops / search.best_s / 1e9
         rows.append({
-            "name": workload.name, "calls": workload.calls, "template": task.template, "trials": task.trials,
-            "default_ms": task.default_s * 1e3 if math.isfinite(task.default_s) else None, "best_ms": task.best_s * 1e3,
-            "total_ms": task.best_s * 1e3 * workload.calls, "gflops": speed, "of_best": speed / peak if peak else 0.0,
-            "spent_s": task.spent_s,
+            "name": workload.name, "calls": workload.calls, "template": search.template, "trials": search.trials,
+            "default_ms": search.default_s * 1e3 if math.isfinite(search.default_s) else None, "best_ms": search.best_s * 1e3,
+            "total_ms": search.best_s * 1e3 * workload.calls, "gflops": speed, "of_best": speed / peak if peak else 0.0,
+            "spent_s": search.spent_s,
         })  # fmt: skip
     path.write_text(json.dumps(sorted(rows, key=lambda row: -row["total_ms"]), indent=1), encoding="utf-8")
 

@@ -28,7 +28,7 @@ from tvmflow.tuning.records import (
     TuningRecord,
     best_of,
 )  # fmt: skip
-from tvmflow.tuning.state import Task, TuneReport, Watch
+from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.tuners import Loss, TunerFactory, knob_key
 
 REPLAYED = "replayed"
@@ -93,44 +93,44 @@ class _Search:
         for record in journal.known():
             self.known.setdefault(record.workload, []).append(record)
         factory = TunerFactory(rules.tuner, rules.loss, rules.seed)
-        self.tasks = [task for w in workloads if (task := self._task(w, factory)) is not None]
-        for key in self.known.keys() - {task.workload.key for task in self.tasks}:  # what other networks taught
+        self.searches = [search for w in workloads if (search := self._search_of(w, factory)) is not None]
+        for key in self.known.keys() - {search.workload.key for search in self.searches}:  # what other networks taught
             for record in self.known[key]:
                 if record.extents and record.template != REPLAYED:
                     factory.learn(key, record.template, list(record.extents), record.knobs, record.median_s)
-        self.report.tasks = self.tasks
-        self.to_replay = [task for task in self.tasks if task.workload.key in self.old]
-        for task in self.tasks:
-            self._recall(task)
+        self.report.searches = self.searches
+        self.to_replay = [search for search in self.searches if search.workload.key in self.old]
+        for search in self.searches:
+            self._recall(search)
 
     # -- what is known before anything is measured --
 
-    def _task(self, workload: Workload, factory: TunerFactory) -> Task | None:
+    def _search_of(self, workload: Workload, factory: TunerFactory) -> WorkloadSearch | None:
         found = self.backend.template_for(workload.function)
         if found is None:
             return None
         template, candidates = found
         sizes = anchor_extents(workload.function)
         tuner = factory.make(workload.key, template.name, candidates, sizes)
-        return Task(workload, template.name, candidates, tuner, tuple(sizes))
+        return WorkloadSearch(workload, template.name, candidates, tuner, tuple(sizes))
 
-    def _recall(self, task: Task) -> None:
-        index = {knob_key(knobs): at for at, knobs in enumerate(task.candidates)}
-        for record in self.known.get(task.workload.key, []):
+    def _recall(self, search: WorkloadSearch) -> None:
+        index = {knob_key(knobs): at for at, knobs in enumerate(search.candidates)}
+        for record in self.known.get(search.workload.key, []):
             if record.template == REPLAYED:
-                self._judge_replay(task, record)
-                self.to_replay = [other for other in self.to_replay if other is not task]
-            at = index.get(knob_key(record.knobs)) if record.template == task.template else None
-            task.learn(at, record.median_s)
+                self._judge_replay(search, record)
+                self.to_replay = [other for other in self.to_replay if other is not search]
+            at = index.get(knob_key(record.knobs)) if record.template == search.template else None
+            search.learn(at, record.median_s)
             self.report.reused += 1
 
     def wants_device(self) -> bool:
-        return bool(self.to_replay) or any(self._open(task) for task in self.tasks)
+        return bool(self.to_replay) or any(self._open(search) for search in self.searches)
 
-    def _open(self, task: Task) -> bool:
+    def _open(self, search: WorkloadSearch) -> bool:
         return (
-            not task.exhausted and task.trials + task.in_flight < min(self.rules.trials, len(task.candidates))
-            and task.since_gain < self.rules.early_stopping
+            not search.exhausted and search.trials + search.in_flight < min(self.rules.trials, len(search.candidates))
+            and search.since_gain < self.rules.early_stopping
         )  # fmt: skip
 
     def _budget_left(self) -> bool:
@@ -149,9 +149,9 @@ class _Search:
                 self.report.fleet = fleet.counts
                 self._know(fleet, pool, canary)
                 self._replay_all(fleet, pool)
-                before = {task.workload.key for task in self.tasks if task.trials}
+                before = {search.workload.key for search in self.searches if search.trials}
                 self._search_all(fleet, pool)
-                self.report.searched = len({t.workload.key for t in self.tasks if t.trials} - before)
+                self.report.searched = len({t.workload.key for t in self.searches if t.trials} - before)
         self.report.seconds = time.monotonic() - self.started
         self._raise_if_nothing()
 
@@ -190,7 +190,7 @@ class _Search:
     def _raise_if_nothing(self) -> None:
         """A search that found no time for any kernel says why."""
         tried = sum(self.report.failures.values()) + self.report.unbuilt + self.report.fleet.given_up
-        if not tried or any(math.isfinite(task.best_s) for task in self.tasks):
+        if not tried or any(math.isfinite(search.best_s) for search in self.searches):
             return
         reasons = [*self.report.fleet.notes[-3:], self.last_error] if self.report.fleet.given_up else [self.last_error]
         raise StageError(
@@ -206,80 +206,84 @@ class _Search:
             fleet.references.plain[workload.key] = pool.build(workload)
 
     def _replay_all(self, fleet: Fleet, pool: BuildPool) -> None:
-        tasks, self.to_replay = self.to_replay, []
+        searches, self.to_replay = self.to_replay, []
         batch = []
-        for task in tasks:
-            self._know(fleet, pool, task.workload)
-            trace = self.old[task.workload.key].trace
+        for search in searches:
+            self._know(fleet, pool, search.workload)
+            trace = self.old[search.workload.key].trace
             batch.append(
-                _Candidate(task, None, self.old[task.workload.key].knobs, pool.build(task.workload, trace=trace))
+                _Candidate(search, None, self.old[search.workload.key].knobs, pool.build(search.workload, trace=trace))
             )
         self._measure(fleet, pool, batch)
-        slow = [c for c in batch if c.record is not None and c.record.seconds and self._slower(c.task, c.record)]
+        slow = [c for c in batch if c.record is not None and c.record.seconds and self._slower(c.search, c.record)]
         # Once more before it counts as slower: clocks move.
         self._measure(fleet, pool, slow)
         for candidate in batch:
             if candidate.record is not None:
-                self._judge_replay(candidate.task, candidate.record)
+                self._judge_replay(candidate.search, candidate.record)
 
-    def _slower(self, task: Task, record: TuningRecord) -> bool:
-        old = self.old[task.workload.key]
+    def _slower(self, search: WorkloadSearch, record: TuningRecord) -> bool:
+        old = self.old[search.workload.key]
         scale = old.canary_s / record.canary_s if old.canary_s and record.canary_s else 1.0
         return record.median_s * scale > old.median_s * (1 + self.rules.replay_slowdown)
 
-    def _judge_replay(self, task: Task, record: TuningRecord) -> None:
-        if task.workload.key not in self.old:
+    def _judge_replay(self, search: WorkloadSearch, record: TuningRecord) -> None:
+        if search.workload.key not in self.old:
             return
         if not record.seconds:
             self.report.lost += 1
-        elif self._slower(task, record):
+        elif self._slower(search, record):
             self.report.slower += 1
         else:
             self.report.replayed += 1
-            task.exhausted = True
+            search.exhausted = True
 
     def _propose(self, fleet: Fleet, pool: BuildPool) -> list[_Candidate]:
         """Start to build the next round: candidates of the workloads that may win most."""
         wanted = _ROUND * self.rules.fleet.slots
         batch: list[_Candidate] = []
         while len(batch) < wanted:
-            open_tasks = [task for task in self.tasks if self._open(task) and task not in [c.task for c in batch]]
-            if not open_tasks:
+            open_searches = [
+                search for search in self.searches if self._open(search) and search not in [c.search for c in batch]
+            ]
+            if not open_searches:
                 break
-            task = max(open_tasks, key=lambda t: (t.promise(), t.flops * t.workload.calls))
-            count = 1 if task.trials == 0 else max(wanted // 2, 1)
-            indices = task.tuner.ask(min(count, self.rules.trials - task.trials - task.in_flight, wanted - len(batch)))
+            search = max(open_searches, key=lambda t: (t.promise(), t.flops * t.workload.calls))
+            count = 1 if search.trials == 0 else max(wanted // 2, 1)
+            indices = search.tuner.ask(
+                min(count, self.rules.trials - search.trials - search.in_flight, wanted - len(batch))
+            )
             if not indices:
-                task.exhausted = True
+                search.exhausted = True
                 continue
-            self._know(fleet, pool, task.workload)
-            task.in_flight += len(indices)
+            self._know(fleet, pool, search.workload)
+            search.in_flight += len(indices)
             for index in indices:
-                knobs = task.candidates[index]
-                batch.append(_Candidate(task, index, knobs, pool.build(task.workload, task.template, knobs)))
+                knobs = search.candidates[index]
+                batch.append(_Candidate(search, index, knobs, pool.build(search.workload, search.template, knobs)))
         return batch
 
     def _collect(self, fleet: Fleet, pool: BuildPool, batch: list[_Candidate]) -> Iterator[Job]:
         """Wait for one build after the other. What the compiler refused, or came out as something measured before, has its result already."""
         for candidate in batch:
             try:
-                plain, built = fleet.references.plain[candidate.task.workload.key].result(), candidate.built.result()
+                plain, built = fleet.references.plain[candidate.search.workload.key].result(), candidate.built.result()
             except ToolchainError as error:  # what is built already is measured first
                 self.host_error = error
                 return
             if plain.status == UNKNOWN:
-                fleet.references.plain[candidate.task.workload.key] = pool.build(candidate.task.workload)
+                fleet.references.plain[candidate.search.workload.key] = pool.build(candidate.search.workload)
             if plain.status != OK or built.status == UNKNOWN:
                 self._pass_over(candidate, plain if plain.status != OK else built)
                 continue
             self.unbuilt_in_a_row = 0
             if built.status != OK:
                 self._note(candidate, built.status, (), 0.0)
-            elif built.digest in candidate.task.digests and candidate.record is None:
+            elif built.digest in candidate.search.digests and candidate.record is None:
                 self.report.duplicates += 1
-                self._note(candidate, *candidate.task.digests[built.digest])
+                self._note(candidate, *candidate.search.digests[built.digest])
             else:
-                yield Job(candidate.task.workload, built.library, candidate.task.best_s, token=candidate)
+                yield Job(candidate.search.workload, built.library, candidate.search.best_s, token=candidate)
 
     def _pass_over(self, candidate: _Candidate, built: Built) -> None:
         """Leave a candidate of which nothing can be said; without its plain kernel the whole workload."""
@@ -289,8 +293,8 @@ class _Search:
         if built.status == UNKNOWN:
             self.unbuilt_in_a_row += 1
         else:
-            candidate.task.exhausted = True
-            self.last_error = f"{candidate.task.workload.name} cannot be compiled at all: {built.error}"
+            candidate.search.exhausted = True
+            self.last_error = f"{candidate.search.workload.name} cannot be compiled at all: {built.error}"
             self.report.fleet.notes.append(self.last_error)
         if self.unbuilt_in_a_row >= _MOST_UNBUILT:
             self.host_error = ToolchainError(
@@ -306,19 +310,19 @@ class _Search:
             candidate.landed()
             return
         self.report.measured += 1
-        candidate.task.spent_s += found.device_s
-        candidate.task.digests[candidate.built.result().digest] = (found.status, found.seconds, found.canary_s)
+        candidate.search.spent_s += found.device_s
+        candidate.search.digests[candidate.built.result().digest] = (found.status, found.seconds, found.canary_s)
         self._note(candidate, found.status, found.seconds, found.canary_s)
 
     def _note(self, candidate: _Candidate, status: str, seconds: tuple[float, ...], canary_s: float) -> None:
-        task, built = candidate.task, candidate.built.result()
+        search, built = candidate.search, candidate.built.result()
         replayed = candidate.index is None
         record = TuningRecord(
-            workload=task.workload.key, name=task.workload.name, template=REPLAYED if replayed else task.template,
+            workload=search.workload.key, name=search.workload.name, template=REPLAYED if replayed else search.template,
             knobs=candidate.knobs, trace=None if status == ILLEGAL_SCHEDULE else built.trace, seconds=seconds,
             status=status, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
-            created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=canary_s, flops=task.flops,
-            extents=task.extents, error=(built.error or status) if status == COMPILE_ERROR else "",
+            created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=canary_s, flops=search.flops,
+            extents=search.extents, error=(built.error or status) if status == COMPILE_ERROR else "",
         )  # fmt: skip
         if status != OK:
             self.last_error = built.error or status
@@ -327,25 +331,26 @@ class _Search:
         if candidate.record is None or record.median_s < candidate.record.median_s:
             candidate.record = record
         candidate.landed()
-        task.learn(candidate.index, record.median_s)
+        search.learn(candidate.index, record.median_s)
 
     def _show(self) -> None:
         done = sum(
-            min(task.trials, self.rules.trials) if self._open(task) else self.rules.trials for task in self.tasks
+            min(search.trials, self.rules.trials) if self._open(search) else self.rules.trials
+            for search in self.searches
         )
-        now = max(self.tasks, key=lambda task: task.promise() if math.isfinite(task.promise()) else 0.0)
+        now = max(self.searches, key=lambda search: search.promise() if math.isfinite(search.promise()) else 0.0)
         speed = f"{now.flops / now.best_s / 1e9:.0f} GFLOP/s" if now.flops else f"{now.best_s * 1e3:.3f} ms"
         text = f"tuning {now.workload.name}: {speed} after {now.trials} trials"
-        self.progress(text, done, self.rules.trials * len(self.tasks))
+        self.progress(text, done, self.rules.trials * len(self.searches))
         if self.watch is not None:
-            self.watch(self.tasks, self.report)
+            self.watch(self.searches, self.report)
 
 
 @dataclass
 class _Candidate:
-    """index: into the task's candidates; None for the schedule of an older toolchain."""
+    """index: into the search's candidates; None for the schedule of an older toolchain."""
 
-    task: Task
+    search: WorkloadSearch
     index: int | None
     knobs: Knobs
     built: Future[Built]
@@ -354,7 +359,7 @@ class _Candidate:
     def landed(self) -> None:
         """Count the candidate as no longer under way; schedules of an older toolchain never were."""
         if self.index is not None:
-            self.task.in_flight -= 1
+            self.search.in_flight -= 1
 
 
 def _default(workload: Workload, backend: Backend) -> tuple[str, Knobs]:

@@ -16,7 +16,7 @@ _GAIN = 0.01  # less is noise
 
 
 @dataclass
-class Task:
+class WorkloadSearch:
     """One workload while it is tuned. in_flight: candidates that are being built or measured."""
 
     workload: Workload
@@ -74,12 +74,12 @@ class TuneReport:
     unbuilt: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     fleet: FleetCounts = field(default_factory=FleetCounts)
-    tasks: list[Task] = field(default_factory=list)
+    searches: list[WorkloadSearch] = field(default_factory=list)
 
 
-Watch = Callable[[list[Task], TuneReport], None]
+Watch = Callable[[list[WorkloadSearch], TuneReport], None]
 
 
-def fastest_kernel(tasks: list[Task]) -> float:
+def fastest_kernel(searches: list[WorkloadSearch]) -> float:
     """Return the operations per second of the fastest kernel so far, 0 where none was measured."""
-    return max((t.flops / t.best_s for t in tasks if t.flops and math.isfinite(t.best_s)), default=0.0)
+    return max((t.flops / t.best_s for t in searches if t.flops and math.isfinite(t.best_s)), default=0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
-from tvmflow.targets.machine import Machine
+from tvmflow.targets.cpu_features import CpuFeatures
 
 Knobs = dict[str, int]
 SPREAD_LANES = 16  # of element-wise loops; LLVM makes of them what the target has
@@ -20,7 +20,7 @@ class Template:
 
     name: str
     covers: Callable[[Any, Kernel], bool]
-    candidates: Callable[[Any, Kernel, Machine], list[Knobs]]
+    candidates: Callable[[Any, Kernel, CpuFeatures], list[Knobs]]
     apply: Callable[[Any, Kernel, Knobs], None]
 
 

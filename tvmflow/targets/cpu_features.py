@@ -27,7 +27,7 @@ TILES_FOR = {
 }  # type of the values -> name among the dots
 
 
-# Architecture, feature -> lanes, registers, near_cache of Machine; the first that fits.
+# Architecture, feature -> lanes, registers, l2_bytes of CpuFeatures; the first that fits.
 _VECTORS = (
     ("x86_64", "avx512f", 16, 32, 1 << 20), ("x86_64", "avx2", 8, 16, 1 << 19), ("x86_64", "sse2", 4, 16, 1 << 18),
     ("aarch64", "neon", 4, 32, 1 << 19),
@@ -35,8 +35,8 @@ _VECTORS = (
 
 
 @dataclass(frozen=True)
-class Machine:
-    """lanes: float32 values in a vector register; registers: how many of them; near_cache: bytes of a core's own L2.
+class CpuFeatures:
+    """lanes: float32 values in a vector register; registers: how many of them; l2_bytes: bytes of a core's own L2.
 
     dots: instructions that sum products of neighbours: of 4 bytes vnni, dotprod, i8mm; of 2 bfloat16 avx512bf16, bf16;
     of matrix tiles amx-int8, amx-bf16.
@@ -45,7 +45,7 @@ class Machine:
     lanes: int
     registers: int
     threads: int
-    near_cache: int
+    l2_bytes: int
     dots: tuple[str, ...] = ()
 
     def accumulators(self, block: int) -> int:
@@ -92,10 +92,10 @@ def computes_in_bfloat16(target: Any) -> bool:
     return bool(_features(target) & {"avx512bf16", "bf16"})
 
 
-def machine_of(target: ResolvedTarget) -> Machine:
+def cpu_features_of(target: ResolvedTarget) -> CpuFeatures:
     """Return what the target's processor can do."""
     architecture, features = architecture_of(target.mtriple), features_of(target.mcpu, target.mtriple, target.mattr)
-    for where, feature, lanes, registers, near_cache in _VECTORS:
+    for where, feature, lanes, registers, l2_bytes in _VECTORS:
         if where == architecture and feature in features:
-            return Machine(lanes, registers, target.threads, near_cache, _dots(features))
+            return CpuFeatures(lanes, registers, target.threads, l2_bytes, _dots(features))
     raise UsageError(f"a target {target.mcpu} of {target.mtriple} without vectors", "a processor with vector registers")
