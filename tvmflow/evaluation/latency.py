@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from tvmflow.evaluation.turns import (
     advantage,
     busy_threads,
     foreign_load,
+    median_interval_s,
     take_turns,
 )  # fmt: skip
 
@@ -57,7 +58,8 @@ class LatencyRules:
 class Latency:
     """Milliseconds of one run of one batch. `steady` is False when something forbids to trust them; `reason` says what.
 
-    foreign_load: share of all processors that others took; busy_threads: on how many it computed. None: not seen.
+    foreign_load: share of all processors that others took; busy_threads: on how many it computed. low_ms, high_ms: the
+    interval of the median over the rounds. None: not seen.
     """
 
     mean_ms: float
@@ -72,6 +74,8 @@ class Latency:
     reason: str | None = None
     foreign_load: float | None = None
     busy_threads: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -118,7 +122,12 @@ def measure(timed_runs: TimedRuns, rules: LatencyRules) -> Latency:
 def of_turns(turns: Sequence[Turn], rules: LatencyRules, threads: int) -> Latency:
     """Return the statistics of all runs of all turns."""
     times = [time_s for turn in turns for time_s in turn.times_s]
-    return summarize(times, rules, foreign_load(turns), busy_threads(turns), threads)
+    found = summarize(times, rules, foreign_load(turns), busy_threads(turns), threads)
+    interval = median_interval_s(turns)
+    if interval is None:
+        return found
+    low, high = interval
+    return replace(found, low_ms=min(1e3 * low, found.median_ms), high_ms=max(1e3 * high, found.median_ms))
 
 
 def summarize(

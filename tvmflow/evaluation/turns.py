@@ -146,10 +146,27 @@ def advantage(ours: Sequence[Turn], theirs: Sequence[Turn], why_not: str | None 
         return Advantage(None, None, None, len(pairs), why_not)
     if len(pairs) < LEAST_ROUNDS:
         return Advantage(None, None, None, len(pairs), f"only {len(pairs)} rounds, at least {LEAST_ROUNDS} are needed")
-    logs = np.log([their.median_s / our.median_s for our, their in pairs])
-    drawn = np.random.default_rng(0).integers(0, len(logs), (_RESAMPLES, len(logs)))
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = (float(np.exp(x)) for x in np.percentile(np.median(logs[drawn], axis=1), [tail, 100 - tail]))
+    logs = [math.log(their.median_s / our.median_s) for our, their in pairs]
+    low, high = (math.exp(end) for end in _interval_of_median(logs))
     if low <= 1.0 <= high:
         return Advantage(None, low, high, len(pairs), "no difference shown")
     return Advantage(float(np.exp(np.median(logs))), low, high, len(pairs), None)
+
+
+def median_interval_s(turns: Sequence[Turn]) -> tuple[float, float] | None:
+    """Return the interval in which the median of one run lies, in seconds, by the medians of the rounds; None for too few.
+
+    It knows of what changed from round to round, not of what changes from day to day.
+    """
+    if len(turns) < LEAST_ROUNDS:
+        return None
+    low, high = _interval_of_median([math.log(turn.median_s) for turn in turns])
+    return math.exp(low), math.exp(high)
+
+
+def _interval_of_median(values: list[float]) -> tuple[float, float]:
+    """Return the bootstrap interval of the median of values, at CONFIDENCE."""
+    drawn = np.random.default_rng(0).integers(0, len(values), (_RESAMPLES, len(values)))
+    tail = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(np.median(np.asarray(values)[drawn], axis=1), [tail, 100 - tail])
+    return float(low), float(high)

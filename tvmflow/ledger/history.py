@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +11,7 @@ from tvmflow.errors import StoreError, first_line
 from tvmflow.ledger.registry import all_aliases, registry_name
 from tvmflow.ledger.store_paths import REBUILD, open_mlflow
 from tvmflow.params import Cell
+from tvmflow.recipe import changed_parts
 from tvmflow.workspace import Workspace
 
 
@@ -48,8 +50,14 @@ def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
         for version in client.search_model_versions(f"name = '{name}'"):
             versions[name, version.tags.get("library_sha256", "")] = str(version.version)
     runs = _runs(client, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
-    rows = [_row(run, aliases, versions) for run in runs if run.data.tags.get("tvmflow.complete") == "true"]
-    return sorted(rows, key=lambda row: row["time_ms"])
+    complete = [run for run in runs if run.data.tags.get("tvmflow.complete") == "true"]
+    before: dict[str, Any] = {}
+    rows = []
+    for run in sorted(complete, key=lambda run: run.info.start_time):
+        cell = run.data.tags["cell"]
+        rows.append(_row(run, aliases, versions) | {"changed": changes(before.get(cell), run.data)})
+        before[cell] = run.data
+    return rows
 
 
 def _runs(client: Any, experiments: list[str], where: str) -> Iterator[Any]:
@@ -78,6 +86,61 @@ def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str,
         "accuracy": f"{metrics['accuracy']:.2%}" if "accuracy" in metrics else "-",
         "latency": "unsteady" if median is None else f"{median:.3g} ms",
         "latency_ms": median,
+        "low_ms": metrics.get("latency_ms.low"),
+        "high_ms": metrics.get("latency_ms.high"),
+        "accuracy_share": metrics.get("accuracy"),
+        "library_bytes": metrics.get("library_bytes"),
+        "max_relative_error": metrics.get("agreement.max_relative_error"),
+        "experiment_id": run.info.experiment_id,
+        "commit": tags.get("git.commit", ""),
+        "sha256": tags["library.sha256"],
         "library": tags["library.sha256"][:12],
         "version": f"{number} {' '.join(roles)}".strip(),
     }
+
+
+def changes(before: Any, now: Any) -> list[str]:
+    """Say what differs between two measurements of a cell: tools, device, parameters, code. before: None for the first.
+
+    Both are the data of an MLflow run: tags and params. A parameter of several stages is named once.
+    """
+    if before is None:
+        return []
+    stages: dict[str, list[str]] = {}
+    for line in changed_parts(_leaves(before), _leaves(now)):
+        where, _, change = line.partition(": ")
+        kind, _, rest = where.partition(".")
+        stage, _, leaf = rest.partition(".")
+        if kind == "params":
+            stages.setdefault(f"{leaf}: {change}", []).append(stage)
+        elif kind == "code":
+            stages.setdefault("code", []).append(stage)
+        else:
+            stages.setdefault(f"{rest}: {change}", [])
+    lines = [f"{what} ({', '.join(names)})" if names else what for what, names in stages.items()]
+    recipes = [name for name, key in _tagged(now, "recipe").items() if _tagged(before, "recipe").get(name) != key]
+    if not lines and recipes:
+        return [f"inputs or code of {recipes[0]}"]
+    return lines or ["nothing: measured again"]
+
+
+def _leaves(data: Any) -> dict[str, Any]:
+    """Return what is compared of a measurement, as nested names. Code that an older version did not note is left out."""
+    params: dict[str, Any] = {}
+    for key, value in data.params.items():
+        stage, _, name = key.partition(".")
+        params.setdefault(stage, {})[name] = _value(value)
+    found = {"device": {"device": data.tags.get("device.kind")}, "toolchain": _tagged(data, "toolchain")}
+    return {**found, "params": params, "code": _tagged(data, "code")}
+
+
+def _tagged(data: Any, prefix: str) -> dict[str, str]:
+    return {key[len(prefix) + 1 :]: value for key, value in data.tags.items() if key.startswith(f"{prefix}.")}
+
+
+def _value(text: str) -> Any:
+    """Return the value of a parameter; its text where it is no JSON, or was cut off."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tvmflow.artifacts import RECORD_NAME, Record, read_record, write_atomic
+from tvmflow.artifacts import RECORD_NAME, Record, digest_of, read_record, write_atomic
 from tvmflow.errors import StoreError
 from tvmflow.ledger.registry import mlflow_lock, open_registry, register_version
 from tvmflow.ledger.store_paths import experiment_id, holds_measurement
@@ -155,6 +155,7 @@ class _Recording:
             "latency.steady": str(self.card["latency"]["compute"]["steady"]).lower(),
             **{f"toolchain.{name}": text for name, text in self._toolchain.items()},
             **{f"recipe.{name}": record.key for name, record in self.records.items()},
+            **{f"code.{name}": digest_of(record.recipe["code"])[:12] for name, record in self.records.items()},
         }
 
     @property
@@ -211,7 +212,9 @@ class _Recording:
                 simulated = card.get("part") and card["part"]["simulated"]  # then it is the simulator's own time
                 prefix = f"{name}_ms" if name != "compute" else ("simulator_ms" if simulated else "latency_ms")
                 found |= {
-                    f"{prefix}.{stat}": latency[f"{stat}_ms"] for stat in ("median", "mean", "p90", "min", "max", "std")
+                    f"{prefix}.{stat}": latency[f"{stat}_ms"]
+                    for stat in ("median", "mean", "p90", "min", "max", "std", "low", "high")
+                    if latency.get(f"{stat}_ms") is not None
                 }
         for name, peer in card["peers"].items():
             if peer["steady"]:
@@ -231,6 +234,7 @@ class _Recording:
             for name in ("measured", "device_hours", "trials_per_minute", "saved_s", "winograd")
             if name in tuned
         }
+        found |= {f"tuning.kernels.{name}": float(count) for name, count in tuned.get("kernels", {}).items()}
         found |= {f"stage_s.{name}": record.elapsed_s for name, record in self.records.items()}
         return found
 
