@@ -65,8 +65,8 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     part = backend.search_part(packed, context.progress)
     write_best(context.out / "best.json", backend.kernel_kind, found.used, found.report.best, found.winograd, part)
     curve = write_curve(context.out / "curve.csv", found.used, journal.known())
-    write_kernels(context.out / "workloads.json", found.used, found.report)
-    return {"workloads": found.tuned, **curve, "winograd": len(found.winograd), **costs(found.report)}
+    kernels = write_kernels(context.out / "workloads.json", found.used, found.report)
+    return {"workloads": found.tuned, "kernels": kernels, **curve, "winograd": len(found.winograd), **costs(found.report)}
 
 
 STAGE = Stage(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+TASK_LINE = "[Task "  # how the text about one measurement of tuning begins
 Progress = Callable[[str, int, int], None]
 
 

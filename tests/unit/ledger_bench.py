@@ -35,6 +35,10 @@ class LedgerBench:
         (root / "mlruns").mkdir(exist_ok=True)
         shutil.copyfile(store, root / "mlruns" / "mlflow.db")
         self.minute = 0
+        # What the next measurements are made with, and what they find.
+        self.toolchain, self.params, self.code = {"tvm": "0.27", "llvm": "20"}, dict[str, Any](seed=0), dict[str, str]()
+        self.latency: dict[str, Any] = dict(LATENCY)
+        self.day = 0
 
     def cell(self, model: str, target: str = "local-cpu", precision: str = "float32") -> Cell:
         return Cell.model_validate({"model": model, "target": target, "precision": precision})
@@ -50,10 +54,10 @@ class LedgerBench:
             for file, text in self._files(name, cell, library).items():
                 (folder / file).write_text(text)
             recipe = {
-                "schema": 1, "stage": name, "params": {"seed": 0}, "toolchain": {"tvm": "0.27", "llvm": "20"}, "code": {},
+                "schema": 1, "stage": name, "params": self.params, "toolchain": self.toolchain, "code": self.code,
                 "inputs": {source: records[source].digest(only) for source, only in stage.inputs.items()},
             }  # fmt: skip
-            created = datetime.fromtimestamp(1_750_000_000 + 60 * self.minute, UTC).isoformat(timespec="seconds")
+            created = datetime.fromtimestamp(1_750_000_000 + 60 * self.minute + 86_400 * self.day, UTC).isoformat(timespec="seconds")
             records[name] = Record(
                 stage=name, cell=str(cell), key=digest_of(recipe), recipe=recipe, outputs=describe_folder(folder),
                 elapsed_s=1.0, created=created,
@@ -95,7 +99,7 @@ class LedgerBench:
         return {
             "cell": str(cell), "device": {"key": cell.target, "kind": "cpu-test-t2", "threads": 2}, "batch": 1,
             "library_bytes": len(library), "coverage": 1.0, "cold_start_ms": [1.0], "peers": {}, "part": None,
-            "latency": {name: LATENCY for name in ("compute", "copy_in", "copy_out")}, "quantization": {},
+            "latency": {name: self.latency for name in ("compute", "copy_in", "copy_out")}, "quantization": {},
             "agreement": {"top1_agreement": 1.0, "max_relative_error": 0.0, "sqnr_db": 200.0, "samples": 8},
             "agreement_by_step": {}, "accuracy": {**dict.fromkeys(FORMS, 0.9), "samples": 8}, "minute": self.minute,
         }  # fmt: skip

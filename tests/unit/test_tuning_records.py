@@ -9,7 +9,17 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvmflow.tuning.records import COMPILE_ERROR, OK, TuningRecord, append_record, best_of, merge_records, read_records
+from tvmflow.tuning.records import (
+    COMPILE_ERROR,
+    OK,
+    WRONG_ANSWER,
+    TuningRecord,
+    append_record,
+    best_of,
+    failures,
+    merge_records,
+    read_records,
+)
 
 ONE = TuningRecord(
     "k1", "conv", "packed_conv", {"a": 1}, [[["GetSBlock", [], ["root", "main"], ["b0"]]], []], (0.002, 0.001, 0.003), OK,
@@ -83,3 +93,15 @@ def test_a_log_of_the_first_version_is_still_read(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(json.dumps(old) + "\n")
     (record,) = read_records(tmp_path / "log")
     assert record.canary_s == 0.0 and record.extents == ()
+
+
+def test_failed_candidates_are_listed_with_their_errors_the_same_ones_once() -> None:
+    refused = replace(ONE, seconds=(), status=COMPILE_ERROR, error="LLVM ERROR: no such register", created="1")
+    wrong = replace(refused, status=WRONG_ANSWER, error="relative error 0.3", knobs={"a": 2}, created="2")
+    old = replace(refused, error="", workload="k2", created="0")
+    rows = failures([ONE, refused, wrong, replace(refused, knobs={"a": 3}, created="3"), old])
+    assert [(row["workload"], row["status"], row["count"]) for row in rows] == [
+        ("k2", COMPILE_ERROR, 1), ("k1", WRONG_ANSWER, 1), ("k1", COMPILE_ERROR, 2),
+    ]  # fmt: skip
+    assert rows[2]["knobs"] == {"a": 3} and rows[2]["error"] == "LLVM ERROR: no such register"
+    assert "not kept" in rows[0]["error"]

@@ -258,3 +258,17 @@ def test_what_is_printed() -> None:
     )
     assert "75%" in shown_advantage(busy, "peer")
     assert shown_advantage({"advantages": {}}, "peer") == "-"  # of a scorecard from before
+
+
+def test_the_interval_of_a_median_holds_it_and_narrows_with_the_noise() -> None:
+    def found(noise: float) -> tuple[float, float, float]:
+        machine = Machine()
+        turns = take_turns([machine.library("tvmflow", 0.001, noise=noise)], RULES.turns, machine.read)["tvmflow"]
+        latency = of_turns(turns, RULES, 2).to_json()
+        return latency["low_ms"], latency["median_ms"], latency["high_ms"]
+
+    quiet, loud = found(0.01), found(0.3)
+    assert quiet[0] <= quiet[1] <= quiet[2] and loud[0] <= loud[1] <= loud[2]
+    assert quiet[0] == pytest.approx(1.0, rel=0.02) and quiet[2] - quiet[0] < (loud[2] - loud[0]) / 3
+    few = of_turns([Turn((0.001,), 0.001)] * (LEAST_ROUNDS - 1), RULES, 0)
+    assert few.low_ms is None and few.high_ms is None

@@ -123,12 +123,16 @@ def records(
     merge: Annotated[list[Path], typer.Option("--merge", help="Add the records of another log.")] = [],  # noqa: B006
     export: Annotated[Path | None, typer.Option("--export", help="Write a MetaSchedule database.")] = None,
     bring: Annotated[Path | None, typer.Option("--import", help="Read a MetaSchedule database.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="List the candidates that failed, and why.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the tuning records of a cell; merge logs, exchange schedules with MetaSchedule."""
+    workspace = open_workspace()
+    if failed:
+        _show_failures(workspace, cell, as_json)
+        return
     from tvmflow.tuning.exchange import exchange
 
-    workspace = open_workspace()
     found = exchange(workspace, workspace.params.cell(cell), merge, export, bring)
     if as_json:
         show_json(found)
@@ -136,6 +140,21 @@ def records(
     for name, value in found.items():
         print(f"{name:24} {value}")
     suggest(f"tvmflow run {cell}")
+
+
+def _show_failures(workspace: Workspace, cell: str, as_json: bool) -> None:
+    from tvmflow.tuning.records import failures, read_records
+
+    rows = failures(read_records(workspace.tuning_log(workspace.params.cell(cell))))
+    if as_json:
+        show_json(rows)
+        return
+    if not rows:
+        print(f"no candidate of {cell} failed")
+        return
+    columns = ("kernel", "status", "count", "knobs", "error")
+    shown = ({**row, "knobs": " ".join(f"{k}={v}" for k, v in row["knobs"].items())} for row in rows)
+    show_table(f"failed candidates of {cell}", columns, ([row[column] for column in columns] for row in shown))
 
 
 @app.command()

@@ -16,6 +16,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
+from tvmflow.ir.ir_files import numpy_dtype
 from tvmflow.ir.tvm_names import buffer_of
 from tvmflow.kernels.blocks import block_ref, extents, look_at, new_schedule, region_buffer
 
@@ -102,6 +103,12 @@ def operations(function: Any) -> float:
         return 2.0 * math.prod(sizes)
     output = buffer_of(function, list(function.params)[-1])
     return float(math.prod(int(d) for d in output.shape)) if output is not None else 0.0
+
+
+def least_bytes(function: Any) -> int:
+    """Return the bytes of a kernel's inputs and outputs, each once: the least that memory has to move."""
+    buffers = [buffer for p in function.params if (buffer := buffer_of(function, p)) is not None]
+    return sum(math.prod(int(d) for d in b.shape) * numpy_dtype(str(b.dtype)).itemsize for b in buffers)
 
 
 def extract_workloads(lowered: Any) -> list[Workload]:

@@ -10,7 +10,7 @@ from typing import Any
 from tvmflow.errors import StoreError, first_line
 from tvmflow.ledger.registry import all_aliases, registry_name
 from tvmflow.ledger.store_paths import REBUILD, open_mlflow
-from tvmflow.params import Cell
+from tvmflow.params import STAGE_NAMES, Cell
 from tvmflow.recipe import changed_parts
 from tvmflow.workspace import Workspace
 
@@ -118,7 +118,8 @@ def changes(before: Any, now: Any) -> list[str]:
         else:
             stages.setdefault(f"{rest}: {change}", [])
     lines = [f"{what} ({', '.join(names)})" if names else what for what, names in stages.items()]
-    recipes = [name for name, key in _tagged(now, "recipe").items() if _tagged(before, "recipe").get(name) != key]
+    old, new = _tagged(before, "recipe"), _tagged(now, "recipe")
+    recipes = [name for name in STAGE_NAMES if old.get(name) != new.get(name)]
     if not lines and recipes:
         return [f"inputs or code of {recipes[0]}"]
     return lines or ["nothing: measured again"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tvmflow.progress import Progress
+from tvmflow.progress import TASK_LINE, Progress
 from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch, fastest_kernel
 
 if TYPE_CHECKING:
@@ -40,6 +40,35 @@ def live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
             live.update(Group(*parts))
 
         yield watch, say
+
+
+def task_line(searches: list[WorkloadSearch], now: WorkloadSearch, seconds: float, trials: int) -> str:
+    """Return one measurement as `[Task 3/17] current / best GFLOP/s`, in ms where the operations are not known."""
+    number, most = searches.index(now) + 1, min(trials, len(now.candidates))
+    current, best = _speed(now, seconds), _speed(now, now.best_s)
+    unit = "GFLOP/s" if now.flops else "ms"
+    return (
+        f"{TASK_LINE}{number:>{len(str(len(searches)))}}/{len(searches)}] {current} / {best} {unit}, "
+        f"trial {now.trials} of {most}, {now.workload.name}"
+    )
+
+
+def _speed(search: WorkloadSearch, seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "failed"
+    return f"{search.flops / seconds / 1e9:.2f}" if search.flops else f"{seconds * 1e3:.4f}"
+
+
+def best_so_far(searches: list[WorkloadSearch]) -> str:
+    """Return the summed time of the kernels that were measured, and how it compares with their default schedules."""
+    known = [s for s in searches if math.isfinite(s.best_s)]
+    if not known:
+        return "no kernel measured yet"
+    best = sum(s.workload.calls * s.best_s for s in known)
+    text = f"best {best * 1e3:.3g} ms in {len(known)} of {len(searches)} kernels"
+    if any(not math.isfinite(s.default_s) for s in known):
+        return text
+    return f"{text}, {sum(s.workload.calls * s.default_s for s in known) / best:.2f}x the default"
 
 
 def _table(searches: list[WorkloadSearch], report: TuneReport) -> Table:

@@ -70,6 +70,7 @@ class Measured:
     seconds: tuple[float, ...]
     canary_s: float
     device_s: float
+    error: str = ""
 
 
 @dataclass
@@ -258,7 +259,7 @@ class _Slot:
 
     def _run_canary(self, library: Path) -> float:
         assert self._canary is not None
-        _, seconds = self._canary.measure(library)
+        _, seconds, _ = self._canary.measure(library)
         if not seconds:
             raise DeviceLostError(
                 f"device {self._canary.session.name!r} gives a wrong answer to a kernel that is known to be right",
@@ -270,9 +271,9 @@ class _Slot:
         """The device answers and computes again: so the kernel that was silent is to blame, and that is its result."""
         if self.suspect is not None:
             job, self.suspect = self.suspect, None
-            self.fleet._results.put(
-                Measured(job, KERNEL_TIMEOUT, (), self._baseline, self.fleet.rules.kernel_timeout_s)
-            )
+            limit_s = self.fleet.rules.kernel_timeout_s
+            error = f"no output within {limit_s:g} s, on a device that computed the canary before and after"
+            self.fleet._results.put(Measured(job, KERNEL_TIMEOUT, (), self._baseline, limit_s, error))
 
     def _next_job(self) -> Job | None:
         """Wait for a job; what was measured is handed out before waiting, so that nobody waits for it."""
@@ -288,11 +289,11 @@ class _Slot:
         started = time.monotonic()
         self.job, self.busy_since = job, started
         job.tries += 1
-        status, seconds = self._bench(job.workload).measure(job.library, job.best_s)
+        status, seconds, error = self._bench(job.workload).measure(job.library, job.best_s)
         if self.abandoned:
             return
         self.busy_since, self.job = 0.0, None
-        found = Measured(job, status, seconds, self._last_canary, time.monotonic() - started)
+        found = Measured(job, status, seconds, self._last_canary, time.monotonic() - started, error)
         self._since_canary.append(found)
         if len(self._since_canary) >= self.fleet.rules.canary_every:
             self._check_canary()

@@ -63,21 +63,22 @@ class KernelBench:
             reference = self._answer(session.load(plain))
         self.reference = reference
 
-    def measure(self, library: Path, best_s: float = float("inf")) -> tuple[str, tuple[float, ...]]:
-        """Return (status, seconds per repeat). Raises DeviceLostError when the device goes away."""
+    def measure(self, library: Path, best_s: float = float("inf")) -> tuple[str, tuple[float, ...], str]:
+        """Return (status, seconds per repeat, what was wrong). Raises DeviceLostError when the device goes away."""
         kernel = self.session.load(library)
-        if not self._is_right(self._answer(kernel)):
-            return WRONG_ANSWER, ()
+        wrong = self._difference(self._answer(kernel))
+        if wrong:
+            return WRONG_ANSWER, (), wrong
         found = self._time(kernel, 1)
         if found[0] > _HOPELESS * best_s:
-            return OK, tuple(found)
+            return OK, tuple(found), ""
         found += self._time(kernel, self.rules.repeats - 1)
         for _ in range(_MOST_ROUNDS):
             spread = (max(found) - min(found)) / 2 / median(found)
             if len(found) < 2 or spread <= _NOISE or min(found) > 1.1 * best_s:
                 break
             found += self._time(kernel, self.rules.repeats)
-        return OK, tuple(found)
+        return OK, tuple(found), ""
 
     def _time(self, kernel: Any, repeat: int) -> list[float]:
         if repeat < 1:
@@ -94,10 +95,14 @@ class KernelBench:
             kernel["main"](*self._arguments)
             return np.asarray(self._arguments[-1].numpy())
 
-    def _is_right(self, answer: Array) -> bool:
+    def _difference(self, answer: Array) -> str:
+        """Say how an output differs from the plain kernel's; nothing where it is right."""
         if self.reference.dtype.kind in "iub":
-            return bool(np.array_equal(answer, self.reference))
+            count = int(np.count_nonzero(answer != self.reference))
+            return f"{count} of {answer.size} values differ from the plain kernel's" if count else ""
         reference = self.reference.astype(np.float64)
         largest = max(float(np.abs(reference).max(initial=0.0)), 1e-6)
-        error = np.abs(answer.astype(np.float64) - reference).max(initial=0.0)
-        return bool(error <= self._tolerance * largest)  # a NaN is not
+        error = float(np.abs(answer.astype(np.float64) - reference).max(initial=0.0)) / largest
+        if error <= self._tolerance:  # a NaN is not
+            return ""
+        return f"relative error {error:.2g} against the plain kernel, at most {self._tolerance:g}"

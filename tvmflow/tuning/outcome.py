@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tvmflow.kernels.workloads import Workload
+from tvmflow.kernels.workloads import Workload, least_bytes
 from tvmflow.tuning.records import TuningRecord
-from tvmflow.tuning.state import TuneReport, fastest_kernel
+from tvmflow.tuning.state import ORIGINS, TuneReport, fastest_kernel
 
 _NOT_FOR_BUILD = ("created", "canary_s", "error")
 _ENOUGH_TRIALS = 20  # fewer say nothing of what one takes
@@ -58,8 +58,8 @@ def write_curve(path: Path, workloads: list[Workload], records: list[TuningRecor
     return {"default_kernels_ms": default * 1e3, "best_kernels_ms": total * 1e3 if rows else 0.0}
 
 
-def write_kernels(path: Path, used: list[Workload], report: TuneReport) -> None:
-    """Write one row per kernel of the network as it will be built, the costliest first."""
+def write_kernels(path: Path, used: list[Workload], report: TuneReport) -> dict[str, int]:
+    """Write one row per kernel of the network as it will be built, the costliest first. Returns origin -> kernels."""
     searches = {search.workload.key: search for search in report.searches}
     peak = fastest_kernel(report.searches) / 1e9
     rows = []
@@ -72,9 +72,11 @@ def write_kernels(path: Path, used: list[Workload], report: TuneReport) -> None:
             "name": workload.name, "calls": workload.calls, "template": search.template, "trials": search.trials,
             "default_ms": search.default_s * 1e3 if math.isfinite(search.default_s) else None, "best_ms": search.best_s * 1e3,
             "total_ms": search.best_s * 1e3 * workload.calls, "gflops": speed, "of_best": speed / peak if peak else 0.0,
-            "spent_s": search.spent_s,
+            "spent_s": search.spent_s, "flops": search.flops, "nbytes": least_bytes(workload.function),
+            "origin": search.origin, "before_ms": search.before_s * 1e3 or None,
         })  # fmt: skip
     path.write_text(json.dumps(sorted(rows, key=lambda row: -row["total_ms"]), indent=1), encoding="utf-8")
+    return {origin: sum(row["origin"] == origin for row in rows) for origin in ORIGINS}
 
 
 def costs(report: TuneReport) -> dict[str, Any]:

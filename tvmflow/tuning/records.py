@@ -162,6 +162,21 @@ def _fastest(group: list[TuningRecord]) -> TuningRecord:
     return next((r for r in alike if r.knobs.get("rows_first") or r.knobs.get("tiles_first")), ordered[0])
 
 
+def failures(records: list[TuningRecord]) -> list[dict[str, Any]]:
+    """Return the candidates that failed, those of one kernel with one error as one row, the latest of them last."""
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for record in sorted(records, key=lambda r: r.created):
+        if record.status != OK:
+            key = (record.workload, record.status, record.error)
+            count = rows.pop(key)["count"] if key in rows else 0
+            rows[key] = {
+                "kernel": record.name, "workload": record.workload, "template": record.template, "status": record.status,
+                "error": record.error or "not kept: an older version wrote this record", "count": count + 1,
+                "knobs": record.knobs, "device": record.device_kind, "when": record.created,
+            }  # fmt: skip
+    return list(rows.values())
+
+
 def merge_records(sources: list[Path], into: Path) -> tuple[int, int]:
     """Append to a log what other logs have and it has not. Returns (added, known already). Raises StoreError before that."""
     known = {_line(record) for record in read_records(into)}

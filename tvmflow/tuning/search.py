@@ -17,6 +17,7 @@ from tvmflow.progress import Progress
 from tvmflow.templates import Knobs
 from tvmflow.tuning.builder import BuildPool, Built
 from tvmflow.tuning.canary import canary_workload
+from tvmflow.tuning.display import best_so_far, task_line
 from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import inputs_of
@@ -28,7 +29,7 @@ from tvmflow.tuning.records import (
     TuningRecord,
     best_of,
 )  # fmt: skip
-from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch
+from tvmflow.tuning.state import LOST, REMEASURED, RETUNED, TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.tuners import Loss, TunerFactory, knob_key
 
 REPLAYED = "replayed"
@@ -112,7 +113,9 @@ class _Search:
         template, candidates = found
         sizes = anchor_extents(workload.function)
         tuner = factory.make(workload.key, template.name, candidates, sizes)
-        return WorkloadSearch(workload, template.name, candidates, tuner, tuple(sizes))
+        before = self.old.get(workload.key)
+        before_s = before.median_s if before is not None else 0.0
+        return WorkloadSearch(workload, template.name, candidates, tuner, tuple(sizes), before_s=before_s)
 
     def _recall(self, search: WorkloadSearch) -> None:
         index = {knob_key(knobs): at for at, knobs in enumerate(search.candidates)}
@@ -232,11 +235,13 @@ class _Search:
             return
         if not record.seconds:
             self.report.lost += 1
+            search.replayed = LOST
         elif self._slower(search, record):
             self.report.slower += 1
+            search.replayed = RETUNED
         else:
             self.report.replayed += 1
-            search.exhausted = True
+            search.exhausted, search.replayed = True, REMEASURED
 
     def _propose(self, fleet: Fleet, pool: BuildPool) -> list[_Candidate]:
         """Start to build the next round: candidates of the workloads that may win most."""
@@ -312,9 +317,11 @@ class _Search:
         self.report.measured += 1
         candidate.search.spent_s += found.device_s
         candidate.search.digests[candidate.built.result().digest] = (found.status, found.seconds, found.canary_s)
-        self._note(candidate, found.status, found.seconds, found.canary_s)
+        self._note(candidate, found.status, found.seconds, found.canary_s, found.error)
 
-    def _note(self, candidate: _Candidate, status: str, seconds: tuple[float, ...], canary_s: float) -> None:
+    def _note(
+        self, candidate: _Candidate, status: str, seconds: tuple[float, ...], canary_s: float, error: str = ""
+    ) -> None:
         search, built = candidate.search, candidate.built.result()
         replayed = candidate.index is None
         record = TuningRecord(
@@ -322,26 +329,27 @@ class _Search:
             knobs=candidate.knobs, trace=None if status == ILLEGAL_SCHEDULE else built.trace, seconds=seconds,
             status=status, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
             created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=canary_s, flops=search.flops,
-            extents=search.extents, error=(built.error or status) if status == COMPILE_ERROR else "",
+            extents=search.extents, error="" if status == OK else error or built.error or status,
         )  # fmt: skip
         if status != OK:
-            self.last_error = built.error or status
+            self.last_error = record.error
             self.report.failures[status] = self.report.failures.get(status, 0) + 1
         self.journal.add(record)
         if candidate.record is None or record.median_s < candidate.record.median_s:
             candidate.record = record
         candidate.landed()
+        search.measured += 1
         search.learn(candidate.index, record.median_s)
+        line = task_line(self.searches, search, record.median_s, self.rules.trials)
+        self.progress(line, self._done(), self.rules.trials * len(self.searches))
+
+    def _done(self) -> int:
+        """Return how many trials of all are over; a workload that is left early counts as done."""
+        most = self.rules.trials
+        return sum(min(search.trials, most) if self._open(search) else most for search in self.searches)
 
     def _show(self) -> None:
-        done = sum(
-            min(search.trials, self.rules.trials) if self._open(search) else self.rules.trials
-            for search in self.searches
-        )
-        now = max(self.searches, key=lambda search: search.promise() if math.isfinite(search.promise()) else 0.0)
-        speed = f"{now.flops / now.best_s / 1e9:.0f} GFLOP/s" if now.flops else f"{now.best_s * 1e3:.3f} ms"
-        text = f"tuning {now.workload.name}: {speed} after {now.trials} trials"
-        self.progress(text, done, self.rules.trials * len(self.searches))
+        self.progress(best_so_far(self.searches), self._done(), self.rules.trials * len(self.searches))
         if self.watch is not None:
             self.watch(self.searches, self.report)
 

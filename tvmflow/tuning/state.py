@@ -13,11 +13,17 @@ from tvmflow.tuning.records import TuningRecord
 from tvmflow.tuning.tuners import Tuner
 
 _GAIN = 0.01  # less is noise
+# Where the schedule of a workload comes from, see WorkloadSearch.origin.
+REUSED, REMEASURED, RETUNED, LOST, NEW = ORIGINS = ("reused", "re-measured", "re-tuned", "lost", "new")
 
 
 @dataclass
 class WorkloadSearch:
-    """One workload while it is tuned. in_flight: candidates that are being built or measured."""
+    """One workload while it is tuned. in_flight: candidates that are being built or measured.
+
+    measured: candidates of this run. before_s: the best time under an older toolchain, 0 where there is none; replayed: what
+    became of that schedule: REMEASURED where it held, RETUNED where it got slower, LOST where it does not apply.
+    """
 
     workload: Workload
     template: str
@@ -31,11 +37,25 @@ class WorkloadSearch:
     best_s: float = math.inf
     spent_s: float = 0.0
     exhausted: bool = False
+    measured: int = 0
+    before_s: float = 0.0
+    replayed: str = ""
     digests: dict[str, tuple[str, tuple[float, ...], float]] = field(default_factory=dict)
 
     @property
     def flops(self) -> float:
         return 2.0 * math.prod(self.extents) if self.extents else 0.0
+
+    @property
+    def origin(self) -> str:
+        """Return where this run's schedule comes from.
+
+        reused: measured under this toolchain before. re-measured: the older toolchain's schedule, which held. re-tuned:
+        searched anew, because that got slower. lost: searched anew, because that does not apply. new: never tuned before.
+        """
+        if not self.measured:
+            return REUSED
+        return self.replayed or NEW
 
     def learn(self, index: int | None, seconds: float) -> None:
         """Take in a measurement, of this run or of an earlier one; infinity where it failed."""
