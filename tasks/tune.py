@@ -66,7 +66,13 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     write_best(context.out / "best.json", backend.kernel_kind, found.used, found.report.best, found.winograd, part)
     curve = write_curve(context.out / "curve.csv", found.used, journal.known())
     kernels = write_kernels(context.out / "workloads.json", found.used, found.report)
-    return {"workloads": found.tuned, "kernels": kernels, **curve, "winograd": len(found.winograd), **costs(found.report)}
+    return {
+        "workloads": found.tuned,
+        "kernels": kernels,
+        **curve,
+        "winograd": len(found.winograd),
+        **costs(found.report),
+    }
 
 
 STAGE = Stage(

@@ -57,7 +57,9 @@ class LedgerBench:
                 "schema": 1, "stage": name, "params": self.params, "toolchain": self.toolchain, "code": self.code,
                 "inputs": {source: records[source].digest(only) for source, only in stage.inputs.items()},
             }  # fmt: skip
-            created = datetime.fromtimestamp(1_750_000_000 + 60 * self.minute + 86_400 * self.day, UTC).isoformat(timespec="seconds")
+            created = datetime.fromtimestamp(1_750_000_000 + 60 * self.minute + 86_400 * self.day, UTC).isoformat(
+                timespec="seconds"
+            )
             records[name] = Record(
                 stage=name, cell=str(cell), key=digest_of(recipe), recipe=recipe, outputs=describe_folder(folder),
                 elapsed_s=1.0, created=created,

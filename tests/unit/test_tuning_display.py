@@ -47,7 +47,14 @@ def test_the_best_so_far_is_the_time_of_all_calls_beside_the_default() -> None:
 
 @pytest.mark.parametrize(
     ("measured", "replayed", "origin"),
-    [(0, "", REUSED), (0, LOST, REUSED), (3, "", NEW), (1, REMEASURED, REMEASURED), (4, RETUNED, RETUNED), (4, LOST, LOST)],
+    [
+        (0, "", REUSED),
+        (0, LOST, REUSED),
+        (3, "", NEW),
+        (1, REMEASURED, REMEASURED),
+        (4, RETUNED, RETUNED),
+        (4, LOST, LOST),
+    ],
 )
 def test_each_kernel_says_where_its_schedule_came_from(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: int, replayed: str, origin: str

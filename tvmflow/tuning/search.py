@@ -22,7 +22,6 @@ from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import inputs_of
 from tvmflow.tuning.records import (
-    COMPILE_ERROR,
     ILLEGAL_SCHEDULE,
     OK,
     UNKNOWN,
