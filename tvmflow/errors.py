@@ -72,8 +72,17 @@ class ParamsError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    def __init__(self, found: str, expected: str = "", hint: str = "", *, legal: Iterable[str] = ()) -> None:
-        super().__init__(found, expected or "one of " + ", ".join(sorted(legal)), hint)
+    """name: what was asked for; where a legal name is like it, that is what to do."""
+
+    def __init__(
+        self, found: str, expected: str = "", hint: str = "", *, legal: Iterable[str] = (), name: str | None = None
+    ) -> None:
+        known = sorted(legal)
+        similar = similar_name(name, known) if name is not None else None
+        super().__init__(
+            found, expected or "one of " + (", ".join(known) or "(there is none)"),
+            f"did you mean {similar!r}?" if similar else hint,
+        )  # fmt: skip
 
 
 class SourceError(TvmflowError):
@@ -187,6 +196,27 @@ def from_os_error(error: OSError, doing: str) -> StoreError:
             "fix the owner or the mode of that path and run the same command again",
         )
     return StoreError(f"{error.strerror or error} while {doing} {path}".rstrip())
+
+
+def similar_name(name: str, legal: Iterable[str]) -> str | None:
+    """Return the legal name that was probably meant: the same but for case and signs, or nearly the same; None for none."""
+    import difflib
+
+    plain = {_plain(known): known for known in legal}
+    if _plain(name) in plain:
+        return plain[_plain(name)]
+    close = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)
+    return plain[close[0]] if close else None
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def did_you_mean(name: str, legal: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)", or nothing where no legal name is like it."""
+    similar = similar_name(name, legal)
+    return f" (did you mean {similar!r}?)" if similar else ""
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tvmflow.errors import ParamsError
+from tvmflow.errors import ParamsError, did_you_mean
 
 
 class Options(BaseModel):
@@ -41,7 +42,14 @@ def _line(error: Any, model: type[BaseModel], where: str, beside: tuple[str, ...
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         legal = sorted([*_legal_keys(model, error["loc"][:-1]), *(beside if len(error["loc"]) == 1 else ())])
-        message = f"unknown key; legal here: {', '.join(legal)}" if legal else "unknown key"
+        message = (
+            f"unknown key{did_you_mean(str(error['loc'][-1]), legal)}; legal here: {', '.join(legal)}"
+            if legal
+            else "unknown key"
+        )
+    elif error["type"] == "literal_error" and isinstance(error["input"], str):
+        legal = [part.strip("'") for part in re.split(r", | or ", error["ctx"]["expected"])]
+        message = f"{message}; found {reprlib.repr(error['input'])}{did_you_mean(error['input'], legal)}"
     elif error["type"] != "value_error" and error["type"] != "missing":
         message = f"{message}; found {reprlib.repr(error['input'])}"
     return f"  - {place}: {message}" if place else f"  - {message}"

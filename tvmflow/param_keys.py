@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from tvmflow.errors import UnknownNameError
 from tvmflow.params import Params
 
+_WITH_OPTIONAL_KEYS = ("models", "targets")
+
 
 def part_of(kind: Any, name: str) -> tuple[Any, bool] | None:
     """Return the type of what a block has under a name, and whether it must be written; None where the block has no such key.
@@ -39,7 +41,8 @@ def written_part(key: str) -> str:
         if found is None:
             raise UnknownNameError(f"no key {key!r} in params.yaml", f"a key below {'.'.join(written) or 'its top'}")
         kind, must = found
-        is_written = is_written and must
+        # Only entries of models and targets are short; the blocks below are written whole where dvc.yaml names their keys.
+        is_written = is_written and (must or not written or written[0] not in _WITH_OPTIONAL_KEYS)
         if is_written:
             written.append(name)
     return ".".join(written)

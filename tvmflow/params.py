@@ -34,7 +34,7 @@ from tvmflow.bounds import (
     Sha256,
     Shape,
 )
-from tvmflow.errors import ParamsError, UnknownNameError
+from tvmflow.errors import ParamsError, UnknownNameError, did_you_mean, similar_name
 from tvmflow.options import explain
 from tvmflow.stage_params import PRECISIONS as PRECISIONS
 from tvmflow.stage_params import (
@@ -48,6 +48,7 @@ from tvmflow.stage_params import (
     QuantizeParams,
     StageBlock,
     TuneParams,
+    completed,
 )
 from tvmflow.stage_params import Precision as Precision
 from tvmflow.yaml_files import load_yaml
@@ -192,50 +193,84 @@ class Cell(Frozen):
 
 
 class ReleaseParams(Frozen):
-    max_accuracy_drop: NotNegativeFloat
-    min_top1_agreement: Annotated[float, Field(ge=0, le=1)]
-    min_coverage: Annotated[float, Field(ge=0, le=1)]
-    max_slowdown: NotNegativeFloat
-    compare_rounds: Annotated[int, Field(ge=4, le=10_000)]
-    confidence: Annotated[float, Field(gt=0.5, lt=1)]
+    max_accuracy_drop: NotNegativeFloat = 0.005
+    min_top1_agreement: Annotated[float, Field(ge=0, le=1)] = 0.99
+    min_coverage: Annotated[float, Field(ge=0, le=1)] = 0.95
+    max_slowdown: NotNegativeFloat = 0.02
+    compare_rounds: Annotated[int, Field(ge=4, le=10_000)] = 12
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+
+
+STAGE_TIMEOUTS_S = {
+    "fetch": 1800.0, "import_model": 1200.0, "quantize": 1200.0, "graph_pack": 1200.0, "tune": 14400.0, "build": 1800.0,
+    "deploy": 600.0, "evaluate": 3600.0,
+}  # fmt: skip
 
 
 class FlowParams(Frozen):
     """How work is run; nothing here changes what is made, so nothing here is in a recipe key."""
 
-    workers: Parallel
-    runner: Literal["threads", "dask"]
+    workers: Parallel = 2
+    runner: Literal["threads", "dask"] = "threads"
     dask_address: Line | None = None
-    device_retries: NotNegative
-    retry_delay_s: PositiveFloat
-    retune_cron: Cron
-    push_to_remote: bool
-    timeout_s: dict[str, PositiveFloat]
+    device_retries: NotNegative = 2
+    retry_delay_s: PositiveFloat = 2.0
+    retune_cron: Cron = "0 3 * * 6"
+    push_to_remote: bool = True
+    timeout_s: dict[str, PositiveFloat] = Field(default_factory=lambda: dict(STAGE_TIMEOUTS_S))
+
+    @field_validator("timeout_s", mode="before")
+    @classmethod
+    def _every_stage(cls, value: Any) -> Any:
+        return completed(value, STAGE_TIMEOUTS_S)
 
     @field_validator("timeout_s")
     @classmethod
     def _known_stages(cls, value: dict[str, float]) -> dict[str, float]:
-        if set(value) != set(STAGE_NAMES):
-            raise ValueError(f"one timeout for each stage {list(STAGE_NAMES)}; found {sorted(value)}")
+        if unknown := sorted(set(value) - set(STAGE_NAMES)):
+            raise ValueError(
+                f"no stage {unknown[0]!r}{did_you_mean(unknown[0], STAGE_NAMES)}; legal: {', '.join(STAGE_NAMES)}"
+            )
         return value
 
 
-class Params(Frozen):
-    """All of params.yaml."""
+LOCAL_CPU = "local-cpu"
+_LOCAL_CPU = {"kind": "llvm", "mcpu": "host", "threads": 2, "device": {"transport": "local", "key": LOCAL_CPU}}
 
-    models: dict[Name, ModelEntry]
+
+class Params(Frozen):
+    """All of params.yaml. What is left out has the default that docs/params.md lists.
+
+    targets: `local-cpu`, this machine, is there in every file. cells: where none are listed, each model in float32 on it,
+    under the model's name.
+    """
+
+    models: dict[Name, ModelEntry] = Field(default_factory=dict)
     targets: dict[Name, TargetEntry]
     cells: dict[Name, Cell]
-    fetch: FetchParams
-    import_model: ImportParams
-    quantize: QuantizeParams
-    graph_pack: GraphPackParams
-    tune: TuneParams
-    build: BuildParams
-    deploy: DeployParams
-    evaluate: EvaluateParams
-    release: ReleaseParams
-    flows: FlowParams
+    fetch: FetchParams = FetchParams()
+    import_model: ImportParams = ImportParams()
+    quantize: QuantizeParams = QuantizeParams()
+    graph_pack: GraphPackParams = GraphPackParams()
+    tune: TuneParams = TuneParams()
+    build: BuildParams = BuildParams()
+    deploy: DeployParams = DeployParams()
+    evaluate: EvaluateParams = EvaluateParams()
+    release: ReleaseParams = ReleaseParams()
+    flows: FlowParams = FlowParams()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        found = {name: value for name, value in data.items() if value is not None}  # a block whose lines are comments
+        found["targets"] = completed(found.get("targets", {}), {LOCAL_CPU: _LOCAL_CPU})
+        models = found.get("models", {})
+        if "cells" not in found:
+            names = models if isinstance(models, dict) else ()
+            found["cells"] = {name: {"model": name, "target": LOCAL_CPU, "precision": "float32"} for name in names}
+        return found
 
     @model_validator(mode="after")
     def _cells_are_known(self) -> Params:
@@ -244,7 +279,9 @@ class Params(Frozen):
             for word, table in (("model", self.models), ("target", self.targets)):
                 value = getattr(cell, word)
                 if value not in table:
-                    wrong.append(f"cells.{name}: unknown {word} {value!r}; legal: {', '.join(sorted(table))}")
+                    wrong.append(
+                        f"cells.{name}: unknown {word} {value!r}{did_you_mean(value, table)}; legal: {', '.join(sorted(table))}"
+                    )
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
@@ -258,11 +295,7 @@ class Params(Frozen):
             return self.cells[text]
         match = re.fullmatch(r"([^@:]+)@([^@:]+):([^@:]+)", text)
         if not match:
-            raise UnknownNameError(
-                f"no cell {text!r}",
-                f"model@target:precision, or one of {', '.join(sorted(self.cells))}",
-                "list the legal names with 'tvmflow status'",
-            )
+            raise self._no_cell(text)
         model, target, precision = match.groups()
         for word, value, legal in (
             ("model", model, self.models),
@@ -270,8 +303,26 @@ class Params(Frozen):
             ("precision", precision, PRECISIONS),
         ):
             if value not in legal:
-                raise UnknownNameError(f"unknown {word} {value!r} in cell {text!r}", legal=legal)
+                raise UnknownNameError(f"unknown {word} {value!r} in cell {text!r}", legal=legal, name=value)
         return Cell.model_validate({"model": model, "target": target, "precision": precision})
+
+    def _no_cell(self, text: str) -> UnknownNameError:
+        cells = ", ".join(sorted(self.cells))
+        expected = f"model@target:precision, or one of {cells}" if cells else "model@target:precision"
+        if not self.models:
+            hint = "params.yaml names no model yet; add one with 'tvmflow add MODEL_FILE'"
+        elif text in self.models:
+            hint = f"a model is no cell; write {text}@{LOCAL_CPU}:float32"
+        else:
+            whole = f"{text}:float32" if "@" in text else f"{text}@{LOCAL_CPU}:float32"
+            similar = similar_name(text, [*self.cells, *self.models]) or similar_name(
+                whole, [f"{model}@{target}:float32" for model in self.models for target in self.targets]
+            )
+            similar = (
+                f"{similar}@{LOCAL_CPU}:float32" if similar in self.models and similar not in self.cells else similar
+            )
+            hint = f"did you mean {similar!r}?" if similar else "list the legal names with 'tvmflow status'"
+        return UnknownNameError(f"no cell {text!r}", expected, hint)
 
     def cell_name(self, cell: Cell) -> str | None:
         """Return the name of a cell under `cells:`, None when it is not listed."""

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tvmflow.backends.table import BACKENDS
 from tvmflow.devices.table import TRANSPORTS
-from tvmflow.errors import ParamsError, TvmflowError
+from tvmflow.errors import ParamsError, TvmflowError, did_you_mean
 from tvmflow.frontends.table import FRONTENDS
 from tvmflow.options import explain
 from tvmflow.params import ModelEntry, Params, TargetEntry
@@ -68,4 +68,8 @@ def _target(where: str, target: TargetEntry) -> Iterator[str]:
 
 
 def _unknown(where: str, name: str, table: Mapping[str, Any]) -> list[str]:
-    return [] if name in table else [f"  - {where}: no {name!r}; legal: {', '.join(sorted(table))}"]
+    return (
+        []
+        if name in table
+        else [f"  - {where}: no {name!r}{did_you_mean(name, table)}; legal: {', '.join(sorted(table))}"]
+    )

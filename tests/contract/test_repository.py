@@ -104,6 +104,19 @@ def test_every_key_of_params_is_documented() -> None:
             assert missing == [], f"{name}: {missing}"
 
 
+def test_the_documented_defaults_are_those_of_the_code() -> None:
+    text = (REPOSITORY / "docs" / "params.md").read_text()
+    block = re.search(r"## Defaults.*?```yaml\n(.*?)```", text, re.S)
+    assert block
+    written = yaml.safe_load(block[1])
+    default = Params.model_validate({})
+    assert Params.model_validate(written) == default
+    said = {name: set(value) for name, value in written.items()}
+    for name, field in Params.model_fields.items():
+        if hasattr(field.annotation, "model_fields"):
+            assert said[name] == set(field.annotation.model_fields), name
+
+
 def test_the_tree_in_the_readme_is_the_tree_on_disk() -> None:
     text = (REPOSITORY / "README.md").read_text()
     block = re.search(r"## The tree\n+```\n(.*?)```", text, re.S)
