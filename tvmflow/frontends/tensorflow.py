@@ -18,9 +18,9 @@ import numpy as np
 from tvmflow.errors import ModelFileError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
 from tvmflow.frontends.source_model import Array, NoOnnxError, SourceDescription
+from tvmflow.frontends.tflite_files import flatbuffer, read_tflite
 from tvmflow.sources.tool_environments import ToolProcess, run_tool
 
-MAX_TFLITE_BYTES = 2 << 30  # flatbuffers' own limit
 MAX_UNPACKED_BYTES = 8 << 30
 
 
@@ -35,7 +35,7 @@ class TfliteModel:
 
     def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
         self.path, self.shape = path, shape
-        self.content = _checked(path)
+        self.content = read_tflite(path)
         self.interpreter = _interpreter(path)
         self.input, self.output = (
             _one(self.interpreter.get_input_details()),
@@ -54,7 +54,7 @@ class TfliteModel:
         model._set(x)
         model.interpreter.invoke()
         details = {detail["index"]: detail for detail in model.interpreter.get_tensor_details()}
-        graph = _flatbuffer(self.content).Subgraphs(0)
+        graph = flatbuffer(self.content).Subgraphs(0)
         for at in range(graph.OperatorsLength()):
             operator = graph.Operators(at)
             for index in (int(operator.Outputs(i)) for i in range(operator.OutputsLength())):
@@ -84,7 +84,7 @@ class TfliteModel:
         from tvm.relax.frontend.tflite import from_tflite
 
         try:
-            module = from_tflite(_flatbuffer(self.content))
+            module = from_tflite(flatbuffer(self.content))
         except Exception as error:
             if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
                 raise unsupported("TFLite", str(error)) from error
@@ -144,21 +144,6 @@ def _unpack(path: Path, folder: Path) -> Path:
     if len(found) != 1:
         raise ModelFileError(f"{path.name} holds {len(found)} files saved_model.pb", "one SavedModel folder")
     return found[0].parent
-
-
-def _checked(path: Path) -> bytes:
-    if path.stat().st_size > MAX_TFLITE_BYTES:
-        raise ModelFileError(f"{path.name} holds {path.stat().st_size} bytes", f"at most {MAX_TFLITE_BYTES}")
-    content = path.read_bytes()
-    if content[4:8] != b"TFL3":
-        raise ModelFileError(f"{path.name} is no TFLite file", "a flatbuffer with the identifier TFL3")
-    return content
-
-
-def _flatbuffer(content: bytes) -> Any:
-    import tflite
-
-    return tflite.Model.GetRootAsModel(content, 0)
 
 
 def _interpreter(path: Path, threads: int = 2, keep: bool = False) -> Any:
