@@ -52,7 +52,7 @@ def main() -> None:
 
 def _step(options: Any) -> dict[str, float]:
     warnings.simplefilter("ignore")
-    from bench.quantizers import onnxruntime_answers, seeded
+    from bench.quantizers import onnxruntime_outputs, seeded
     from tvmflow.frontends.exported import ExportedModel
     from tvmflow.passes.canonicalize import canonicalize
     from tvmflow.quantization.options import Int8Options
@@ -70,7 +70,7 @@ def _step(options: Any) -> dict[str, float]:
         started = time.perf_counter()
         quantize_int8(module, samples, None, plain if "min-max" in options.step else Int8Options())
     elif options.step == "ONNX Runtime":
-        onnxruntime_answers(model, samples, evaluation.x[:0], entropy=False)
+        onnxruntime_outputs(model, samples, evaluation.x[:0], entropy=False)
     seconds = time.perf_counter() - started
     return {"s": seconds, "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 

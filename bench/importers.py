@@ -110,10 +110,10 @@ def _row(framework: str, network: str, folder: Path, compiled: bool) -> str:
         from tvmflow.backends.cpu import host_backend
         from tvmflow.building.library import LocalRunner
 
-        answer = LocalRunner(module, host_backend()).run(x)
+        output = LocalRunner(module, host_backend()).run(x)
     else:
-        answer = run_graph(read_graph(module), x)
-    found = compare(answer, reference)
+        output = run_graph(read_graph(module), x)
+    found = compare(output, reference)
     return f"{found.max_relative_error:>16.2e}{seconds:>10.1f}"
 
 

@@ -95,7 +95,7 @@ def _tvmflow(workspace: Workspace, cell: Cell, _threads: int) -> list[tuple[str,
     machine, tensor = virtual_machine(workspace, cell, input_of(workspace, cell))
     started, spent, shapes = 0.0, defaultdict(float), {}
 
-    def watch(_function: Any, name: str, before: bool, _answer: Any, *arguments: Any) -> int:
+    def watch(_function: Any, name: str, before: bool, _output: Any, *arguments: Any) -> int:
         nonlocal started
         if before:
             started = time.perf_counter()

@@ -5,8 +5,8 @@
 Brings the cells all the way, then measures library and peers, each in a process of its own with the same input and threads, in
 turns of a fraction of a second, as evaluate does (tvmflow/evaluation/turns.py). A figure is the median of the turns' medians, a
 ratio the median of the rounds' ratios, below 1 where the library is faster; "=" stands where the interval over the rounds
-holds 1, and a last line for what other processes took of the machine meanwhile. The last columns are the error of the library's answer and of ONNX Runtime's,
-relative to the largest answer of PyTorch or Keras in float64.
+holds 1, and a last line for what other processes took of the machine meanwhile. The last columns are the error of the library's output and of ONNX Runtime's,
+relative to the largest output of PyTorch or Keras in float64.
 For int8 cells ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes of the same network and calibration samples;
 for bfloat16 cells OpenVINO runs as it comes and PyTorch in bfloat16; what has no such form stays in float32. LiteRT takes
 Keras models, in float32.
@@ -140,7 +140,7 @@ class _Peer:
         return times
 
     def ask(self, count: int) -> dict[str, Any] | None:
-        """Return what the process answers, None where it ended; then why is printed."""
+        """Return the reply of the process, None where it ended; then why is printed."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(f"{count}\n")
@@ -346,15 +346,15 @@ def _errors(workspace: Workspace, cell: Cell) -> dict[str, float]:
         exact = _module(workspace, cell).double()(torch.from_numpy(x).double()).numpy()
     if exact.dtype != np.float64:  # a Keras file that fixes its types
         return {}
-    answers = {
+    outputs = {
         "tvmflow": _tvmflow(workspace, cell, x, 2)(),
         "onnxruntime": _onnxruntime(workspace, cell, x, 2)()[0],
     }
     found = {}
-    for name, answer in answers.items():
-        if not isinstance(answer, np.ndarray):
-            answer = (answer if hasattr(answer, "numpy") else answer[0]).numpy()
-        found[name] = float(np.abs(answer - exact).max() / np.abs(exact).max())
+    for name, output in outputs.items():
+        if not isinstance(output, np.ndarray):
+            output = (output if hasattr(output, "numpy") else output[0]).numpy()
+        found[name] = float(np.abs(output - exact).max() / np.abs(exact).max())
     return found
 
 

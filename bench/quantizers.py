@@ -3,7 +3,7 @@
     python -m bench.quantizers [--only NAME]
 
 Both start from the same PyTorch weights. ONNX Runtime: QDQ, weights int8 per channel, activations uint8, min-max (its
-default) and entropy calibration, after its own pre-processing. Printed: SQNR of the answers against float32 in dB, top-1 agreement, and
+default) and entropy calibration, after its own pre-processing. Printed: SQNR of the outputs against float32 in dB, top-1 agreement, and
 accuracy where the network is trained. Networks without weights that can be had here are seeded, with batch norms that saw
 the calibration images.
 """
@@ -69,7 +69,7 @@ def seeded(name: str) -> tuple[Any, Samples, Samples]:
     return network.eval(), Samples(calibration, None), Samples(evaluation, None)
 
 
-def onnxruntime_answers(model: ExportedModel, calibration: Array, x: Array, entropy: bool) -> Array:
+def onnxruntime_outputs(model: ExportedModel, calibration: Array, x: Array, entropy: bool) -> Array:
     """Quantize with ONNX Runtime and run the result."""
     import onnxruntime
     from onnxruntime.quantization import (
@@ -98,8 +98,8 @@ def onnxruntime_answers(model: ExportedModel, calibration: Array, x: Array, entr
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, calibrate_method=method,
         )  # fmt: skip
         session = onnxruntime.InferenceSession(result, providers=["CPUExecutionProvider"])
-        answers = [session.run(None, {model.input_name: sample[None]})[0] for sample in x]
-        return np.concatenate(answers) if answers else np.zeros((0, 1), np.float32)
+        outputs = [session.run(None, {model.input_name: sample[None]})[0] for sample in x]
+        return np.concatenate(outputs) if outputs else np.zeros((0, 1), np.float32)
 
 
 def main() -> None:
@@ -121,11 +121,11 @@ def _rows(name: str, network: Any, calibration: Samples, evaluation: Samples) ->
     graph = read_graph(module)
     reference = np.concatenate([run_graph(graph, sample[None]) for sample in evaluation.x])
 
-    def row(quantizer: str, answers: Array, seconds: float) -> None:
-        agree = float((answers.argmax(1) == reference.argmax(1)).mean())
-        accuracy = "-" if evaluation.y is None else f"{float((answers.argmax(1) == evaluation.y).mean()):.4f}"
+    def row(quantizer: str, outputs: Array, seconds: float) -> None:
+        agree = float((outputs.argmax(1) == reference.argmax(1)).mean())
+        accuracy = "-" if evaluation.y is None else f"{float((outputs.argmax(1) == evaluation.y).mean()):.4f}"
         print(
-            f"{name:<20}{quantizer:<24}{sqnr_db(reference, answers):>9.1f}{agree:>8.3f}{accuracy:>10}{seconds:>9.1f}",
+            f"{name:<20}{quantizer:<24}{sqnr_db(reference, outputs):>9.1f}{agree:>8.3f}{accuracy:>10}{seconds:>9.1f}",
             flush=True,
         )
 
@@ -138,8 +138,8 @@ def _rows(name: str, network: Any, calibration: Samples, evaluation: Samples) ->
         row(quantizer, np.concatenate([run_graph(integer, sample[None]) for sample in evaluation.x]), seconds)
     for quantizer, entropy in (("ONNX Runtime, min-max", False), ("ONNX Runtime, entropy", True)):
         started = time.perf_counter()
-        answers = onnxruntime_answers(model, calibration.x, evaluation.x, entropy)
-        row(quantizer, answers, time.perf_counter() - started)
+        outputs = onnxruntime_outputs(model, calibration.x, evaluation.x, entropy)
+        row(quantizer, outputs, time.perf_counter() - started)
 
 
 if __name__ == "__main__":

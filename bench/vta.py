@@ -67,10 +67,10 @@ def main() -> None:
         times = []
         for _ in range(RUNS):
             started = time.perf_counter()
-            (answer,) = run([pack(config, x)])
+            (output,) = run([pack(config, x)])
             times.append(time.perf_counter() - started)
         expected = run_region(as_computed(region, mode), {"x": x})[region.outputs[0]]
-        assert np.array_equal(unpack(answer, expected.shape), expected)
+        assert np.array_equal(unpack(output, expected.shape), expected)
         rows[mode] = {
             **counters.to_json(), "five bytes": counters.five_bytes,
             "cycles": sum(estimate(config, launch).total for launch in program.launches), "compile_s": compile_s,

@@ -72,14 +72,14 @@ class PrefectServer:
 
 
 def check_server(url: str) -> None:
-    """Raise StageError when no Prefect server answers at the address that the user named."""
+    """Raise StageError when no Prefect server responds at the address that the user named."""
     try:
-        answer = requests.get(f"{url.rstrip('/')}/health", timeout=20)
-        if answer.ok or answer.status_code in (401, 403):
+        response = requests.get(f"{url.rstrip('/')}/health", timeout=20)
+        if response.ok or response.status_code in (401, 403):
             return
-        found = f"what answers says {answer.status_code} {answer.reason}"
+        found = f"the server responds with {response.status_code} {response.reason}"
     except (requests.RequestException, ValueError) as error:
-        found = "nothing answers" if isinstance(error, requests.ConnectionError) else first_line(error)
+        found = "nothing responds" if isinstance(error, requests.ConnectionError) else first_line(error)
     raise StageError(
         f"no Prefect server at {url}: {found}",
         "in PREFECT_API_URL the address of a running server, as http://127.0.0.1:4200/api",

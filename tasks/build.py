@@ -1,6 +1,6 @@
 """build: compile the packed model with the best measured schedules into a library for the target.
 
-In:  the packed model, best.json of tune, golden inputs and answers
+In:  the packed model, best.json of tune, golden inputs and outputs
 Out: library.so, manifest.json (what it is, for whom, made of what), ir/ (the module after each phase); and as
      files what the device computes beside kernels, in a folder that the backend names
 """

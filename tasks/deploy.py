@@ -1,7 +1,7 @@
-"""deploy: put the library on a device and let it answer the golden inputs there.
+"""deploy: put the library on a device and run the golden inputs there.
 
-In:  the built library, golden inputs and answers
-Out: deployed.json: which device, under which name, how it answered. Never cached, never an open session.
+In:  the built library, golden inputs and outputs
+Out: deployed.json: which device, under which name, how its outputs agree. Never cached, never an open session.
 """
 
 from __future__ import annotations

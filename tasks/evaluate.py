@@ -1,6 +1,6 @@
 """evaluate: run the evaluation set on the device, measure latency there and beside peers.
 
-In:  the built library, the evaluation set, the source framework's answers
+In:  the built library, the evaluation set, the source framework's outputs
 Out: scorecard.json (everything), metrics.json (the numbers, for DVC), confusion.csv, latency.csv
 """
 
@@ -80,10 +80,10 @@ def evaluate(context: Context) -> dict[str, Any]:
     card = {
         "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": library.stat().st_size,
         "coverage": manifest["coverage"], **numbers.to_json(),
-        **quality(context.inputs, numbers.answers, samples, settings.max_relative_error), "part": part,
+        **quality(context.inputs, numbers.outputs, samples, settings.max_relative_error), "part": part,
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
     }  # fmt: skip
-    write_scorecard(context.out, card, numbers.answers, samples)
+    write_scorecard(context.out, card, numbers.outputs, samples)
     return {"steady": card["latency"]["compute"]["steady"]}
 
 

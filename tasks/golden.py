@@ -1,4 +1,4 @@
-"""The golden inputs, and the quantized form's answers to them: what packed, built and deployed forms must answer too."""
+"""The golden inputs, and the quantized form's outputs for them: what the packed, built and deployed modules must give too."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """graph_pack: give the model the layout of its target, weights packed once and for all.
 
-In:  the quantized model, golden inputs and answers
+In:  the quantized model, golden inputs and outputs
 Out: model.json + weights.safetensors; NCHW{block}c on a CPU; what a device computes beside the CPU are calls, in its layout
 """
 

@@ -1,8 +1,8 @@
 """quantize: bring the model to the precision of its cell.
 
-In:  the imported model, calibration samples, golden inputs and answers
+In:  the imported model, calibration samples, golden inputs and outputs
 Out: model.json + weights.safetensors in that precision, quantization.json (per layer), reference.npz (the quantized
-     form's answers to the golden and, for integer precisions, to the evaluation inputs)
+     form's outputs for the golden and, for integer precisions, to the evaluation inputs)
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     batch, golden = read_description(fetched).input_shape[0], golden_inputs(context)
     context.progress("checking the quantized form", 0, 0)
     runner = LocalRunner(module, host_backend())
-    answers = run_in_batches(runner, golden, batch)
+    outputs = run_in_batches(runner, golden, batch)
     with np.load(context.inputs["import_model"] / "reference.npz", allow_pickle=False) as data:
-        found = check_golden("quantize", answers, np.asarray(data["golden"]), settings.max_relative_error)
+        found = check_golden("quantize", outputs, np.asarray(data["golden"]), settings.max_relative_error)
     facts: dict[str, Any] = {"golden": found.to_json()}
     if settings.precision in INTEGER:
-        facts["definition"] = check_definition(module, golden, batch, answers).to_json()
+        facts["definition"] = check_definition(module, golden, batch, outputs).to_json()
         facts |= {
             name: report[name] for name in ("output_sqnr_db", "worst", "moved_to_float", "goal_met") if name in report
         }
     evaluation = run_in_batches(runner, Samples.load(fetched / "evaluation.npz").x, batch)
-    np.savez(context.out / "reference.npz", golden=answers, evaluation=evaluation)
+    np.savez(context.out / "reference.npz", golden=outputs, evaluation=evaluation)
     return facts
 
 

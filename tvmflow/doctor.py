@@ -124,9 +124,9 @@ def _runtime() -> Iterator[Finding]:
     try:
         from tvmflow.toolchain import probe
 
-        answer = probe()
+        facts = probe()
         yield Finding(
-            "ok", "TVM starts", f"LLVM {answer['llvm']}, this CPU is {answer['host_cpu']}{answer['host_attributes']}"
+            "ok", "TVM starts", f"LLVM {facts['llvm']}, this CPU is {facts['host_cpu']}{facts['host_attributes']}"
         )
     except (TvmflowError, metadata.PackageNotFoundError) as error:
         yield Finding("broken", "TVM starts", first_line(error), "reinstall with constraints.txt")
@@ -174,7 +174,7 @@ def judge_sandbox(held: list[str]) -> Iterator[Finding]:
 
 
 def _listening_beyond_loopback(port: int) -> bool:
-    """Say whether something answers on this machine's own outward address; connects to nothing else."""
+    """Say whether something responds on this machine's own outward address; connects to nothing else."""
     try:
         address = next(
             info[4][0]

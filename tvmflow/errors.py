@@ -9,7 +9,7 @@ TvmflowError                 exit 1   the base: what was found, what was expecte
 |  `- DigestError                     the bytes are not the ones that were pinned
 |- ModelFileError                     a model file is damaged, hostile or of the wrong kind
 |- UnsupportedOperatorError           the importer does not know an operator; names it
-|- AgreementError                     a form of the model answers differently from the source
+|- AgreementError                     the outputs of a stage differ from those of the source
 |- ProgramError                       a program for the VTA accelerator breaks the rules of the machine
 |- StageError                         a stage ended without its outputs
 |  |- ToolchainError                  this machine cannot compile, whatever it is given

@@ -1,4 +1,4 @@
-"""The recipe key: the one answer to 'may this stage be skipped?'.
+"""The recipe key: it decides whether a stage may be skipped.
 
 A recipe is what decides the bytes that a stage makes: the stage, the digests of its inputs, only the parameters that
 it reads, the versions of the tools it uses, and the source of the code it uses. The key is the sha256 of that.

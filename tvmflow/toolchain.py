@@ -113,16 +113,16 @@ def probe() -> dict[str, str]:
             "run 'tvmflow doctor'",
         )
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    answer: dict[str, str] = {
+    facts: dict[str, str] = {
         "llvm": found["llvm"], "host_cpu": found["host_cpu"],
         "host_attributes": attributes_beside(set(found["features"]), _cpu_lines()),
         **{name: found[name] for name in _LISTS},
     }  # fmt: skip
     try:
-        write_atomic(path, json.dumps({**known, identity: answer}))
+        write_atomic(path, json.dumps({**known, identity: facts}))
     except OSError:
         pass  # only a shortcut: without it the next process asks again
-    return answer
+    return facts
 
 
 def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -19,7 +19,7 @@ from tvmflow.errors import DeviceError, DeviceLostError
 from tvmflow.kernels.workloads import Workload
 from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured
 from tvmflow.tuning.measure import MeasureRules
-from tvmflow.tuning.records import KERNEL_TIMEOUT, OK, WRONG_ANSWER
+from tvmflow.tuning.records import KERNEL_TIMEOUT, OK, WRONG_OUTPUT
 
 RULES = FleetRules(
     slots=3, kernel_timeout_s=0.8, session_s=3600.0, canary_every=4, max_drift=0.2, cool_s=0.0, give_up_s=2.0,
@@ -37,7 +37,7 @@ class Tensor:
 
 
 class Kernel:
-    """What a library file says: seconds, answer, and what it does to its device."""
+    """What a library file says: seconds, output, and what it does to its device."""
 
     def __init__(self, world: World, file: Path) -> None:
         self.world, self.says = world, json.loads(file.read_text())
@@ -50,7 +50,7 @@ class Kernel:
             if self.says.get("kills"):
                 raise DeviceLostError("connection reset")
             if not self.says.get("forgets"):
-                arguments[-1].array[...] = self.says.get("answer", 1.0)
+                arguments[-1].array[...] = self.says.get("output", 1.0)
 
         return run
 
@@ -103,7 +103,7 @@ class World:
         with self.lock:
             self.sessions += 1
             if self.sessions > self.gone_after:
-                raise DeviceLostError("no device answers")
+                raise DeviceLostError("no device responds")
         yield Session(self)
 
     def library(self, name: str, **says: Any) -> Path:
@@ -116,7 +116,7 @@ class World:
         with Fleet(self.open, rules, (CANARY, self.library("canary", canary=True))) as fleet:
             for workload in (CANARY, WORK):
                 fleet.references.arrays[workload.key] = [np.zeros(1), np.zeros(1)]
-                fleet.references.answers[workload.key] = np.ones(1)
+                fleet.references.outputs[workload.key] = np.ones(1)
             fleet.measure([Job(WORK, library, float("inf")) for library in libraries], found.append)
         return found, fleet
 
@@ -146,17 +146,17 @@ def test_a_lost_device_loses_no_job_and_writes_nothing_slow(world: World) -> Non
     assert fleet.counts.lost == 3 and fleet.counts.retried >= 1 and world.sessions >= 4
 
 
-def test_a_wrong_answer_is_a_result(world: World) -> None:
+def test_a_wrong_output_is_a_result(world: World) -> None:
     found, _ = world.measure(
-        [world.library("good"), world.library("bad", answer=2.0), world.library("nan", answer=float("nan"))]
+        [world.library("good"), world.library("bad", output=2.0), world.library("nan", output=float("nan"))]
     )
-    assert _names(found) == {"good": OK, "bad": WRONG_ANSWER, "nan": WRONG_ANSWER}
+    assert _names(found) == {"good": OK, "bad": WRONG_OUTPUT, "nan": WRONG_OUTPUT}
 
 
 def test_what_a_kernel_does_not_write_is_not_taken_from_the_one_before(world: World) -> None:
     kernels = [world.library("good"), world.library("forgets", forgets=True), world.library("fine")]
     found, _ = world.measure(kernels, replace(RULES, slots=1))
-    assert _names(found) == {"good": OK, "forgets": WRONG_ANSWER, "fine": OK}
+    assert _names(found) == {"good": OK, "forgets": WRONG_OUTPUT, "fine": OK}
 
 
 def test_a_silent_kernel_is_blamed_when_its_device_answers_again(world: World) -> None:
@@ -190,7 +190,7 @@ def test_a_clock_that_never_rests_is_said(world: World) -> None:
 
 
 def test_a_device_that_is_silent_from_the_start_ends_the_search(world: World) -> None:
-    """The canary itself never answers: no kernel is at fault, and nobody waits for ever."""
+    """The canary itself never returns: no kernel is at fault, and nobody waits for ever."""
     world.canary_hangs = True
     with pytest.raises(DeviceError, match="silent"):
         world.measure([world.library("k")], replace(RULES, slots=1, kernel_timeout_s=0.3, give_up_s=0.5))
@@ -206,7 +206,7 @@ def test_what_was_measured_is_kept_when_the_search_ends(world: World) -> None:
         with Fleet(world.open, rules, (CANARY, world.library("canary"))) as fleet:
             for workload in (CANARY, WORK):
                 fleet.references.arrays[workload.key] = [np.zeros(1), np.zeros(1)]
-                fleet.references.answers[workload.key] = np.ones(1)
+                fleet.references.outputs[workload.key] = np.ones(1)
             slow = lambda found: (time.sleep(0.3), seen.append(found))  # noqa: E731  the fault comes first
             fleet.measure([Job(WORK, library, float("inf")) for library in jobs], slow)
     assert len(seen) >= 2 and {m.status for m in seen} == {OK}
@@ -215,14 +215,14 @@ def test_what_was_measured_is_kept_when_the_search_ends(world: World) -> None:
 def test_without_any_device_the_search_ends_with_the_reason(world: World) -> None:
     world.dies_at, world.gone_after = {5}, 1
     rules = replace(RULES, slots=1, give_up_s=0.5)
-    with pytest.raises(DeviceError, match="no device answers"):
+    with pytest.raises(DeviceError, match="no device responds"):
         world.measure([world.library(f"k{at}") for at in range(8)], rules)
 
 
 def test_when_nobody_is_there_from_the_start_it_is_said_at_once(world: World) -> None:
     world.gone_after = 0
     started = time.monotonic()
-    with pytest.raises(DeviceError, match="no device answers"):
+    with pytest.raises(DeviceError, match="no device responds"):
         world.measure([world.library("k")], replace(RULES, give_up_s=60.0))
     assert time.monotonic() - started < 10
 

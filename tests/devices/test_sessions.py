@@ -57,7 +57,7 @@ def test_something_else_at_the_trackers_port_is_no_tracker() -> None:
         server.settimeout(5)
         import threading
 
-        def answer() -> None:
+        def reply() -> None:
             for _ in range(3):
                 try:
                     peer, _ = server.accept()
@@ -66,7 +66,7 @@ def test_something_else_at_the_trackers_port_is_no_tracker() -> None:
                 except OSError:
                     return
 
-        threading.Thread(target=answer, daemon=True).start()
+        threading.Thread(target=reply, daemon=True).start()
         with pytest.raises(TrackerError):
             connect(TrackerAddress("127.0.0.1", server.getsockname()[1]))
 

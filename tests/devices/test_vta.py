@@ -88,8 +88,8 @@ def tracker() -> Iterator[int]:
 
 def _run_there(device: DeviceEntry, program: Program, path: Path, x: Array) -> None:
     with open_session(device, vta_backend(CONFIG), SessionLimits(60.0, 20.0)) as session:
-        answer = session.model(library_calling(program, path)).run(pack(CONFIG, x))
-        assert np.array_equal(answer, expected(program, x))
+        output = session.model(library_calling(program, path)).run(pack(CONFIG, x))
+        assert np.array_equal(output, expected(program, x))
         ((digest, found),) = json.loads(session.call(COUNTERS_FUNCTION)).items()
         assert digest == program_to_blob(program)[:32].hex() and found["runs"] == 1
         assert found["counted"]["gemm_counter"] == 2 * 2 * 2 * 9 * 100 + 200
@@ -222,8 +222,8 @@ def test_the_board_driver_speaks_to_the_registers(board: FakeBoard) -> None:
     loaded = driver.BoardDriver(board, board.allocate).load(program)
     for seed in (1, 2):
         x = image(SHAPE, seed)
-        answer = loaded.run([pack(board.config, x)])[0]
-        assert np.array_equal(unpack(answer, SHAPE), unpack(expected(program, x), SHAPE))
+        output = loaded.run([pack(board.config, x)])[0]
+        assert np.array_equal(unpack(output, SHAPE), unpack(expected(program, x), SHAPE))
     assert board.launches == 2 * len(program.launches) and loaded.counted is None
     loaded.close()
     assert board.memories == []
@@ -312,9 +312,9 @@ def test_a_device_that_runs_another_program_is_found(change: Any, what: str) -> 
     parts = [Part("vta0", program, blob[:32].hex())]
     regions = summarize(CONFIG, "optimized", parts, {})["regions"]
     runtime = Runtime(CONFIG, Tampering(change))
-    answer = np.zeros(packed_shape(CONFIG, SHAPE), np.int8)
+    output = np.zeros(packed_shape(CONFIG, SHAPE), np.int8)
     for _ in range(3):
-        runtime.run(np.frombuffer(blob, np.uint8), pack(CONFIG, image(SHAPE)), answer)
+        runtime.run(np.frombuffer(blob, np.uint8), pack(CONFIG, image(SHAPE)), output)
     ran = json.loads(runtime.counters())
     if not what:
         assert check_ran(regions, ran) == {"runs": 3, "counted": True}

@@ -35,7 +35,7 @@ static float of_bfloat16(const uint8_t *at) {
     return value;
 }
 
-/* Return 0 where the shapes of three tiles do not fit, which the processor answers with #UD. */
+/* Return 0 where the shapes of three tiles do not fit, for which the processor raises #UD. */
 static int multiply(int opcode, int prefix, int c, int a, int b) {
     if (config.colsb[a] / 4 != config.rows[b] || config.rows[c] != config.rows[a] || config.colsb[c] != config.colsb[b])
         return 0;
@@ -137,5 +137,5 @@ int amx_install(void) {
     return sigaction(SIGILL, &action, &before);
 }
 
-/* Put back what answered illegal instructions before. */
+/* Put back the earlier handler of illegal instructions. */
 int amx_remove(void) { return sigaction(SIGILL, &before, 0); }

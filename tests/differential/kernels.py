@@ -21,7 +21,7 @@ from tvmflow.templates import Knobs, Template, scheduled
 from tvmflow.tuning.traces import trace_json
 
 HOST = host_backend()
-BOUND = 1e-5  # float32 sums of at most some hundred terms in another order, relative to the largest answer
+BOUND = 1e-5  # float32 sums of at most some hundred terms in another order, relative to the largest output
 
 
 def imported(module: torch.nn.Module, shape: tuple[int, ...]) -> tuple[Any, ExportedModel]:
@@ -29,8 +29,8 @@ def imported(module: torch.nn.Module, shape: tuple[int, ...]) -> tuple[Any, Expo
     return FoldBatchNorm()(FoldConstants()(model.to_relax())), model
 
 
-def error_of(answers: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
-    return float(np.abs(answers - reference).max() / np.abs(reference).max())
+def error_of(outputs: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
+    return float(np.abs(outputs - reference).max() / np.abs(reference).max())
 
 
 def run(executable: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -47,7 +47,7 @@ def of_one_operator(operator: Callable[[Any], Any], shape: tuple[int, ...]) -> A
     return builder.get()
 
 
-def answers_of_every_schedule(
+def outputs_of_every_schedule(
     lowered: Any, workload: Workload, template: Template, candidates: list[Knobs], x: np.ndarray[Any, Any]
 ) -> Iterator[np.ndarray[Any, Any]]:
     """Run a module of one kernel under each of its candidates."""

@@ -107,8 +107,8 @@ class Numbers:
         with builder.function("main", [x]):
             with builder.dataflow():
                 product = builder.emit(relax.op.matmul(x, relax.const(self.weights)))
-                answer = builder.emit_output(relax.op.nn.relu(product))
-            builder.emit_func_output(answer)
+                output = builder.emit_output(relax.op.nn.relu(product))
+            builder.emit_func_output(output)
         return builder.get()
 
     def to_onnx(self, path: Path) -> None:

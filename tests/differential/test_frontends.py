@@ -1,4 +1,4 @@
-"""Each frontend against its own framework: the imported form answers what the framework answers."""
+"""Each frontend against its own framework: the imported module gives the outputs of the framework."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tvmflow.sources.tool_environments import run_tool
 from tvmflow.sources.weights import WeightsRequest, bring_weights
 
 Array = np.ndarray[Any, Any]
-BOUND = 2e-5  # float32 sums in another order, relative to the largest answer
+BOUND = 2e-5  # float32 sums in another order, relative to the largest output
 
 
 def _x(shape: tuple[int, ...]) -> Array:
@@ -35,9 +35,9 @@ def _x(shape: tuple[int, ...]) -> Array:
 
 
 def _error(source: SourceModel, x: Array) -> float:
-    answer, reference = run_graph(read_graph(canonicalize(source.to_relax())), x), source.run(x)
-    assert answer.shape == reference.shape
-    return float(np.abs(answer - reference).max() / np.abs(reference).max())
+    output, reference = run_graph(read_graph(canonicalize(source.to_relax())), x), source.run(x)
+    assert output.shape == reference.shape
+    return float(np.abs(output - reference).max() / np.abs(reference).max())
 
 
 def _load(folder: Path, framework: str, file: str, shape: tuple[int, ...], network: str | None = None) -> SourceModel:
@@ -95,7 +95,7 @@ OPERATORS: list[tuple[str, dict[str, str], dict[str, tuple[int, ...]]]] = [
 
 
 def test_operators_one_by_one(tmp_path: Path) -> None:
-    """All operators as outputs would need one process each: here each is its own file, answered by one check."""
+    """All operators as outputs would need one process each: here each is its own file, tested by one check."""
     x = _x((1, 4, 8, 8))
     wrong = []
     for at, (op, attrs, parameters) in enumerate(OPERATORS):
@@ -273,8 +273,8 @@ def test_an_exported_program_with_any_batch(tmp_path: Path) -> None:
     machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target("llvm")), tvm.cpu())
     for count in (1, 3, 8):
         samples = _x((count, 1, 8, 8))
-        answer = machine["main"](tvm.runtime.tensor(samples)).numpy()
-        assert np.abs(answer - network(torch.from_numpy(samples)).detach().numpy()).max() < 1e-5
+        output = machine["main"](tvm.runtime.tensor(samples)).numpy()
+        assert np.abs(output - network(torch.from_numpy(samples)).detach().numpy()).max() < 1e-5
 
 
 def test_torchscript_and_a_factory_of_the_users_own(tmp_path: Path) -> None:
@@ -394,6 +394,6 @@ def test_a_quantized_onnx_model_keeps_its_integers(tmp_path: Path, activation: s
     forms = {layer.name: layer.form for layer in report.layers}
     assert forms["conv0"] == {"QUInt8": "uint8", "QInt8": "int8"}[activation] and report.corrected_layers == 0
     graph = read_graph(quantized)
-    answers = np.concatenate([run_graph(graph, sample[None]) for sample in samples])
-    assert np.abs(answers - reference).max() <= 0.02 * np.abs(reference).max()
+    outputs = np.concatenate([run_graph(graph, sample[None]) for sample in samples])
+    assert np.abs(outputs - reference).max() <= 0.02 * np.abs(reference).max()
     assert json.dumps(report.to_json())

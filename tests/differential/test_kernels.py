@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import relax, s_tir, tirx
 
-from tests.differential.kernels import BOUND, HOST, answers_of_every_schedule, error_of, imported, of_one_operator, run
+from tests.differential.kernels import BOUND, HOST, error_of, imported, of_one_operator, outputs_of_every_schedule, run
 from tvmflow.building.library import LocalRunner, build_scheduled, compile_lowered
 from tvmflow.building.lower import lower
 from tvmflow.ir.emit import constant
@@ -70,7 +70,7 @@ def test_any_convolution_packed_and_scheduled_equals_torch(
         ("bfloat16", 2, 4e-2),
     ],
 )
-def test_candidates_of_every_template_keep_the_answer(form: str, winograd: int, bound: float) -> None:
+def test_candidates_of_every_template_keep_the_output(form: str, winograd: int, bound: float) -> None:
     module, model = imported(build("digits_cnn", 3), (1, 1, 8, 8))
     if form != "float32":
         module = to_mixed(module, MixedPrecision(form, "float32", ("conv2d", "matmul"), ("mean",)))
@@ -101,7 +101,7 @@ def test_candidates_of_every_template_keep_the_answer(form: str, winograd: int, 
         assert error_of(run(executable, x), reference) < bound
 
 
-def test_every_schedule_of_a_concatenation_keeps_the_answer() -> None:
+def test_every_schedule_of_a_concatenation_keeps_the_output() -> None:
     shape = (1, 3, 5, 6, 16)
     lowered = lower(of_one_operator(lambda x: relax.op.concat([x, relax.op.negative(x)], 1), shape), HOST)
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
@@ -109,8 +109,8 @@ def test_every_schedule_of_a_concatenation_keeps_the_answer() -> None:
     covered = HOST.template_for(workload.function)
     assert covered is not None
     assert {knobs["rows_first"] for knobs in covered[1]} == {0, 1}
-    for answer in answers_of_every_schedule(lowered, workload, *covered, x):
-        assert np.array_equal(answer, np.concatenate([x, -x], 1))
+    for output in outputs_of_every_schedule(lowered, workload, *covered, x):
+        assert np.array_equal(output, np.concatenate([x, -x], 1))
 
 
 def _pooled(*parts: torch.Tensor) -> torch.Tensor:
@@ -259,7 +259,7 @@ def _layer_norm(x: Any) -> Any:
     ],
     ids=["softmax", "softmax_1", "log_softmax", "layer_norm", "mean", "max", "argmax"],
 )
-def test_every_schedule_of_rows_keeps_the_answer(
+def test_every_schedule_of_rows_keeps_the_output(
     operator: Callable[[Any], Any], same: Callable[[Any], Any], shape: tuple[int, ...]
 ) -> None:
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
@@ -268,8 +268,8 @@ def test_every_schedule_of_rows_keeps_the_answer(
     covered = HOST.template_for(workload.function)
     assert covered is not None
     assert covered[0].name == "rows"
-    for answer in answers_of_every_schedule(lowered, workload, *covered, x):
-        assert error_of(answer, same(torch.from_numpy(x)).numpy()) < BOUND
+    for output in outputs_of_every_schedule(lowered, workload, *covered, x):
+        assert error_of(output, same(torch.from_numpy(x)).numpy()) < BOUND
 
 
 @pytest.mark.parametrize("kernel", [1, 3])

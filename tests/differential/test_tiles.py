@@ -96,7 +96,7 @@ def _convolution(
         ((64, 64), 1, 1, 1),  # a dense layer
     ],
 )
-def test_every_kind_of_tile_keeps_the_answer(
+def test_every_kind_of_tile_keeps_the_output(
     emulator: Any, data: str, channels: tuple[int, int], kernel: int, stride: int, size: int
 ) -> None:
     module, same = _convolution(data, channels, kernel, stride, size)
@@ -115,9 +115,9 @@ def test_every_kind_of_tile_keeps_the_answer(
         executable, choices = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
         assert [choice.how for choice in choices] == ["record"]
         before = emulator.amx_executed()
-        answer = run(executable, np.ascontiguousarray(packed).astype(numpy_dtype(data)))
+        output = run(executable, np.ascontiguousarray(packed).astype(numpy_dtype(data)))
         assert emulator.amx_executed() > before or "amx_tile" in FLAGS
-        found_plain = answer.astype(np.float64).transpose(0, 1, 4, 2, 3).reshape(wanted.shape)
+        found_plain = output.astype(np.float64).transpose(0, 1, 4, 2, 3).reshape(wanted.shape)
         # Products of bfloat16 are exact in float32, their sums are rounded.
         assert np.abs(found_plain - wanted).max() <= (1e-6 * wanted.max() if data == "bfloat16" else 0), knobs
 

@@ -153,8 +153,8 @@ def test_a_compiler_that_hangs_without_computing_blames_nobody(shared: tuple[Bui
         "target": pool.target.to_json(),
         "path": str(pool.folder / "x.so"),
     }
-    answer = process.ask({**request, "function": str(pool._function_file(KERNEL))}, 6.0)
-    assert answer["status"] == UNKNOWN and "longer than 6 s" in answer["error"]
+    reply = process.ask({**request, "function": str(pool._function_file(KERNEL))}, 6.0)
+    assert reply["status"] == UNKNOWN and "longer than 6 s" in reply["error"]
     compiler.will("")
     assert _build(pool).status == OK, "by another process"
 

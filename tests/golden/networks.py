@@ -39,7 +39,7 @@ class Case:
 
 
 def _module(shape: tuple[int, ...], dtype: str, body: Callable[[Any, Callable[..., Any]], Any]) -> Any:
-    """Return a Relax module of one function; `body(x, emit)` returns its answer."""
+    """Return a Relax module of one function; `body(x, emit)` returns its output."""
     x = relax.Var("x", relax.TensorType(shape, dtype))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):

@@ -27,7 +27,7 @@ def _connect(family: int, address: Any) -> None:
 
 
 def _descriptors() -> list[str]:
-    """Return what this process inherited open beyond its own standard streams and its answers."""
+    """Return what this process inherited open beyond its own standard streams and its replies."""
     kept = []
     for number in os.listdir("/proc/self/fd"):
         try:
@@ -120,7 +120,7 @@ def leave_a_link(out: str) -> None:
     (Path(out) / "model.json").symlink_to("/etc/passwd")
 
 
-def answer_nonsense() -> None:
+def reply_nonsense() -> None:
     os.write(int(sys.argv[1]), b"[1, 2\n")
 
 
@@ -158,5 +158,5 @@ def load_and_run(folder: str, framework: str, file: str) -> list[int]:
     return list(model.run(np.zeros((1, 1, 8, 8), np.float32)).shape)
 
 
-def answer_deep() -> None:
+def reply_deep() -> None:
     os.write(int(sys.argv[1]), b"[" * 50_000 + b"\n")

@@ -18,8 +18,8 @@ from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import (
     NO_NOISE_DB,
     RESOLUTION,
-    check_answers,
     check_golden,
+    check_outputs,
     check_reacts,
     compare,
     spread_of,
@@ -41,7 +41,7 @@ def _noise(like: Array, seed: int) -> Array:
     return np.random.default_rng(seed).standard_normal(like.shape)
 
 
-def test_equal_answers_have_no_error() -> None:
+def test_equal_outputs_have_no_error() -> None:
     found = compare(np.eye(3), np.eye(3))
     assert (found.top1_agreement, found.max_relative_error, found.sqnr_db, found.samples) == (1.0, 0.0, NO_NOISE_DB, 3)
 
@@ -82,7 +82,7 @@ def test_the_order_of_inputs_and_of_classes_changes_nothing(b: Array, data: st.D
 
 
 @given(_outputs(), st.data())
-def test_the_error_is_zero_only_for_equal_answers(b: Array, data: st.DataObject) -> None:
+def test_the_error_is_zero_only_for_equal_outputs(b: Array, data: st.DataObject) -> None:
     a = b.copy()
     at = tuple(data.draw(st.integers(0, n - 1)) for n in b.shape)
     a[at] += data.draw(st.sampled_from([1e-6, -1e-3, 1.0, -1e6]))
@@ -120,7 +120,7 @@ def test_a_spread_above_the_resolution_is_accepted_whatever_the_offset() -> None
 
 
 @pytest.mark.parametrize(
-    ("answers", "reference"),
+    ("outputs", "reference"),
     [
         (np.zeros((2, 3)), np.eye(2)),
         (np.full((2, 2), np.nan), np.eye(2)),
@@ -130,9 +130,9 @@ def test_a_spread_above_the_resolution_is_accepted_whatever_the_offset() -> None
         (np.ones((1, 1)), np.ones((1, 1))),
     ],
 )
-def test_what_cannot_be_compared_is_refused(answers: Array, reference: Array) -> None:
+def test_what_cannot_be_compared_is_refused(outputs: Array, reference: Array) -> None:
     with pytest.raises(AgreementError):
-        compare(answers, reference)
+        compare(outputs, reference)
 
 
 def test_one_class_and_one_input() -> None:
@@ -175,8 +175,8 @@ def _last_class_missing(b: Array) -> Array:
 BROKEN: dict[str, Callable[[Array], Array]] = {
     "zeros": np.zeros_like,
     "one number": lambda b: np.full_like(b, b.mean()),
-    "the mean answer for all inputs": lambda b: np.broadcast_to(b.mean(axis=0), b.shape).copy(),
-    "the first answer for all inputs": lambda b: np.broadcast_to(b[0], b.shape).copy(),
+    "the mean output for all inputs": lambda b: np.broadcast_to(b.mean(axis=0), b.shape).copy(),
+    "the first output for all inputs": lambda b: np.broadcast_to(b[0], b.shape).copy(),
     "classes permuted": lambda b: np.roll(b, 1, axis=1),
     "inputs permuted": lambda b: np.roll(b, 1, axis=0),
     "negated": np.negative,
@@ -195,13 +195,13 @@ SUBTLE: dict[str, Callable[[Array], Array]] = {
 @pytest.mark.parametrize("offset", [0.0, 50.0, -1e4])
 @pytest.mark.parametrize("name", [*BROKEN, *SUBTLE])
 def test_broken_products_are_refused(name: str, offset: float) -> None:
-    """Golden inputs and evaluation set alike; an offset that all answers share must hide nothing."""
+    """Golden inputs and evaluation set alike; an offset that all outputs share must hide nothing."""
     b = np.random.default_rng(3).standard_normal((8, 10)) + offset
     broken, bound = ({**BROKEN, **SUBTLE}[name])(b), LOOSEST if name in BROKEN else 0.05
     with pytest.raises(AgreementError):
         check_golden("build", broken[:2], b[:2], bound)
     with pytest.raises(AgreementError):
-        check_answers("evaluate", "evaluation", broken, b, bound)
+        check_outputs("evaluate", "evaluation", broken, b, bound)
 
 
 @given(_outputs(least_classes=3), st.sampled_from(sorted(BROKEN)), st.floats(-1e4, 1e4), st.floats(1e-6, 1e6))
@@ -217,27 +217,27 @@ def test_no_broken_product_passes(b: Array, name: str, offset: float, scale: flo
 def test_a_golden_check_names_stage_and_parameter() -> None:
     b = np.array([[1.0, 2.0], [3.0, 1.0]])
     for stage, parameter in (("graph_pack", "build"), ("deploy", "build"), ("quantize", "quantize")):
-        with pytest.raises(AgreementError, match=f"{stage} changes the answers") as raised:
+        with pytest.raises(AgreementError, match=f"{stage} changes the outputs") as raised:
             check_golden(stage, b + 0.1, b, 1e-3)
         assert f"({parameter}.max_relative_error in params.yaml)" in raised.value.expected
 
 
-def _walked(folder: Path, answers: Array) -> dict[str, Path]:
-    """Write what fetch, import_model and quantize leave, for a model that answered so; its inputs are their own numbers."""
+def _walked(folder: Path, outputs: Array) -> dict[str, Path]:
+    """Write what fetch, import_model and quantize leave, for a model with these outputs; its inputs are their own numbers."""
     inputs = {name: folder / name for name in ("fetch", "import_model", "quantize")}
     for path in inputs.values():
         path.mkdir()
-    numbers = np.arange(len(answers), dtype=np.float32)[:, None]
+    numbers = np.arange(len(outputs), dtype=np.float32)[:, None]
     np.savez(inputs["fetch"] / "golden.npz", x=numbers[:4])
     description = {"framework": "torch", "network": None, "weights_file": "", "input_name": "x", "input_shape": [1, 1]}
     (inputs["fetch"] / "source.json").write_text(json.dumps(description))
-    np.savez(inputs["import_model"] / "reference.npz", golden=answers[:4], evaluation=answers, imported=answers)
-    np.savez(inputs["quantize"] / "reference.npz", golden=answers[:4], evaluation=answers)
+    np.savez(inputs["import_model"] / "reference.npz", golden=outputs[:4], evaluation=outputs, imported=outputs)
+    np.savez(inputs["quantize"] / "reference.npz", golden=outputs[:4], evaluation=outputs)
     return inputs
 
 
 class _Form:
-    """A form of the model that answers input n with row n of a table."""
+    """A form of the model that gives row n of a table for input n."""
 
     def __init__(self, table: Array) -> None:
         self.table = table
@@ -264,7 +264,7 @@ def test_golden_check_and_evaluate_refuse_the_same_products(name: str, tmp_path:
 
 
 def test_a_source_that_does_not_react_is_refused_by_the_first_check(tmp_path: Path) -> None:
-    """Equal forms of a network whose head is zero, or which answers the same to every input, had an error of 0.0."""
+    """Equal forms of a network whose head is zero, or whose output is the same for every input, had an error of 0.0."""
     for index, b in enumerate((np.zeros((12, 10)), np.tile(np.arange(10.0), (12, 1)))):
         (tmp_path / str(index)).mkdir()
         context: Any = SimpleNamespace(inputs=_walked(tmp_path / str(index), b))

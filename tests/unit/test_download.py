@@ -16,12 +16,12 @@ from tvmflow.sources.download import DownloadLimits, download
 BODY = bytes(range(256)) * 2000
 SHA256 = hashlib.sha256(BODY).hexdigest()
 LIMITS = DownloadLimits(max_bytes=1_000_000, attempts=3, timeout_s=1.0, first_delay_s=0.01)
-Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
+Reply = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 
 class Server:
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
+        self.replies: list[Reply] = []
         self.requests: list[str] = []
         outer = self
 
@@ -30,8 +30,8 @@ class Server:
 
             def do_GET(self) -> None:
                 outer.requests.append(f"{self.path} {self.headers.get('Range', '')}".strip())
-                answer = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
-                answer(self)
+                reply = outer.replies.pop(0) if len(outer.replies) > 1 else outer.replies[0]
+                reply(self)
                 self.close_connection = True
 
             def log_message(self, *_: object) -> None:
@@ -70,15 +70,15 @@ def cut_off(handler: http.server.BaseHTTPRequestHandler) -> None:
     handler.wfile.write(BODY[start : start + 100_000])
 
 
-def status(code: int, **headers: str) -> Answer:
-    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+def status(code: int, **headers: str) -> Reply:
+    def reply(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_response(code)
         for name, value in headers.items():
             handler.send_header(name.replace("_", "-"), value)
         handler.send_header("Content-Length", "0")
         handler.end_headers()
 
-    return answer
+    return reply
 
 
 def hang(handler: http.server.BaseHTTPRequestHandler) -> None:
@@ -114,7 +114,7 @@ def endless(handler: http.server.BaseHTTPRequestHandler) -> None:
 
 
 @pytest.mark.parametrize(
-    "answers",
+    "replies",
     [
         [whole],
         [cut_off, cut_off, whole],
@@ -127,61 +127,61 @@ def endless(handler: http.server.BaseHTTPRequestHandler) -> None:
     ],
     ids=["at once", "cut off twice", "503", "429 and 500", "hangs", "does not resume", "wrong range", "range refused"],
 )
-def test_arrives_in_the_end(server: Server, tmp_path: Path, answers: list[Answer]) -> None:
-    server.answers = answers
+def test_arrives_in_the_end(server: Server, tmp_path: Path, replies: list[Reply]) -> None:
+    server.replies = replies
     download(server.url, tmp_path / "model.pt", LIMITS, SHA256)
     assert (tmp_path / "model.pt").read_bytes() == BODY
     assert not (tmp_path / "model.pt.part").exists()
 
 
 def test_a_part_is_continued_and_not_fetched_again(server: Server, tmp_path: Path) -> None:
-    server.answers = [cut_off]
+    server.replies = [cut_off]
     with pytest.raises(DownloadError, match="in 1 attempts"):
         download(server.url, tmp_path / "m", DownloadLimits(1_000_000, 1, 1.0, 0.01), SHA256)
-    server.answers = [whole]
+    server.replies = [whole]
     download(server.url, tmp_path / "m", LIMITS, SHA256)
     assert server.requests[-1].endswith("bytes=65536-")  # whole chunks of what had arrived
 
 
 def test_wrong_bytes_are_never_kept(server: Server, tmp_path: Path) -> None:
-    server.answers = [lambda handler: whole(handler, BODY[::-1])]
+    server.replies = [lambda handler: whole(handler, BODY[::-1])]
     with pytest.raises(DigestError, match=r"has sha256 [0-9a-f]{64}"):
         download(server.url, tmp_path / "m", LIMITS, SHA256)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_old_part_of_another_file_does_no_harm(server: Server, tmp_path: Path) -> None:
-    server.answers = [whole]
+    server.replies = [whole]
     (tmp_path / "m.part").write_bytes(b"something else")
     download(server.url, tmp_path / "m", LIMITS, SHA256)
     assert (tmp_path / "m").read_bytes() == BODY
 
 
-@pytest.mark.parametrize("answer", [endless, status(200, Content_Length="9" * 12)])
-def test_too_large_is_refused_and_dropped(server: Server, tmp_path: Path, answer: Answer) -> None:
-    server.answers = [answer]
+@pytest.mark.parametrize("reply", [endless, status(200, Content_Length="9" * 12)])
+def test_too_large_is_refused_and_dropped(server: Server, tmp_path: Path, reply: Reply) -> None:
+    server.replies = [reply]
     with pytest.raises(SourceError, match=r"more than 1000000 bytes|could not be downloaded"):
         download(server.url, tmp_path / "m", LIMITS, SHA256)
     assert not (tmp_path / "m").exists()
 
 
 def test_gone_for_good_is_not_tried_again(server: Server, tmp_path: Path) -> None:
-    server.answers = [status(404)]
+    server.replies = [status(404)]
     with pytest.raises(SourceError, match="HTTP 404"):
         download(server.url, tmp_path / "m", LIMITS, SHA256)
     assert len(server.requests) == 1
 
 
 def test_redirects_are_followed_and_checked(server: Server, tmp_path: Path) -> None:
-    server.answers = [status(302, Location="/other"), whole]
+    server.replies = [status(302, Location="/other"), whole]
     download(server.url, tmp_path / "m", LIMITS, SHA256)
-    server.answers = [status(302, Location="http://example.com/x")]
+    server.replies = [status(302, Location="http://example.com/x")]
     with pytest.raises(SourceError, match="http protocol"):
         download(server.url, tmp_path / "n", LIMITS, SHA256)
-    server.answers = [status(302, Location="file:///etc/passwd")]
+    server.replies = [status(302, Location="file:///etc/passwd")]
     with pytest.raises(SourceError, match="file protocol"):
         download(server.url, tmp_path / "n", LIMITS, SHA256)
-    server.answers = [status(302, Location="/again")]
+    server.replies = [status(302, Location="/again")]
     with pytest.raises(SourceError, match="redirects more than"):
         download(server.url, tmp_path / "n", LIMITS, SHA256)
 

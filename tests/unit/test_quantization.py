@@ -122,7 +122,7 @@ def depthwise() -> tuple[Any, Array, Array]:
     return module, samples[:32], samples[32:]
 
 
-def test_equalization_changes_no_answer_and_evens_ranges(depthwise: tuple[Any, Array, Array]) -> None:
+def test_equalization_changes_no_output_and_evens_ranges(depthwise: tuple[Any, Array, Array]) -> None:
     module, _, x = depthwise
     network = group_layers(read_graph(module))
     before = np.abs(network.layers[0].weight).reshape(16, -1).max(1)  # type: ignore[arg-type]
@@ -228,7 +228,7 @@ def test_vta_equals_the_specification_written_down_anew(seed: int, bias_size: fl
     module = canonicalize(ExportedModel(Net().eval(), "input", (1, 4, 5, 5)).to_relax())
     x = np.random.default_rng(seed).standard_normal((1, 4, 5, 5), dtype=np.float32) * 3
     quantized, _ = quantize_vta(module, x, None, VtaOptions(keep_float=()))
-    answer = run_graph(read_graph(quantized), x)
+    output = run_graph(read_graph(quantized), x)
 
     def c_round(v: Array) -> Array:
         return np.sign(v) * np.floor(np.abs(v) + 0.5)
@@ -253,4 +253,4 @@ def test_vta_equals_the_specification_written_down_anew(seed: int, bias_size: fl
     q = np.clip(c_round(x.astype(np.float64) * 16), -127, 127).astype(np.int64)
     first = conv(q, a, relu=True)
     expected = np.clip(np.maximum(conv(first, b, relu=False) + first, 0), -127, 127)
-    assert np.array_equal(answer, (expected / 16).astype(np.float32).reshape(1, -1))
+    assert np.array_equal(output, (expected / 16).astype(np.float32).reshape(1, -1))

@@ -89,8 +89,8 @@ def test_a_crash_is_told_and_control_characters_reach_no_terminal() -> None:
     with pytest.raises(ModelFileError) as error:
         _run("refuse")
     assert "\x1b" not in error.value.found and error.value.expected == "a good one"
-    for deed in ("answer_nonsense", "answer_deep"):
-        with pytest.raises(ModelFileError, match="an answer that is none"):
+    for deed in ("reply_nonsense", "reply_deep"):
+        with pytest.raises(ModelFileError, match="a malformed reply"):
             _run(deed)
 
 
@@ -157,7 +157,7 @@ def test_the_filter_of_every_machine_is_a_program(machine: str) -> None:
         assert code in (0x20, 0x06) or at + 1 + max(if_true, if_false) < len(steps)
     column, architecture, clone = syscalls._MACHINES[machine]
 
-    def answer(number: int, flags: int = 0, arch: int = architecture) -> int:
+    def verdict(number: int, flags: int = 0, arch: int = architecture) -> int:
         data, at, held = {0: number, 4: arch, 16: flags}, 0, 0
         while True:
             code, if_true, if_false, k = steps[at]
@@ -168,7 +168,7 @@ def test_the_filter_of_every_machine_is_a_program(machine: str) -> None:
             at += 1 + (0 if code == 0x20 else if_true if holds else if_false)
 
     refused = 0x00050001
-    assert all(answer(numbers[column]) == refused for numbers in syscalls._DENIED.values())
-    assert answer(clone) == answer(0) == answer(1) == 0x7FFF0000 and answer(clone, 0x10000000) == refused
-    assert answer(0, arch=0x40000003) == 0x80000000 and answer(0x40000000 + 41) == refused
-    assert answer(435) == 0x00050000 | 38  # clone3: not there
+    assert all(verdict(numbers[column]) == refused for numbers in syscalls._DENIED.values())
+    assert verdict(clone) == verdict(0) == verdict(1) == 0x7FFF0000 and verdict(clone, 0x10000000) == refused
+    assert verdict(0, arch=0x40000003) == 0x80000000 and verdict(0x40000000 + 41) == refused
+    assert verdict(435) == 0x00050000 | 38  # clone3: not there

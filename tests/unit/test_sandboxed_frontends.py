@@ -34,11 +34,11 @@ ALLOWED = {
 POISON = """
 import json, os, sys
 arguments = {arguments!r}
-answers = os.dup(1)
+replies = os.dup(1)
 if sys.argv[1] != "convert":
     sys.stdin.readline()
 done = " and ".join(name for name, came in attempt(**arguments).items() if came == "done")
-os.write(answers, (json.dumps({{"error": done}}) if sys.argv[1] != "convert" else done).encode() + b"\\n")
+os.write(replies, (json.dumps({{"error": done}}) if sys.argv[1] != "convert" else done).encode() + b"\\n")
 sys.exit(1)
 """
 

@@ -1,4 +1,4 @@
-"""Networks with seeded weights answer differently to different inputs, the same every time."""
+"""Networks with seeded weights give different outputs for different inputs, the same every time."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tvmflow.sources.torch_networks import NETWORKS, seeded, torchvision_models
 SMALL = ("mobilenet_v3_small", "squeezenet1_1", "mnasnet0_5")
 
 
-def _answers(network: nn.Module, shape: tuple[int, ...], count: int = 4) -> np.ndarray:  # type: ignore[type-arg]
+def _outputs(network: nn.Module, shape: tuple[int, ...], count: int = 4) -> np.ndarray:  # type: ignore[type-arg]
     x = torch.from_numpy(varied_inputs(count, shape, np.random.default_rng(11)))
     with torch.inference_mode():
         return np.asarray(network(x).numpy())
 
 
-def _assert_varies(answers: np.ndarray) -> None:  # type: ignore[type-arg]
-    spread = check_reacts(answers)
+def _assert_varies(outputs: np.ndarray) -> None:  # type: ignore[type-arg]
+    spread = check_reacts(outputs)
     assert spread.inputs is not None and spread.classes is not None
     assert spread.inputs > 0.15 * spread.classes
-    assert len(set(answers.argmax(axis=1).tolist())) > 1
+    assert len(set(outputs.argmax(axis=1).tolist())) > 1
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, *(f"torchvision/{name}" for name in SMALL)])
 def test_seeded_torch_networks_vary_and_are_the_same_every_time(name: str) -> None:
     shape = (1, 8, 8) if name in NETWORKS else (3, 224, 224)
     first = seeded(name, 5)
-    _assert_varies(_answers(first, shape))
+    _assert_varies(_outputs(first, shape))
     if name.endswith(("cnn", "small")):
         again = seeded(name, 5).state_dict()
         assert all(torch.equal(value, again[key]) for key, value in first.state_dict().items())
@@ -49,7 +49,7 @@ def _named_by_the_project() -> list[str]:
 @pytest.mark.slow
 def test_every_torch_network_that_params_names_varies(name: str) -> None:
     size = 299 if name == "inception_v3" else 224
-    _assert_varies(_answers(seeded(f"torchvision/{name}", 3), (3, size, size)))
+    _assert_varies(_outputs(seeded(f"torchvision/{name}", 3), (3, size, size)))
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_zero_heads_gammas_and_scales_are_opened_at_small_sizes(name: str, optio
     else:
         network = torchvision_models().get_model(name, weights=None, **options).eval()
     settle(network, (3, 64, 64), 1)
-    answers = _answers(network, (3, 64, 64), 6)
-    _assert_varies(answers)
+    outputs = _outputs(network, (3, 64, 64), 6)
+    _assert_varies(outputs)
     closed = [
         key
         for key, value in network.named_parameters()
         if value.abs().max() < 1e-3 and (value.ndim > 1 or key.endswith("weight"))
     ]
     assert not closed
-    assert 1e-5 < spread_of(answers).smaller < 1e3
+    assert 1e-5 < spread_of(outputs).smaller < 1e3
 
 
 def test_a_network_that_varies_is_left_as_it_is() -> None:

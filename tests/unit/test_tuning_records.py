@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tvmflow.tuning.records import (
     COMPILE_ERROR,
     OK,
-    WRONG_ANSWER,
+    WRONG_OUTPUT,
     TuningRecord,
     append_record,
     best_of,
@@ -97,11 +97,11 @@ def test_a_log_of_the_first_version_is_still_read(tmp_path: Path) -> None:
 
 def test_failed_candidates_are_listed_with_their_errors_the_same_ones_once() -> None:
     refused = replace(ONE, seconds=(), status=COMPILE_ERROR, error="LLVM ERROR: no such register", created="1")
-    wrong = replace(refused, status=WRONG_ANSWER, error="relative error 0.3", knobs={"a": 2}, created="2")
+    wrong = replace(refused, status=WRONG_OUTPUT, error="relative error 0.3", knobs={"a": 2}, created="2")
     old = replace(refused, error="", workload="k2", created="0")
     rows = failures([ONE, refused, wrong, replace(refused, knobs={"a": 3}, created="3"), old])
     assert [(row["workload"], row["status"], row["count"]) for row in rows] == [
-        ("k2", COMPILE_ERROR, 1), ("k1", WRONG_ANSWER, 1), ("k1", COMPILE_ERROR, 2),
+        ("k2", COMPILE_ERROR, 1), ("k1", WRONG_OUTPUT, 1), ("k1", COMPILE_ERROR, 2),
     ]  # fmt: skip
     assert rows[2]["knobs"] == {"a": 3} and rows[2]["error"] == "LLVM ERROR: no such register"
     assert "not kept" in rows[0]["error"]

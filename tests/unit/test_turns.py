@@ -207,7 +207,7 @@ def test_contestants_take_turns_and_the_order_turns_round() -> None:
 
 
 def test_between_its_turns_a_process_is_stopped() -> None:
-    """It answers in its own turns; in those of others the kernel says that it has stopped."""
+    """It replies in its own turns; in those of others the kernel says that it has stopped."""
     count = "import sys\nn = 0\nwhile sys.stdin.readline():\n n += 1\n print(n, flush=True)"
     child = subprocess.Popen(
         [sys.executable, "-c", count], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True

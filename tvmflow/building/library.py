@@ -85,8 +85,8 @@ class LoadedLibrary:
 def _call(machine: Any, x: Array) -> Array:
     import tvm
 
-    answer = machine["main"](tvm.runtime.tensor(np.ascontiguousarray(x)))
-    return np.asarray((answer if hasattr(answer, "numpy") else answer[0]).numpy())
+    output = machine["main"](tvm.runtime.tensor(np.ascontiguousarray(x)))
+    return np.asarray((output if hasattr(output, "numpy") else output[0]).numpy())
 
 
 def set_threads(threads: int) -> None:

@@ -75,7 +75,7 @@ class DeviceSession:
             return tvm.runtime.tensor(np.ascontiguousarray(array), self.device)
 
     def call(self, name: str) -> Any:
-        """Call a function that the device provides beside libraries, and return its answer."""
+        """Call a function that the device provides beside libraries, and return its output."""
         with translated(self.name, f"calling {name}"):
             return self.remote.get_function(name)()
 
@@ -97,8 +97,8 @@ class RemoteModel:
 
     def output(self) -> Array:
         with translated(self.session.name, "copying an output"):
-            answer = self.machine.get_outputs("main")
-            return np.asarray((answer if hasattr(answer, "numpy") else answer[0]).numpy())
+            output = self.machine.get_outputs("main")
+            return np.asarray((output if hasattr(output, "numpy") else output[0]).numpy())
 
     def run(self, x: Array) -> Array:
         """Run one batch x with the shape of the model's input; returns (batch, outputs)."""
@@ -123,7 +123,7 @@ def translated(name: str, doing: str) -> Iterator[None]:
             raise
         raise DeviceLostError(
             f"device {name!r} failed while {doing}: {last_line(error)}",
-            "a device that answers until the end",
+            "a device that responds until the end",
             "look at the device; the stage can be run again and goes on from what is stored",
         ) from error
 

@@ -72,7 +72,7 @@ class TrackerAddress:
 
 
 def connect(address: TrackerAddress) -> Any:
-    """Return TVM's tracker session. Raises TrackerError when nobody answers there."""
+    """Return TVM's tracker session. Raises TrackerError when nobody responds there."""
     try:
         socket.create_connection(
             (address.host, address.port), timeout=CONNECT_TIMEOUT_S
@@ -95,7 +95,7 @@ def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
         summary = connect(address).summary()
     except (OSError, ValueError, struct.error) as error:  # it went away between the two
         raise TrackerError(
-            f"the RPC tracker at {address.host}:{address.port} does not answer ({first_line(error, 120)})",
+            f"the RPC tracker at {address.host}:{address.port} does not respond ({first_line(error, 120)})",
             "a running tracker",
             "start it again; devices register themselves with it anew",
         ) from error
@@ -137,32 +137,32 @@ def request_session(address: TrackerAddress, key: str, session_timeout_s: float,
 
 
 def _request(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Link:
-    answer: list[Link | Exception] = []
+    reply: list[Link | Exception] = []
 
     def ask() -> None:
         try:
-            answer.append(_ask(address, key, session_timeout_s))
+            reply.append(_ask(address, key, session_timeout_s))
         except Exception as error:
-            answer.append(error)
+            reply.append(error)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(wait_s)
-    if not answer:
+    if not reply:
         raise _busy(key, wait_s)
-    if isinstance(answer[0], TrackerError):
-        raise answer[0]
-    if isinstance(answer[0], Exception):
+    if isinstance(reply[0], TrackerError):
+        raise reply[0]
+    if isinstance(reply[0], Exception):
         raise TrackerError(
-            f"the tracker gave device {key!r} away, but it does not answer: {first_line(answer[0])}",
+            f"the tracker gave device {key!r} away, but it does not respond: {first_line(reply[0])}",
             "a device that accepts the session",
             "look at the RPC server on the device; restart it",
-        ) from answer[0]
-    return answer[0]
+        ) from reply[0]
+    return reply[0]
 
 
 def _ask(address: TrackerAddress, key: str, session_timeout_s: float) -> Link:
-    """Do what TVM's own request does, and keep what that drops: which of the servers answers.
+    """Do what TVM's own request does, and keep what that drops: which of the servers responds.
 
     A tracker knows a server by its address only, so that is the unit: another one after the board got another address.
     """

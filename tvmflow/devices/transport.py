@@ -22,7 +22,7 @@ class SessionLimits:
 
 @dataclass(frozen=True)
 class Link:
-    """An open connection. remote: what TVM's RPC client gives; unit: which of the devices of a key answers there."""
+    """An open connection. remote: what TVM's RPC client gives; unit: which of the devices of a key responds there."""
 
     remote: Any
     unit: str

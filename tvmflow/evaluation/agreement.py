@@ -1,7 +1,7 @@
-"""How far two sets of answers are apart, judged by how much the answers vary; the check at each arrow of the walk.
+"""How far two sets of outputs are apart, judged by how much the outputs vary; the check at each arrow of the walk.
 
-An error is small or large beside what distinguishes one answer from another, not beside the largest number in it: a model
-that adds 1000 to all of its outputs, or that answers the same to everything, would forgive any error otherwise.
+An error is small or large beside what distinguishes one output from another, not beside the largest number in it: a model
+that adds 1000 to all of its outputs, or that gives the same output for every input, would forgive any error otherwise.
 For outputs b (N inputs, C classes; further axes count as classes), in float64:
 
     over inputs   s_i = sqrt( sum (b - mean of its class)^2 / ((N - 1) C) )     how an output follows the input
@@ -10,8 +10,8 @@ For outputs b (N inputs, C classes; further axes count as classes), in float64:
     max_relative_error = max |a - b| / spread
     sqnr_db            = 20 log10( spread / rms(a - b) ), at most 200
 
-The differences a - b are not centred: an offset of the answers alone is an error. Both numbers stay the same when one number
-is added to answers and reference alike, or both are multiplied by one. The smaller spread is taken because neither
+The differences a - b are not centred: an offset of the outputs alone is an error. Both numbers stay the same when one number
+is added to outputs and reference alike, or both are multiplied by one. The smaller spread is taken because neither
 replaces the other: outputs that differ by class only hide that the input is ignored, outputs that differ by input only
 hide that classes are permuted. Classes are pooled: one that varies by far the most sets the scale (a saturated softmax looks
 so, and there the others do not matter), one that never varies (a padded class) only dilutes it. A reference whose spread is
@@ -28,9 +28,9 @@ import numpy as np
 from tvmflow.errors import AgreementError
 
 Array = np.ndarray[Any, Any]
-RESOLUTION = 1e-5  # a hundred roundings of float32: a deep network that ignores its input still answers 1e-7 apart
+RESOLUTION = 1e-5  # a hundred roundings of float32: a deep network that ignores its input still has outputs 1e-7 apart
 NO_NOISE_DB = 200.0
-LEAST_SQNR_DB = 6.0  # whatever the bound: noise of half the spread; answers that ignore their input reach 3 dB at most
+LEAST_SQNR_DB = 6.0  # whatever the bound: noise of half the spread; outputs that ignore their input reach 3 dB at most
 _BOUND_OF = {
     "import_model": "import_model.max_relative_error", "quantize": "quantize.max_relative_error",
     **dict.fromkeys(("graph_pack", "build", "deploy", "evaluate"), "build.max_relative_error"),
@@ -52,7 +52,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Agreement:
-    """answers against reference, both (N, outputs). top1_agreement: share of equal top-1, None where there is one class."""
+    """outputs against reference, both (N, outputs). top1_agreement: share of equal top-1, None where there is one class."""
 
     top1_agreement: float | None
     max_absolute_error: float
@@ -67,7 +67,7 @@ class Agreement:
 
 def spread_of(outputs: Array) -> Spread:
     """Return how outputs (N, ...) vary. Raises AgreementError when there are none, or one is not finite."""
-    b = _matrix(outputs, "the reference answers")
+    b = _matrix(outputs, "the reference outputs")
     count, classes = b.shape
     largest = float(np.abs(b).max())
     b = b / (largest or 1.0)  # so that squares neither vanish nor overflow
@@ -85,22 +85,22 @@ def check_reacts(reference: Array, what: str = "the source") -> Spread:
     for varies, over in ((spread.inputs, "inputs"), (spread.classes, "classes")):
         if varies is not None and varies <= RESOLUTION * spread.largest:
             raise AgreementError(
-                f"the answers of {what} do not vary over {over}: standard deviation {varies:.2g} over {len(reference)} inputs, "
+                f"the outputs of {what} do not vary over {over}: standard deviation {varies:.2g} over {len(reference)} inputs, "
                 f"the largest output is {spread.largest:.3g}",
                 f"more than {RESOLUTION:g} of the largest, or no fault of a later form could be seen",
                 "give the model weights that were trained, and a data set to whose inputs it reacts",
             )
     if spread.inputs is None and spread.classes is None:
-        raise AgreementError(f"one answer of {what} with one output", "two inputs or two classes, to see how it varies")
+        raise AgreementError(f"a single output value of {what}", "two inputs or two classes, to see how it varies")
     return spread
 
 
-def compare(answers: Array, reference: Array) -> Agreement:
+def compare(outputs: Array, reference: Array) -> Agreement:
     """Compare two arrays of one shape (N, ...). Raises AgreementError: shapes differ, not finite, reference does not vary."""
-    if answers.shape != reference.shape:
-        raise AgreementError(f"answers of shape {answers.shape}", f"{reference.shape}, as the source framework gives")
+    if outputs.shape != reference.shape:
+        raise AgreementError(f"outputs of shape {outputs.shape}", f"{reference.shape}, as the source framework gives")
     spread = check_reacts(reference).smaller
-    a, b = _matrix(answers, "the answers"), _matrix(reference, "the reference answers")
+    a, b = _matrix(outputs, "the outputs"), _matrix(reference, "the reference outputs")
     difference = np.abs(a - b)
     worst = float(difference.max())
     noise = worst * float(np.sqrt(((difference / worst) ** 2).mean())) if worst else 0.0
@@ -114,13 +114,13 @@ def compare(answers: Array, reference: Array) -> Agreement:
     )
 
 
-def check_answers(stage: str, inputs: str, answers: Array, reference: Array, bound: float) -> Agreement:
-    """Compare a stage's answers to some inputs with those of the form before it. Raises AgreementError above the bound."""
-    found = compare(answers, reference)
+def check_outputs(stage: str, inputs: str, outputs: Array, reference: Array, bound: float) -> Agreement:
+    """Compare a stage's outputs for some inputs with those of the form before it. Raises AgreementError above the bound."""
+    found = compare(outputs, reference)
     if found.max_relative_error > bound or found.sqnr_db < LEAST_SQNR_DB:
         named = f" ({_BOUND_OF[stage]} in params.yaml)" if stage in _BOUND_OF else ""
         raise AgreementError(
-            f"{stage} changes the answers: on the {found.samples} {inputs} inputs the largest error is "
+            f"{stage} changes the outputs: on the {found.samples} {inputs} inputs the largest error is "
             f"{found.max_relative_error:.3g} of the spread of the outputs, SQNR {found.sqnr_db:.1f} dB",
             f"at most {bound:g}{named}, and {LEAST_SQNR_DB:g} dB",
             "look at the form before and after this stage; raise the bound only if you know why",
@@ -128,15 +128,15 @@ def check_answers(stage: str, inputs: str, answers: Array, reference: Array, bou
     return found
 
 
-def check_golden(stage: str, answers: Array, reference: Array, bound: float) -> Agreement:
-    """Compare the golden answers of a stage's form with those of the form before it. Raises AgreementError."""
+def check_golden(stage: str, outputs: Array, reference: Array, bound: float) -> Agreement:
+    """Compare the golden outputs of a stage's form with those of the form before it. Raises AgreementError."""
     if len(reference) < 2:
         raise AgreementError(
             f"{stage} has {len(reference)} golden input",
             "at least 2, or a form that ignores its input would pass",
             "raise fetch.golden_samples in params.yaml",
         )
-    return check_answers(stage, "golden", answers, reference, bound)
+    return check_outputs(stage, "golden", outputs, reference, bound)
 
 
 def _matrix(outputs: Array, what: str) -> Array:

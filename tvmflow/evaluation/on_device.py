@@ -1,4 +1,4 @@
-"""Measure a library on its device: cold starts, latency, and the answers to the evaluation set."""
+"""Measure a library on its device: cold starts, latency, and the outputs for the evaluation set."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class DeviceRules:
 
 @dataclass(frozen=True)
 class DeviceNumbers:
-    """latency: of compute, copy_in and copy_out; beside: the library and its peers; answers: to all samples (N, outputs)."""
+    """latency: of compute, copy_in and copy_out; beside: the library and its peers; outputs: for all samples (N, outputs)."""
 
     cold_start_ms: list[float]
     latency: dict[str, Latency]
     beside: Measured
-    answers: Array
+    outputs: Array
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers as the scorecard has them: without the answers."""
+        """Return the numbers as the scorecard has them: without the outputs."""
         return {
             "cold_start_ms": self.cold_start_ms,
             "latency": {name: found.to_json() for name, found in self.latency.items()},
@@ -61,8 +61,8 @@ def measure_on_device(
     contestants = (Contestant(LIBRARY, model.time_runs), *rules.peers)
     beside = measure_in_turns(contestants, rules.latency, rules.threads, read_cpu if rules.on_this_host else None)
     latency = {"compute": beside.latency[LIBRARY], **_copies(model, first, rules.latency)}
-    answers = run_in_batches(model, x, batch, lambda done, total: progress("evaluating on the device", done, total))
-    return DeviceNumbers(cold, latency, beside, answers)
+    outputs = run_in_batches(model, x, batch, lambda done, total: progress("evaluating on the device", done, total))
+    return DeviceNumbers(cold, latency, beside, outputs)
 
 
 def _copies(model: RemoteModel, x: Array, rules: LatencyRules) -> dict[str, Latency]:
@@ -75,7 +75,7 @@ def _copies(model: RemoteModel, x: Array, rules: LatencyRules) -> dict[str, Late
 
 
 def _cold_starts(session: DeviceSession, library: Path, x: Array, count: int) -> list[float]:
-    """Return milliseconds from 'the file is on the device' to the first answer, each with a file of its own name."""
+    """Return milliseconds from 'the file is on the device' to the first output, each with a file of its own name."""
     found = []
     for _ in range(count):
         name = session.upload(library)

@@ -21,7 +21,7 @@ from tvmflow.sandbox.process import Policy, Sandbox, memory_for
 from tvmflow.sources.datasets import Samples
 
 Array = np.ndarray[Any, Any]
-ANSWER_TIMEOUT_S = 600.0
+REPLY_TIMEOUT_S = 600.0
 
 
 @contextlib.contextmanager
@@ -42,10 +42,10 @@ def _timed_runs(peer: Sandbox, count: int) -> list[float]:
 
 
 def sandboxed_peer(name: str, fetched: Path, onnx_file: Path, threads: int) -> Sandbox:
-    """Return a running sandbox that answers `is_there` and `time_runs`, as Peer does."""
+    """Return a running sandbox that serves `is_there` and `time_runs`, as Peer does."""
     arguments = {"name": name, "fetched": str(fetched), "onnx_file": str(onnx_file), "threads": threads}
     memory = memory_for(*fetched.iterdir(), *onnx_file.parent.iterdir())
-    policy = Policy(ANSWER_TIMEOUT_S, reads=(fetched, onnx_file.parent), memory_bytes=memory)
+    policy = Policy(REPLY_TIMEOUT_S, reads=(fetched, onnx_file.parent), memory_bytes=memory)
     return Sandbox("tvmflow.evaluation.peers:Peer", arguments, policy)
 
 

@@ -1,4 +1,4 @@
-"""The scorecard of a cell: how its answers compare with those of the steps before, and the files that say so."""
+"""The scorecard of a cell: how its outputs compare with those of the steps before, and the files that say so."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.evaluation.agreement import check_answers, compare
+from tvmflow.evaluation.agreement import check_outputs, compare
 from tvmflow.sources.datasets import Samples
 
 Array = np.ndarray[Any, Any]
-# Who keeps the answers of which form of the model, under which name in its reference.npz; in the order of the walk.
+# Who keeps the outputs of which form of the model, under which name in its reference.npz; in the order of the walk.
 _REFERENCES = {
     "import_model": {"source": "evaluation", "imported": "imported"},
     "quantize": {"quantized": "evaluation"},
 }
 
 
-def quality(inputs: Mapping[str, Path], answers: Array, samples: Samples, bound: float) -> dict[str, Any]:
-    """Return the agreement of the built form's answers with the source's, step by step, and accuracy where there are labels.
+def quality(inputs: Mapping[str, Path], outputs: Array, samples: Samples, bound: float) -> dict[str, Any]:
+    """Return the agreement of the built form's outputs with the source's, step by step, and accuracy where there are labels.
 
-    Raises AgreementError when an answer is further from the quantized form's than `bound`.
+    Raises AgreementError when an output is further from the quantized form's than `bound`.
     """
-    forms = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": answers}
-    check_answers("evaluate", "evaluation", answers, forms["quantized"], bound)
+    forms = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": outputs}
+    check_outputs("evaluate", "evaluation", outputs, forms["quantized"], bound)
     steps = list(forms.items())
     found: dict[str, Any] = {
-        "agreement": compare(answers, forms["source"]).to_json(),
+        "agreement": compare(outputs, forms["source"]).to_json(),
         "agreement_by_step": {
             f"{before}-{after}": compare(b, a).to_json() for (before, a), (after, b) in itertools.pairwise(steps)
         },
@@ -48,11 +48,11 @@ def _reference(inputs: Mapping[str, Path], stage: str) -> dict[str, Array]:
         return {form: np.asarray(data[name]) for form, name in _REFERENCES[stage].items()}
 
 
-def write_scorecard(out: Path, card: dict[str, Any], answers: Array, samples: Samples) -> None:
+def write_scorecard(out: Path, card: dict[str, Any], outputs: Array, samples: Samples) -> None:
     """Write scorecard.json, metrics.json, confusion.csv and latency.csv."""
     (out / "scorecard.json").write_text(json.dumps(card, sort_keys=True, indent=1), encoding="utf-8")
     (out / "metrics.json").write_text(json.dumps(_metrics(card), sort_keys=True, indent=1), encoding="utf-8")
-    confusion = [] if samples.y is None else list(zip(samples.y.tolist(), answers.argmax(axis=1).tolist(), strict=True))
+    confusion = [] if samples.y is None else list(zip(samples.y.tolist(), outputs.argmax(axis=1).tolist(), strict=True))
     _write_rows(out / "confusion.csv", [("actual", "predicted"), *confusion])
     peers = [(name, peer["median_ms"]) for name, peer in sorted(card["peers"].items())]
     latency = [("what", "median_ms"), ("tvmflow", card["latency"]["compute"]["median_ms"]), *peers]

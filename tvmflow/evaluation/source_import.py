@@ -39,9 +39,9 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     module = canonicalize(source.to_relax())
     progress("checking against the source", 2, 4)
     runner = LocalRunner(module, host_backend())
-    answers = run_in_batches(runner, golden, batch)
+    computed = run_in_batches(runner, golden, batch)
     try:
-        agreement = check_golden("import_model", answers, reference["golden"], max_relative_error)
+        agreement = check_golden("import_model", computed, reference["golden"], max_relative_error)
     except AgreementError as error:
         raise _with_layer(error, source, batch_at(golden, 0, batch), max_relative_error) from error
     save_module(module, out)
@@ -68,20 +68,18 @@ def _with_layer(error: AgreementError, source: SourceModel, x: np.ndarray[Any, A
     return AgreementError(found, error.expected, error.hint)
 
 
-def _check_outputs(answers: np.ndarray[Any, Any], labels: list[str] | None, y: np.ndarray[Any, Any] | None) -> None:
-    if answers.ndim != 2:
-        raise ModelFileError(f"the model answers with shape {answers.shape}", "(N, outputs)")
-    if not np.isfinite(answers).all():
-        raise ModelFileError(
-            "the source model answers with numbers that are not finite", "weights that are not damaged"
-        )
-    outputs = answers.shape[1]
-    if labels is not None and len(labels) != outputs:
+def _check_outputs(outputs: np.ndarray[Any, Any], labels: list[str] | None, y: np.ndarray[Any, Any] | None) -> None:
+    if outputs.ndim != 2:
+        raise ModelFileError(f"the model's output has shape {outputs.shape}", "(N, outputs)")
+    if not np.isfinite(outputs).all():
+        raise ModelFileError("the source model's outputs are not finite numbers", "weights that are not damaged")
+    width = outputs.shape[1]
+    if labels is not None and len(labels) != width:
         raise TvmflowError(
-            f"{len(labels)} labels for a model with {outputs} outputs", "one label for each output",
+            f"{len(labels)} labels for a model with {width} outputs", "one label for each output",
             "correct labels: of the model in params.yaml",
         )  # fmt: skip
-    if y is not None and (y.min() < 0 or y.max() >= outputs):
+    if y is not None and (y.min() < 0 or y.max() >= width):
         raise TvmflowError(
-            f"the data set has class numbers {y.min()} to {y.max()}", f"0 to {outputs - 1}, as the model has outputs"
+            f"the data set has class numbers {y.min()} to {y.max()}", f"0 to {width - 1}, as the model has outputs"
         )

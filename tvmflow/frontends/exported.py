@@ -52,12 +52,12 @@ class ExportedModel:
 
         with torch.no_grad():
             try:
-                answer = self.module(torch.from_numpy(x))
+                output = self.module(torch.from_numpy(x))
             except (RuntimeError, ValueError) as error:
                 raise _wrong_shape(error, self.shape) from error
-        if not isinstance(answer, torch.Tensor):
-            raise ModelFileError(f"the model answers with {type(answer).__name__}", "one tensor (N, outputs)")
-        return np.asarray(answer.detach().cpu().numpy())
+        if not isinstance(output, torch.Tensor):
+            raise ModelFileError(f"the model's output is a {type(output).__name__}", "one tensor (N, outputs)")
+        return np.asarray(output.detach().cpu().numpy())
 
     def use_threads(self, threads: int) -> None:
         import torch

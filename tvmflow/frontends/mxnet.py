@@ -1,6 +1,6 @@
 """MXNet in: -symbol.json and -0000.params, imported with no MXNet installed.
 
-The oracle, for reference answers, is MXNet 1.9.1 itself in a tool environment of its own.
+The oracle, for reference outputs, is MXNet 1.9.1 itself in a tool environment of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ONNX in. Its source framework, for answers and latency, is ONNX Runtime."""
+"""ONNX in. Its source framework, for outputs and latency, is ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class OnnxModel:
 
     def run(self, x: Array) -> Array:
         try:
-            answer: Array = self.session.run(None, {self.input_name: x})[0]
+            output: Array = self.session.run(None, {self.input_name: x})[0]
         except Exception as error:
             raise ModelFileError(
                 f"the model refuses an input of shape {list(x.shape)}: {first_line(error)}",
                 "input.shape as the model was built for",
                 "correct input.shape in params.yaml",
             ) from error
-        return answer
+        return output
 
     def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
         import onnx

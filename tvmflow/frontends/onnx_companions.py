@@ -20,7 +20,7 @@ def onnx_external_data(path: Path) -> dict[str, Path]:
 
 @lru_cache(maxsize=64)
 def _names(path: Path, _changed: int, _size: int) -> object:
-    """Return what the sandbox answered, asked once for a file: a walk asks for every cell of a model."""
+    """Return what the sandbox returned, asked once for a file: a walk asks for every cell of a model."""
     policy = Policy(_TIMEOUT_S, (path.parent, path.resolve()), memory_bytes=memory_for(path), what=path.name)
     return run_in_sandbox(f"{external_names.__module__}:{external_names.__name__}", {"path": str(path)}, policy)
 

@@ -34,7 +34,7 @@ def read_description(fetched: Path) -> SourceDescription:
 
 
 class Runner(Protocol):
-    """Anything that answers. x: (N, ...) float32 with the batch of input.shape; answers: (N, outputs)."""
+    """A model that runs. x: (N, ...) float32 with the batch of input.shape; outputs: (N, outputs)."""
 
     def run(self, x: Array) -> Array: ...
 
@@ -67,11 +67,11 @@ def run_in_batches(
     model: Runner, x: Array, batch: int, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> Array:
     """Run x (N, ...) through a model of fixed batch size; the last batch is filled up with its last sample."""
-    answers = []
+    outputs = []
     for start in range(0, len(x), batch):
-        answers.append(model.run(batch_at(x, start, batch))[: len(x) - start])
+        outputs.append(model.run(batch_at(x, start, batch))[: len(x) - start])
         progress(min(start + batch, len(x)), len(x))
-    return np.concatenate(answers)
+    return np.concatenate(outputs)
 
 
 def wrong_weights(error: Exception, network: str | None) -> ModelFileError:

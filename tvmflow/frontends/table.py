@@ -18,7 +18,7 @@ from tvmflow.sources.weights import WeightFiles, mxnet_parameters
 class Frontend:
     """load: the model of a fetched folder, as its own framework runs it. Raises ModelFileError.
 
-    tools: whose versions can change what it answers, names of `toolchain.version`. files: what a model comes as.
+    tools: whose versions can change its outputs, names of `toolchain.version`. files: what a model comes as.
     has_networks: this package can make networks of the framework, so that weights may be seeded, trained or a zoo's.
     """
 

@@ -98,7 +98,7 @@ class TfliteModel:
 
 
 class SavedModel(TfliteModel):
-    """A SavedModel: answers come from TensorFlow itself, the graph from its conversion to .tflite."""
+    """A SavedModel: outputs come from TensorFlow itself, the graph from its conversion to .tflite."""
 
     in_process = False
 

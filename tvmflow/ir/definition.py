@@ -128,19 +128,19 @@ def convolve(x: Array, weight: Array, strides: Any, padding: list[int], dilation
     outputs, per_group, kh, kw = weight.shape
     view = windows(padded(x, padding), (kh, kw), strides, dilation)
     samples, channels, height, width = view.shape[:4]
-    answer = np.empty((samples, outputs, height, width), np.int32 if exact else x.dtype)
+    result = np.empty((samples, outputs, height, width), np.int32 if exact else x.dtype)
     if per_group == 1 and outputs == channels:
         for sample in range(samples):
-            answer[sample] = np.einsum(
+            result[sample] = np.einsum(
                 "chwij,cij->chw", view[sample].astype(working), weight[:, 0].astype(working), optimize=False
             )
-        return answer
+        return result
     matrix = weight.reshape(groups, outputs // groups, per_group * kh * kw).astype(working)
     for sample in range(samples):
         columns = view[sample].reshape(groups, per_group, height, width, kh, kw).transpose(0, 1, 4, 5, 2, 3)
         columns = columns.astype(working).reshape(groups, per_group * kh * kw, height * width)
-        answer[sample] = (matrix @ columns).reshape(outputs, height, width)
-    return answer
+        result[sample] = (matrix @ columns).reshape(outputs, height, width)
+    return result
 
 
 def convolve_transposed(
@@ -396,5 +396,5 @@ def _compiled(step: Step, arguments: list[Any]) -> Any:
         _libraries[key] = (step, machine)  # with its step, whose id must not be taken by another
         if len(_libraries) > _MAX_LIBRARIES:
             _libraries.popitem(last=False)
-    answer = _libraries[key][1]["main"](*(tvm.runtime.tensor(t) for t in tensors))
-    return np.asarray(answer.numpy()) if hasattr(answer, "numpy") else tuple(np.asarray(t.numpy()) for t in answer)
+    result = _libraries[key][1]["main"](*(tvm.runtime.tensor(t) for t in tensors))
+    return np.asarray(result.numpy()) if hasattr(result, "numpy") else tuple(np.asarray(t.numpy()) for t in result)

@@ -69,7 +69,7 @@ class Writer:
     def emit(self, expression: Any, name: str) -> Any:
         return self.builder.emit(expression, name)
 
-    def is_answer(self, name: str) -> bool:
+    def is_output(self, name: str) -> bool:
         """Whether a value is read by nobody but the network's user, or by a softmax before that."""
         readers = self.network.users()[name]
         return name == self.network.output or all(isinstance(r, Step) and r.op == "relax.nn.softmax" for r in readers)
@@ -161,13 +161,13 @@ class Writer:
 
 
 def straight_line(builder: Any, graph: Graph, body: Callable[[Any], Any]) -> Any:
-    """Return the module whose main has the input of a graph and answers with body(input), what is unused left out."""
+    """Return the module whose main has the input of a graph and returns body(input), without unused bindings."""
     from tvm import relax
 
     parameter = relax.Var(graph.input_name, relax.TensorType(graph.input_shape, graph.input_dtype))
     with builder.function("main", [parameter]):
         with builder.dataflow():
-            output = builder.emit_output(body(parameter), "answer")
+            output = builder.emit_output(body(parameter), "output")
         builder.emit_func_output(output)
     return relax.transform.DeadCodeElimination(["main"])(builder.get())
 

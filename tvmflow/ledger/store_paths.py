@@ -26,8 +26,8 @@ PRIVACY = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
 LOCK_WAIT_S = 20.0  # as long as MLflow waits
-# What a caller may ask about and get "no" for an answer; everything else is the store's fault.
-_ANSWERS = ("RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
+# Error codes that a caller may expect; everything else is the store's fault.
+_EXPECTED = ("RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
 REBUILD = (
     "run 'tvmflow init --rebuild': the damaged file is kept under another name, and what artifacts/ and DVC's cache hold "
     "is recorded again"
@@ -86,7 +86,7 @@ def _told(workspace: Workspace, function: Any) -> Any:
         except MlflowException as error:
             # An alias that nobody gave is an invalid parameter to MLflow.
             asks_for_alias = getattr(function, "__name__", "") == "get_model_version_by_alias"
-            if error.error_code in _ANSWERS or (asks_for_alias and error.error_code == "INVALID_PARAMETER_VALUE"):
+            if error.error_code in _EXPECTED or (asks_for_alias and error.error_code == "INVALID_PARAMETER_VALUE"):
                 raise
             raise _store_error(workspace, error) from error
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
@@ -176,7 +176,7 @@ def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
         return _damaged(workspace, f"damaged ({said})")
     if "full" in said:
         return _bad(workspace, f"not writable ({said})", "free some space and run the same command again")
-    return _bad(workspace, f"not usable ({said})", "see that the address is right and that it answers")
+    return _bad(workspace, f"not usable ({said})", "see that the address is right and that it responds")
 
 
 def _cause(error: BaseException) -> str:

@@ -54,7 +54,7 @@ class ConcatenateInPlace:
         return lowered
 
 
-def _places(bindings: list[Any], answer: Any) -> tuple[dict[Any, _Place], set[int]]:
+def _places(bindings: list[Any], output: Any) -> tuple[dict[Any, _Place], set[int]]:
     """Return where parts lie, by the variable of their allocation, and the positions of concatenations that go away."""
     seen_as: dict[Any, Any] = {}  # a variable -> the allocation whose memory it shows
     for binding in bindings:
@@ -74,7 +74,7 @@ def _places(bindings: list[Any], answer: Any) -> tuple[dict[Any, _Place], set[in
         held = [seen_as.get(part) for part in parts]
         offsets = [sum(_bytes(part) for part in parts[:index]) for index in range(len(parts))]
         free = all(part is not None and part not in places for part in held) and len(set(held)) == len(held)
-        returned = {seen_as.get(whole), *held} & {seen_as.get(answer)}
+        returned = {seen_as.get(whole), *held} & {seen_as.get(output)}
         if free and not returned and not any(offset % _ALIGNMENT for offset in offsets):
             places.update((part, _Place(whole, offset)) for part, offset in zip(held, offsets, strict=True))
             joined.add(at)

@@ -184,7 +184,7 @@ def _term(total: str, pixel: Any, value: Any) -> Any:
 
 
 def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, form: str, dtype: str) -> Any:
-    """Sum every channel by itself; of float32 exactly, whatever is read, and brought to the type of the answer after."""
+    """Sum every channel by itself; of float32 exactly, whatever is read, and brought to the type of the output after."""
     sh, dh, sw, dw = steps
     y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
     total = form if form == "float32" else dtype

@@ -68,9 +68,9 @@ class _Writer:
         inputs = [self._packed(name) for name in region.inputs]
         types = [relax.TensorType(packed_shape(self.config, shapes[name]), "int8") for name in region.outputs]
         call = relax.call_dps_packed(RUN_FUNCTION, [blob, *inputs], types if len(types) > 1 else types[0])
-        answer = self.builder.emit(call, f"vta{at}")
+        output = self.builder.emit(call, f"vta{at}")
         for at, name in enumerate(region.outputs):
-            packed = self.builder.emit(relax.TupleGetItem(answer, at)) if len(types) > 1 else answer
+            packed = self.builder.emit(relax.TupleGetItem(output, at)) if len(types) > 1 else output
             self.values[name] = self._plain(name, packed)
 
     def _shape(self, name: str) -> tuple[int, ...]:

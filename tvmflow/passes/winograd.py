@@ -46,7 +46,7 @@ def transform_weight(weight: NDArray[Any], m: int) -> NDArray[Any]:
 
 
 def winograd_error(weight: NDArray[Any], m: int) -> float:
-    """Return the largest error of random tiles, relative to their largest answer in float64.
+    """Return the largest error of random tiles, relative to their largest output in float64.
 
     weight: packed, (OC, IC, 3, 3, b, b), float32 or bfloat16, as which transformed values are then stored. The first block
     of output channels stands for all.

@@ -43,7 +43,7 @@ class Calibration:
         return pieces(self.samples, batch, max(1, int(CHUNK_BYTES / max(largest, 1) / batch)))
 
     def _observe(self, method: str, progress: Progress) -> Array:
-        chunks, answers = self.chunks(), []
+        chunks, outputs = self.chunks(), []
 
         def watch(step: Step, value: Array) -> None:
             if step.name in self.values or step.name in self.before:
@@ -51,9 +51,9 @@ class Calibration:
 
         for at, chunk in enumerate(chunks):
             getattr(self.seen.setdefault(self.graph.input_name, Observed()), method)(chunk)
-            answers.append(run_graph(self.graph, chunk, watch))
+            outputs.append(run_graph(self.graph, chunk, watch))
             progress("calibrating", at + 1, len(chunks))
-        return np.concatenate(answers)[: len(self.samples)]
+        return np.concatenate(outputs)[: len(self.samples)]
 
 
 def pieces(samples: Array, batch: int, batches: int) -> list[Array]:

@@ -2,7 +2,7 @@
 
 A layer computes  y = clip(round(float32(sum + offset) * factor) + zero point)  where sum and offset are int32 and factor is
 float32, per channel; bias and the zero point of the input are in the offset. Rounds halves to even. Every step is rounded
-as IEEE 754 says, and none can be contracted with another, so the answer is the same on all processors.
+as IEEE 754 says, and none can be contracted with another, so the output is the same on all processors.
 Source of the form: B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference", CVPR 2018, section 2; the factor in float32, as processors multiply it fastest.
 """
@@ -52,8 +52,8 @@ class Int8Arithmetic:
             moved = call_again(layer.step, lambda _name: inputs[0].value)
             return Quantized(writer.emit(moved, f"{layer.name}_q"), inputs[0].scale)
         scale = writer.scales[layer.name]
-        if layer.kind == DENSE and writer.is_answer(layer.name) and not layer.has_activation:
-            return self._answer(writer, layer, inputs[0])
+        if layer.kind == DENSE and writer.is_output(layer.name) and not layer.has_activation:
+            return self._output(writer, layer, inputs[0])
         write = {
             CONV: self._conv, DENSE: self._dense, ADD: self._add, AFFINE: self._affine, MEAN: self._mean,
             CONCAT: self._concat,
@@ -89,8 +89,8 @@ class Int8Arithmetic:
         total = relax.op.matmul(inputs[0].value, constant(weight, "int8"), out_dtype="int32")
         return self._finish(writer, layer, total, inputs[0].scale, weight_scales, weight.sum(0, np.int64), out)
 
-    def _answer(self, writer: Writer, layer: Layer, data: Quantized) -> Quantized:
-        """Leave the network's answer in 32 bits: to round it to 8 would cost accuracy and save nothing."""
+    def _output(self, writer: Writer, layer: Layer, data: Quantized) -> Quantized:
+        """Leave the network's output in 32 bits: to round it to 8 would cost accuracy and save nothing."""
         from tvm import relax
 
         assert layer.weight is not None

@@ -116,8 +116,8 @@ class _Prepared:
     def output_sqnr_db(self, samples: Array) -> float:
         graph = Quantized(self.network, self.arithmetic, self.scales, self.kept).graph
         cut = pieces(samples, graph.input_shape[0], 1 if not self.run.can_batch else 4)
-        answer = np.concatenate([run_graph(graph, piece) for piece in cut])[: len(samples)]
-        return sqnr_db(self.run.output[: len(samples)], answer)
+        output = np.concatenate([run_graph(graph, piece) for piece in cut])[: len(samples)]
+        return sqnr_db(self.run.output[: len(samples)], output)
 
 
 def _prepare(

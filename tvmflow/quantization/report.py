@@ -54,10 +54,10 @@ class QuantizationReport:
         return asdict(self)
 
 
-def sqnr_db(reference: Array, answer: Array) -> float:
+def sqnr_db(reference: Array, output: Array) -> float:
     """Return the signal-to-quantization-noise ratio in dB; 200 where there is no noise."""
-    reference, answer = reference.astype(np.float64), answer.astype(np.float64)
-    signal, noise = float((reference**2).sum()), float(((reference - answer) ** 2).sum())
+    reference, output = reference.astype(np.float64), output.astype(np.float64)
+    signal, noise = float((reference**2).sum()), float(((reference - output) ** 2).sum())
     if noise == 0:
         return 200.0
     return float(10 * np.log10(max(signal, 1e-30) / noise))
@@ -69,9 +69,9 @@ class _Noise:
     def __init__(self) -> None:
         self.sums: dict[str, tuple[float, float]] = {}
 
-    def add(self, name: str, reference: Array, answer: Array) -> None:
+    def add(self, name: str, reference: Array, output: Array) -> None:
         signal, noise = self.sums.get(name, (0.0, 0.0))
-        difference = reference.astype(np.float64) - answer
+        difference = reference.astype(np.float64) - output
         self.sums[name] = (
             signal + float((reference.astype(np.float64) ** 2).sum()),
             noise + float((difference**2).sum()),
@@ -86,7 +86,7 @@ class _Noise:
 
 def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> QuantizationReport:
     """Run float and integer forms side by side and measure every layer, alone and in its place."""
-    alone, placed, answers = _Noise(), _Noise(), []
+    alone, placed, outputs = _Noise(), _Noise(), []
     names = {name + (SCALED if found.scale.per_channel else "_q"): name for name, found in quantized.integers.items()}
     for chunk in run.chunks():
         reference = {run.graph.input_name: chunk}
@@ -106,10 +106,10 @@ def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> Qu
                 placed.add(name, reference[name], quantized.integers[name].scale.dequantize(value))
 
         run_graph(quantized.graph, chunk, exact)
-        answers.append(run_graph(quantized.graph, chunk, in_place))
-    answer = np.concatenate(answers)[: len(run.samples)]
-    report = QuantizationReport(samples=len(run.samples), output_sqnr_db=sqnr_db(run.output, answer))
-    report.float_score, report.quantized_score = _scores(run.output, answer, labels)
+        outputs.append(run_graph(quantized.graph, chunk, in_place))
+    output = np.concatenate(outputs)[: len(run.samples)]
+    report = QuantizationReport(samples=len(run.samples), output_sqnr_db=sqnr_db(run.output, output))
+    report.float_score, report.quantized_score = _scores(run.output, output, labels)
     for layer in quantized.network.layers:
         report.layers.append(_layer_report(layer, run, quantized, alone, placed))
     noisy = [layer for layer in report.layers if layer.sqnr_db is not None and layer.kind in (*PRODUCTS, ADD, "affine")]
@@ -128,9 +128,9 @@ def _layer_report(layer: Layer, run: Calibration, quantized: Quantized, alone: _
     )  # fmt: skip
 
 
-def _scores(reference: Array, answer: Array, labels: Array | None) -> tuple[float | None, float]:
+def _scores(reference: Array, output: Array, labels: Array | None) -> tuple[float | None, float]:
     """Return accuracy of float and quantized, or (None, top-1 agreement) without labels."""
-    top_float, top = reference.argmax(axis=1), answer.argmax(axis=1)
+    top_float, top = reference.argmax(axis=1), output.argmax(axis=1)
     if labels is None:
         return None, float((top_float == top).mean())
     return float((top_float == labels).mean()), float((top == labels).mean())
@@ -148,8 +148,8 @@ def worst_to_move(
     chosen = None
     for layer in noisy[:_CANDIDATES]:
         trial = Quantized(quantized.network, quantized.arithmetic, quantized.scales, quantized.kept | {layer.name})
-        answer = np.concatenate([run_graph(trial.graph, chunk) for chunk in run.chunks()])[: len(run.samples)]
-        found = (_scores(run.output, answer, labels)[1], sqnr_db(run.output, answer))
+        output = np.concatenate([run_graph(trial.graph, chunk) for chunk in run.chunks()])[: len(run.samples)]
+        found = (_scores(run.output, output, labels)[1], sqnr_db(run.output, output))
         if best is None or found > best:
             best, chosen = found, layer.name
     return chosen

@@ -1,6 +1,6 @@
 """The inside of a sandbox: `python -m tvmflow.sandbox.child DESCRIPTOR`. Gives up its rights, then does what it is told.
 
-Requests are lines of JSON on standard input, answers lines of JSON on the descriptor. The first request names the limits
+Requests are lines of JSON on standard input, replies lines of JSON on the descriptor. The first request names the limits
 and a function; when that returns an object, later requests name its methods.
 """
 
@@ -41,12 +41,12 @@ def give_up_rights(policy: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Serve until standard input ends."""
-    answers = int(sys.argv[1])
+    replies = int(sys.argv[1])
 
     def tell(event: dict[str, Any]) -> None:
         data = memoryview((json.dumps(event) + "\n").encode())
         while data:
-            data = data[os.write(answers, data) :]
+            data = data[os.write(replies, data) :]
 
     first = json.loads(sys.stdin.buffer.readline())
     held = give_up_rights(first["policy"])
@@ -62,10 +62,10 @@ def main() -> None:
             else:
                 function = getattr(kept, request["method"])
             options = {"progress": lambda *text: tell({"progress": text})} if request["wants_progress"] else {}
-            answer = function(**request["arguments"], **options)
-            if "function" in request and not isinstance(answer, dict | list | str | int | float | None):
-                kept, answer = answer, None
-            tell({"answer": answer})
+            reply = function(**request["arguments"], **options)
+            if "function" in request and not isinstance(reply, dict | list | str | int | float | None):
+                kept, reply = reply, None
+            tell({"reply": reply})
         except TvmflowError as error:
             tell({"error": error.to_json()})
         except MemoryError:

@@ -27,7 +27,7 @@ from tvmflow import errors
 from tvmflow.recipe import CODE_ROOT
 from tvmflow.sources.tool_environments import environments_folder
 
-MAX_ANSWER_BYTES = 256 << 20
+MAX_REPLY_BYTES = 256 << 20
 MIN_MEMORY_BYTES = 6 << 30
 _ENVIRONMENT = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "KERAS_BACKEND")
 _ENVIRONMENT_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TVM_", "TVMFLOW_")
@@ -69,7 +69,7 @@ def memory_for(*files: Path) -> int:
 
 
 class Sandbox:
-    """A running sandbox. `answer` is what its function returned, if that was plain data."""
+    """A running sandbox. `reply` is what its function returned, if that was plain data."""
 
     def __init__(
         self, function: str, arguments: dict[str, Any], policy: Policy, progress: Callable[..., None] | None = None
@@ -83,12 +83,12 @@ class Sandbox:
                 pass_fds=(writer,), cwd=self._own, start_new_session=True, env=_environment(self._own),
             )  # fmt: skip
         os.close(writer)
-        self._answers = os.fdopen(reader, "rb")
+        self._replies = os.fdopen(reader, "rb")
         try:
             request = {
                 "policy": policy.to_json(self._own), "parent": os.getpid(), "function": function, "arguments": arguments,
             }  # fmt: skip
-            self.answer = self._ask(request, progress)
+            self.reply = self._ask(request, progress)
         except BaseException:
             self.close()
             raise
@@ -112,7 +112,7 @@ class Sandbox:
         """Kill what runs and remove the sandbox's folder."""
         _kill(self._process)
         self._process.wait()
-        self._answers.close()
+        self._replies.close()
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -134,7 +134,7 @@ class Sandbox:
                     json.dumps({**request, "wants_progress": progress is not None}).encode() + b"\n"
                 )
                 self._process.stdin.flush()
-            while line := self._answers.readline(MAX_ANSWER_BYTES):
+            while line := self._replies.readline(MAX_REPLY_BYTES):
                 event = json.loads(line)
                 if "held" in event:
                     self.held = event["held"]
@@ -144,15 +144,15 @@ class Sandbox:
                     raise errors.from_json({key: _printable(text) for key, text in event["error"].items()})
                 elif "broke" in event:
                     raise self._broken(_printable(event["broke"]))
-                elif "answer" in event:
-                    return event["answer"]
+                elif "reply" in event:
+                    return event["reply"]
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            raise self._broken(f"an answer that is none ({type(error).__name__})") from error
+            raise self._broken(f"a malformed reply ({type(error).__name__})") from error
         finally:
             killer.cancel()
         if timed_out.is_set():
             raise errors.StageTimeoutError(
-                f"{self.policy.what} did not load and answer within {self.policy.timeout_s:g} s", "one without endless loops",
+                f"{self.policy.what} did not load and reply within {self.policy.timeout_s:g} s", "one without endless loops",
                 "raise flows.timeout_s of the stage if it is only large",
             )  # fmt: skip
         raise self._broken(_how_it_died(self._process.wait()))
@@ -173,19 +173,19 @@ class Sandbox:
 def run_in_sandbox(
     function: str, arguments: dict[str, Any], policy: Policy, progress: Callable[..., None] | None = None
 ) -> Any:
-    """Call `module:function` with plain data in a sandbox and return its answer. Raises what it raised, or ModelFileError.
+    """Call `module:function` with plain data in a sandbox and return its reply. Raises what it raised, or ModelFileError.
 
     Files that it left in the writable folders are checked: no links, nothing that is not a plain file.
     """
     with Sandbox(function, arguments, policy, progress) as sandbox:
-        answer = sandbox.answer
+        reply = sandbox.reply
     for folder in policy.writes:
         for path in folder.rglob("*"):
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
                 raise errors.ModelFileError(
                     f"reading {policy.what} left {path.name}, which is no plain file", "plain files"
                 )
-    return answer
+    return reply
 
 
 def _environment(own: Path) -> dict[str, str]:

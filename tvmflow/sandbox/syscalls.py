@@ -173,17 +173,17 @@ def seccomp() -> None:
 
 
 def _filter(column: int, architecture: int, clone: int) -> list[tuple[int, int, int, int]]:
-    load, equal, at_least, bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06
+    load, equal, at_least, bits, give_back = 0x20, 0x15, 0x35, 0x45, 0x06
     refuse, no_such_call = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
     steps = [
-        (load, 0, 0, 4), (equal, 1, 0, architecture), (answer, 0, 0, _KILL),
-        (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (answer, 0, 0, refuse),  # the x32 numbers
-        (equal, 0, 1, _CLONE3), (answer, 0, 0, no_such_call),  # its flags cannot be read; everybody falls back to clone
+        (load, 0, 0, 4), (equal, 1, 0, architecture), (give_back, 0, 0, _KILL),
+        (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (give_back, 0, 0, refuse),  # the x32 numbers
+        (equal, 0, 1, _CLONE3), (give_back, 0, 0, no_such_call),  # its flags cannot be read; everybody falls back to clone
     ]  # fmt: skip
     for numbers in _DENIED.values():
-        steps += [(equal, 0, 1, numbers[column]), (answer, 0, 0, refuse)]
-    steps += [(equal, 0, 3, clone), (load, 0, 0, 16), (bits, 0, 1, _NEWUSER), (answer, 0, 0, refuse)]
-    return [*steps, (answer, 0, 0, _ALLOW)]
+        steps += [(equal, 0, 1, numbers[column]), (give_back, 0, 0, refuse)]
+    steps += [(equal, 0, 3, clone), (load, 0, 0, 16), (bits, 0, 1, _NEWUSER), (give_back, 0, 0, refuse)]
+    return [*steps, (give_back, 0, 0, _ALLOW)]
 
 
 def limits(memory_bytes: int, cpu_s: int, processes: int) -> None:

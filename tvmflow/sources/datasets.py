@@ -131,8 +131,8 @@ def random_inputs(count: int, shape: tuple[int, ...], seed: int) -> Samples:
 def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
     """Return inputs (count, *shape), mean about 0 and variance 1 over all, that differ from each other as images do.
 
-    Noise alone will not do: a network that averages over space answers nearly the same to any two images of it, and errors
-    are judged beside how answers differ. So each input has a level, coarse forms, and noise of its own strength.
+    Noise alone will not do: a network that averages over space gives nearly the same output for any two images of it, and errors
+    are judged by how outputs differ. So each input has a level, coarse forms, and noise of its own strength.
     """
     coarse = generator.standard_normal((count, *(min(_COARSE, size) for size in shape)))
     for axis, size in enumerate(shape, start=1):

@@ -32,7 +32,7 @@ def download(url: str, target: Path, limits: DownloadLimits, sha256: str, progre
     """Fetch `url` into `target`, whose bytes must have the given sha256 (a prefix of at least 8 digits is allowed).
 
     A part that was fetched before (`target` + .part) is continued. Raises DownloadError when the network failed every
-    time, DigestError when the bytes are others, SourceError when the server's answer can never be accepted.
+    time, DigestError when the bytes are others, SourceError when the server's reply can never be accepted.
     """
     part = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def download(url: str, target: Path, limits: DownloadLimits, sha256: str, progre
         )
     raise DownloadError(
         f"{_shown(url)} could not be downloaded in {limits.attempts} attempts; last: {last}",
-        "a server that answers",
+        "a server that responds",
         "try again later: what has arrived is kept and will be continued",
     )
 
@@ -84,7 +84,9 @@ def _fetch_rest(url: str, part: Path, limits: DownloadLimits, progress: Progress
         if response.status_code in (408, 425, 429) or response.status_code >= 500:
             raise _TryAgain(f"HTTP {response.status_code}")
         if response.status_code not in (200, 206):
-            raise SourceError(f"{_shown(url)} answered HTTP {response.status_code}", "HTTP 200", "check the address")
+            raise SourceError(
+                f"{_shown(url)} responded with HTTP {response.status_code}", "HTTP 200", "check the address"
+            )
         if response.status_code == 200:
             have = 0
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):

@@ -103,8 +103,8 @@ def build(name: str, seed: int | None = None) -> Any:
 def settle(model: Any, seed: int) -> Any:
     """Replace the initial weights by ones whose signal keeps its range through a deep network and tells classes apart.
 
-    Keras starts batch norms as the identity and deep networks then answer the same for every input, which would make
-    any comparison of answers pass. Where the outputs vary too little even so, the head is changed too.
+    Keras starts batch norms as the identity and deep networks then give the same output for every input, which would make
+    any comparison of outputs pass. Where the outputs vary too little even so, the head is changed too.
     """
     import torch
 

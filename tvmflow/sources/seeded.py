@@ -1,7 +1,7 @@
 """Give torch networks with seeded weights outputs that vary over inputs and classes.
 
-Initial weights are made for training, not for answering: batch norms start as the identity, heads and gates at zero, and a deep
-network then answers the same to every input. Every comparison of such answers passes.
+Initial weights are made for training, not for inference: batch norms start as the identity, heads and gates at zero, and a deep
+network then gives the same output for every input. Every comparison of such outputs passes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def settle(network: nn.Module, shape: tuple[int, ...], seed: int) -> None:
     Zero weights are drawn. Where outputs follow the input too little, the head is standardized: each of its channels gets
     mean 0 and variance 1 over a seeded batch. Where they hardly follow it at all, batch norms get the statistics of that
     batch; a network without them gets layers of zero mean and unit variance instead (Mishkin and Matas 2016). That comes
-    last because it makes a deep network amplify every rounding: half of MobileNetV2's int8 answers would be noise.
+    last because it makes a deep network amplify every rounding: half of MobileNetV2's int8 outputs would be noise.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.from_numpy(varied_inputs(_BATCH, shape, np.random.default_rng(seed)))

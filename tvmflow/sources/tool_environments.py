@@ -27,7 +27,7 @@ from tvmflow.errors import TvmflowError
 
 Array = np.ndarray[Any, Any]
 INSTALL_TIMEOUT_S = 1200.0
-ANSWER_TIMEOUT_S = 600.0
+REPLY_TIMEOUT_S = 600.0
 _WORKERS = Path(__file__).resolve().parent / "tools"
 
 
@@ -128,21 +128,21 @@ class ToolProcess:
             self._errors[:] = [*self._errors[-20:], line]
 
     def arrays(self, request: str, x: Array | None = None, **options: Any) -> list[tuple[str, Array]]:
-        """Send a request and return the answer's arrays in order."""
+        """Send a request and return the reply's arrays in order."""
         body = b"" if x is None else _npy(np.ascontiguousarray(x))
         head = json.dumps({"request": request, "bytes": len(body), **options}).encode() + b"\n"
-        watchdog = threading.Timer(ANSWER_TIMEOUT_S, _kill, [self._process])
+        watchdog = threading.Timer(REPLY_TIMEOUT_S, _kill, [self._process])
         watchdog.start()
         try:
             assert self._process.stdin is not None and self._process.stdout is not None
             self._process.stdin.write(head + body)
             self._process.stdin.flush()
-            answer = json.loads(self._process.stdout.readline() or b"{}")
-            if "error" in answer or "arrays" not in answer:
-                raise self._failed(str(answer.get("error", "it ended without an answer")))
+            reply = json.loads(self._process.stdout.readline() or b"{}")
+            if "error" in reply or "arrays" not in reply:
+                raise self._failed(str(reply.get("error", "it ended without a reply")))
             return [
                 (str(name), np.load(io.BytesIO(self._read(int(size))), allow_pickle=False))
-                for name, size in answer["arrays"]
+                for name, size in reply["arrays"]
             ]
         except (OSError, ValueError) as error:
             raise self._failed(str(error)) from error
@@ -166,7 +166,7 @@ class ToolProcess:
         )
 
 
-def run_tool(name: str, arguments: list[str], timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+def run_tool(name: str, arguments: list[str], timeout_s: float = REPLY_TIMEOUT_S) -> None:
     """Run a worker to its end: for exports. Raises TvmflowError with what it said last."""
     process = subprocess.Popen(
         [str(python_of(name)), str(_WORKERS / TOOL_ENVIRONMENTS[name].worker), *arguments],

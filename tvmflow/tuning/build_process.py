@@ -1,4 +1,4 @@
-"""One process that builds kernels: how it is started, asked, and what is known of it when it does not answer."""
+"""One process that builds kernels: how it is started, asked, and what is known of it when it does not respond."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class BuildProcess:
         return self.process.poll() is None
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Return the answer: status and what belongs to it. `sure`: the schedule is at fault, whoever else is not well."""
+        """Return the reply: status and what belongs to it. `sure`: the schedule is at fault, whoever else is not well."""
         before = self._cpu_s
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-        answer, timed_out = self._line(timeout_s)
-        if answer is not None:
-            self._cpu_s = answer["cpu_s"]
-            return answer
+        reply, timed_out = self._line(timeout_s)
+        if reply is not None:
+            self._cpu_s = reply["cpu_s"]
+            return reply
         computed_s = self.kill() - before
         if timed_out:
             error = f"the compiler took longer than {timeout_s:g} s, {computed_s:.0f} s of which it computed"

@@ -1,6 +1,6 @@
 """Compile schedules for the tuner, one after the other, in a process that stays alive.
 
-A line of JSON on standard input for each kernel, a line on standard output for each answer; the first line says that TVM
+A line of JSON on standard input for each kernel, a line on standard output for each reply; the first line says that TVM
 is there. PyTorch is kept out of the process, since TVM would import it and take four times as long to start.
 """
 
@@ -20,7 +20,7 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 _NO_MEMORY = ("bad_alloc", "out of memory", "cannot allocate memory")
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def reply(request: dict[str, Any]) -> dict[str, Any]:
     """Build one kernel: under a template's knobs, under a trace, or plainly. Returns status, trace, digest, error.
 
     UNKNOWN where nothing can be said of the schedule: what the machine or the linker refuses is not its fault.
@@ -86,7 +86,7 @@ def _cpu_s() -> float:
 
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever TVM or a linker prints must not end up among the answers
+    os.dup2(2, 1)  # whatever TVM or a linker prints must not end up among the replies
 
     def say(found: dict[str, Any]) -> None:
         out.write(json.dumps({**found, "cpu_s": _cpu_s()}) + "\n")
@@ -100,7 +100,7 @@ def main() -> None:
         return
     say({})
     for line in sys.stdin:
-        say(answer(json.loads(line)))
+        say(reply(json.loads(line)))
 
 
 if __name__ == "__main__":

@@ -125,12 +125,12 @@ class BuildPool:
                 "function": str(self._function_file(order.workload)), "template": order.template, "knobs": order.knobs,
                 "trace": order.trace, "target": self.target.to_json(), "path": str(library),
             }  # fmt: skip
-            answer = self._process().ask(request, self.timeout_s)
+            reply = self._process().ask(request, self.timeout_s)
         except (OSError, RuntimeError) as error:  # no room, no process, no thread
             return Built(UNKNOWN, library, error=str(error))
         return Built(
-            answer["status"], library, answer.get("trace"), answer.get("digest", ""), answer.get("error", ""),
-            answer.get("sure", False),
+            reply["status"], library, reply.get("trace"), reply.get("digest", ""), reply.get("error", ""),
+            reply.get("sure", False),
         )  # fmt: skip
 
     def _function_file(self, workload: Workload) -> Path:

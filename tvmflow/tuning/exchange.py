@@ -87,7 +87,7 @@ def import_metaschedule(folder: Path, device_kind: str) -> list[TuningRecord]:
 
 
 def _record(entry: object, device_kind: str, created: str) -> TuningRecord:
-    """Return a record of what the sandbox answered. Raises ValueError where a record cannot hold it."""
+    """Return a record of what the sandbox returned. Raises ValueError where a record cannot hold it."""
     if not isinstance(entry, dict) or entry.get("trace") is None:
         raise ValueError("an entry that is no schedule")
     ours = {

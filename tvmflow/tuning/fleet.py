@@ -1,6 +1,6 @@
 """Measure on any number of devices of one key: retries elsewhere, quarantine with back-off, a canary against drift.
 
-A failure of a kernel (wrong answer, timeout) is a result. A failure of a device or of the network is none: the candidate
+A failure of a kernel (wrong output, timeout) is a result. A failure of a device or of the network is none: the candidate
 goes to another device, the slot of the lost one rests for a while, and nothing is recorded. Whether a kernel or a device
 is to blame for a silence is asked of the canary: a kernel that is known to be good, on a new session.
 """
@@ -87,10 +87,10 @@ class FleetCounts:
 
 @dataclass
 class References:
-    """The inputs and the right answer of each workload, shared by all devices; plain: the kernel that gives the answer."""
+    """The inputs and the right output of each workload, shared by all devices; plain: the kernel that gives the output."""
 
     arrays: dict[str, list[Array]] = field(default_factory=dict)
-    answers: dict[str, Array] = field(default_factory=dict)
+    outputs: dict[str, Array] = field(default_factory=dict)
     plain: dict[str, Future[Built]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -167,7 +167,7 @@ class Fleet:
             fresh.start()
 
     def without_devices(self) -> bool:
-        """Whether no slot has a device that answers."""
+        """Whether no slot has a device that responds."""
         return all(slot.without_device_since for slot in self._slots)
 
     def put_back(self, job: Job, why: str, counted: bool = True) -> None:
@@ -262,13 +262,13 @@ class _Slot:
         _, seconds, _ = self._canary.measure(library)
         if not seconds:
             raise DeviceLostError(
-                f"device {self._canary.session.name!r} gives a wrong answer to a kernel that is known to be right",
+                f"device {self._canary.session.name!r} computes a wrong output with a kernel that is known to be right",
                 "a device that computes correctly", "take it out of the tracker and test its memory and clock",
             )  # fmt: skip
         return median(seconds)
 
     def _judge_suspect(self) -> None:
-        """The device answers and computes again: so the kernel that was silent is to blame, and that is its result."""
+        """The device responds and computes again: so the kernel that was silent is to blame, and that is its result."""
         if self.suspect is not None:
             job, self.suspect = self.suspect, None
             limit_s = self.fleet.rules.kernel_timeout_s
@@ -327,13 +327,13 @@ class _Slot:
         if workload.key not in self._benches:
             assert self._session is not None
             shared = self.fleet.references
-            reference = shared.answers.get(workload.key)
+            reference = shared.outputs.get(workload.key)
             plain = shared.plain[workload.key].result().library if reference is None else None
             bench = KernelBench(
                 workload, self._session, self.fleet.rules.measure, shared.arrays[workload.key], reference, plain
             )
             with shared.lock:
-                shared.answers.setdefault(workload.key, bench.reference)
+                shared.outputs.setdefault(workload.key, bench.reference)
             while len(self._benches) >= _KEPT_BENCHES:
                 self._benches.pop(next(iter(self._benches)))
             self._benches[workload.key] = bench

@@ -1,4 +1,4 @@
-"""Measure one compiled kernel on one device: check the answer, then time it until the noise is known."""
+"""Measure one compiled kernel on one device: check the output, then time it until the noise is known."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tvmflow.devices.session import DeviceSession, translated
 from tvmflow.ir.ir_files import numpy_dtype
 from tvmflow.ir.tvm_names import buffer_of
 from tvmflow.kernels.workloads import Workload
-from tvmflow.tuning.records import OK, WRONG_ANSWER
+from tvmflow.tuning.records import OK, WRONG_OUTPUT
 
 Array = np.ndarray[Any, Any]
-_TOLERANCE = 1e-4  # float32 sums in another order; relative to the largest answer
+_TOLERANCE = 1e-4  # float32 sums in another order; relative to the largest output
 _LOW_TOLERANCE = 2e-2  # of kernels that read or write 16-bit floats, and may round in between
 _NOISE = 0.03  # half the spread over the median, above which a promising kernel is timed again
 _MOST_ROUNDS = 4
@@ -47,7 +47,7 @@ def _array(workload: Workload, parameter: Any, generator: np.random.Generator) -
 
 
 class KernelBench:
-    """One workload on one device. `reference` is the answer of the plain kernel, made once per workload."""
+    """One workload on one device. `reference` is the output of the plain kernel, made once per workload."""
 
     def __init__(
         self, workload: Workload, session: DeviceSession, rules: MeasureRules, arrays: list[Array],
@@ -60,15 +60,15 @@ class KernelBench:
         self._tolerance = _LOW_TOLERANCE if low else _TOLERANCE
         if reference is None:
             assert plain is not None
-            reference = self._answer(session.load(plain))
+            reference = self._outputs(session.load(plain))
         self.reference = reference
 
     def measure(self, library: Path, best_s: float = float("inf")) -> tuple[str, tuple[float, ...], str]:
         """Return (status, seconds per repeat, what was wrong). Raises DeviceLostError when the device goes away."""
         kernel = self.session.load(library)
-        wrong = self._difference(self._answer(kernel))
+        wrong = self._difference(self._outputs(kernel))
         if wrong:
-            return WRONG_ANSWER, (), wrong
+            return WRONG_OUTPUT, (), wrong
         found = self._time(kernel, 1)
         if found[0] > _HOPELESS * best_s:
             return OK, tuple(found), ""
@@ -89,20 +89,20 @@ class KernelBench:
             )
             return [float(seconds) for seconds in timer(*self._arguments).results]
 
-    def _answer(self, kernel: Any) -> Array:
+    def _outputs(self, kernel: Any) -> Array:
         self._arguments[-1] = self.session.tensor(self._unwritten)  # what a schedule forgets to write must show
         with translated(self.session.name, f"running {self.workload.name}"):
             kernel["main"](*self._arguments)
             return np.asarray(self._arguments[-1].numpy())
 
-    def _difference(self, answer: Array) -> str:
+    def _difference(self, output: Array) -> str:
         """Say how an output differs from the plain kernel's; nothing where it is right."""
         if self.reference.dtype.kind in "iub":
-            count = int(np.count_nonzero(answer != self.reference))
-            return f"{count} of {answer.size} values differ from the plain kernel's" if count else ""
+            count = int(np.count_nonzero(output != self.reference))
+            return f"{count} of {output.size} values differ from the plain kernel's" if count else ""
         reference = self.reference.astype(np.float64)
         largest = max(float(np.abs(reference).max(initial=0.0)), 1e-6)
-        error = float(np.abs(answer.astype(np.float64) - reference).max(initial=0.0)) / largest
+        error = float(np.abs(output.astype(np.float64) - reference).max(initial=0.0)) / largest
         if error <= self._tolerance:  # a NaN is not
             return ""
         return f"relative error {error:.2g} against the plain kernel, at most {self._tolerance:g}"

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 OK, ILLEGAL_SCHEDULE, COMPILE_ERROR = "ok", "illegal_schedule", "compile_error"
-WRONG_ANSWER, KERNEL_TIMEOUT = "wrong_answer", "kernel_timeout"
-STATUSES = (OK, ILLEGAL_SCHEDULE, COMPILE_ERROR, WRONG_ANSWER, KERNEL_TIMEOUT)
+WRONG_OUTPUT, KERNEL_TIMEOUT = "wrong_output", "kernel_timeout"
+STATUSES = (OK, ILLEGAL_SCHEDULE, COMPILE_ERROR, WRONG_OUTPUT, KERNEL_TIMEOUT)
 MAX_LINE_BYTES = 4 << 20  # the longest trace of a known network takes some ten thousand
 _MAX_TEXT, _MAX_CODE, _MAX_ITEMS, _MAX_TRACE_ITEMS, _MAX_DEPTH = 1000, 1 << 16, 10_000, 200_000, 16
 _LARGEST_INT = 1 << 63
@@ -90,6 +90,8 @@ def _message(value: object, name: str) -> str:
 
 
 def _status(value: object, name: str) -> str:
+    if value == "wrong_answer":  # as logs of earlier versions say it
+        return WRONG_OUTPUT
     if value not in STATUSES:
         raise ValueError(f"{name} is {_shown(value)}, not one of {', '.join(STATUSES)}")
     return str(value)

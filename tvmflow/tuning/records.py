@@ -21,14 +21,14 @@ from tvmflow.tuning.record_format import (
     KERNEL_TIMEOUT,
     MAX_LINE_BYTES,
     OK,
-    WRONG_ANSWER,
+    WRONG_OUTPUT,
     checked_fields,
     is_cut_off,
     parse_line,
 )  # fmt: skip
 
 __all__ = [
-    "COMPILE_ERROR", "ILLEGAL_SCHEDULE", "KERNEL_TIMEOUT", "OK", "UNKNOWN", "WRONG_ANSWER", "TuningRecord", "append_record",
+    "COMPILE_ERROR", "ILLEGAL_SCHEDULE", "KERNEL_TIMEOUT", "OK", "UNKNOWN", "WRONG_OUTPUT", "TuningRecord", "append_record",
     "best_of", "merge_records", "read_records", "record_of",
 ]  # fmt: skip
 UNKNOWN = ""  # a machine, a device or a network is at fault: nothing is known of the schedule, nothing is recorded

@@ -197,12 +197,12 @@ class _Search:
         reasons = [*self.report.fleet.notes[-3:], self.last_error] if self.report.fleet.given_up else [self.last_error]
         raise StageError(
             f"not one of {tried} schedules could be compiled and measured; the last errors: {'; '.join(reasons)}",
-            "a compiler that works for the target, and a device that answers",
+            "a compiler that works for the target, and a device that responds",
             "run 'tvmflow doctor'; correct the target",
         )  # fmt: skip
 
     def _know(self, fleet: Fleet, pool: BuildPool, workload: Workload) -> None:
-        """Make the inputs of a workload and the plain kernel, whose answer every schedule must give."""
+        """Make the inputs of a workload and the plain kernel, whose output every schedule must give."""
         if workload.key not in fleet.references.arrays:
             fleet.references.arrays[workload.key] = inputs_of(workload)
             fleet.references.plain[workload.key] = pool.build(workload)

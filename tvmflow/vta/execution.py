@@ -1,6 +1,6 @@
 """Run a launch on three units that wait for each other through tokens; what an instruction does is a machine's affair.
 
-Any order that the tokens allow is legal, and the answer must not depend on it: `order` picks one. What the reference
+Any order that the tokens allow is legal, and the output must not depend on it: `order` picks one. What the reference
 simulator lets pass is an error here: a deadlock, a token left over, work left behind a FINISH.
 """
 

@@ -222,10 +222,10 @@ class Runtime:
             shown = ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
             raise ProgramError(f"a call with {shown}", f"packed int8 inputs, and {count_outputs} outputs behind them")
         inputs, outputs = arrays[: len(arrays) - count_outputs], arrays[len(arrays) - count_outputs :]
-        for target, answer in zip(outputs, loaded.run(inputs), strict=True):
-            if target.shape != answer.shape:
-                raise ProgramError(f"room for an output of {target.shape}", f"{answer.shape}")
-            target[...] = answer
+        for target, computed in zip(outputs, loaded.run(inputs), strict=True):
+            if target.shape != computed.shape:
+                raise ProgramError(f"room for an output of {target.shape}", f"{computed.shape}")
+            target[...] = computed
         ran = self.ran[digest]
         ran.runs += 1
         if loaded.counted is not None:
@@ -267,8 +267,8 @@ class _Definition:
         if len(inputs) != len(region.inputs):
             raise ProgramError(f"{len(inputs)} inputs", f"{len(region.inputs)}")
         values = {n: _unpacked(n, x, self.shapes[n]) for n, x in zip(region.inputs, inputs, strict=True)}
-        answers = run_region(region, values)
-        return [_packed_like(inputs[0], answers[name]) for name in region.outputs]
+        computed = run_region(region, values)
+        return [_packed_like(inputs[0], computed[name]) for name in region.outputs]
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -1,7 +1,7 @@
 """Runs inside MXNet's tool environment: nothing of tvmflow can be imported here.
 
 mxnet_worker.py export NETWORK SEED|pretrained HEIGHT FOLDER    write FOLDER/model-symbol.json, model-0000.params
-mxnet_worker.py SYMBOL PARAMS DATA_NAME                         answer requests on standard input
+mxnet_worker.py SYMBOL PARAMS DATA_NAME                         serve requests on standard input
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import os
 import sys
 
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # killed with whoever started it
-answers = os.dup(1)
+replies = os.dup(1)
 os.dup2(2, 1)  # MXNet prints where it likes
 
 import mxnet as mx  # noqa: E402
@@ -41,7 +41,7 @@ def initialize(net, seed):
 def settle(net, seed, size):
     """Give batch norms the statistics of a seeded batch, and the head outputs of mean 0 and variance 1 over it.
 
-    Without this deep networks answer the same to every input, and any comparison of their answers passes.
+    Without this deep networks give the same output for every input, and any comparison of their outputs passes.
     """
     generator = np.random.RandomState(seed)
     for name, parameter in sorted(net.collect_params().items()):
@@ -85,9 +85,9 @@ class Model:
         executor = symbol.bind(mx.cpu(), arguments, aux_states=states, grad_req="null")
         return [output.asnumpy() for output in executor.forward(is_train=False)]
 
-    def answer(self, request, x):
+    def reply(self, request, x):
         if request == "run":
-            return [("answer", self.run(x, self.symbol)[0])]
+            return [("output", self.run(x, self.symbol)[0])]
         internals = self.symbol.get_internals()
         names = [n for n in internals.list_outputs() if n.endswith("_output") or n.endswith("_output0")]
         group = mx.sym.Group([internals[n] for n in names])
@@ -95,11 +95,11 @@ class Model:
 
 
 def send(head, bodies=()):
-    os.write(answers, json.dumps(head).encode() + b"\n")
+    os.write(replies, json.dumps(head).encode() + b"\n")
     for body in bodies:
         view = memoryview(body)
         while view:
-            view = view[os.write(answers, view) :]
+            view = view[os.write(replies, view) :]
 
 
 def serve(symbol, params, data_name):
@@ -113,7 +113,7 @@ def serve(symbol, params, data_name):
         try:
             model = model or Model(symbol, params, data_name)
             x = np.load(io.BytesIO(body), allow_pickle=False)
-            found = model.answer(head["request"], x)
+            found = model.reply(head["request"], x)
         except Exception as error:
             send({"error": (str(error).strip().splitlines() or [type(error).__name__])[-1][:400]})
             continue

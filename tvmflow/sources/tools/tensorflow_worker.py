@@ -3,7 +3,7 @@
 tensorflow_worker.py convert SAVED_MODEL FILE.tflite     convert the serving signature
 tensorflow_worker.py convert_int8 SAVED_MODEL FILE.tflite  the same with 8-bit ends, for tests
 tensorflow_worker.py make SEED FOLDER                    write a small SavedModel, for tests
-tensorflow_worker.py SAVED_MODEL                         answer requests on standard input
+tensorflow_worker.py SAVED_MODEL                         serve requests on standard input
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import os
 import sys
 
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # killed with whoever started it
-answers = os.dup(1)
+replies = os.dup(1)
 os.dup2(2, 1)
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -68,11 +68,11 @@ def run(model, x):
 
 
 def send(head, bodies=()):
-    os.write(answers, json.dumps(head).encode() + b"\n")
+    os.write(replies, json.dumps(head).encode() + b"\n")
     for body in bodies:
         view = memoryview(body)
         while view:
-            view = view[os.write(answers, view) :]
+            view = view[os.write(replies, view) :]
 
 
 def serve(folder):
@@ -84,13 +84,13 @@ def serve(folder):
         body = sys.stdin.buffer.read(json.loads(line)["bytes"])
         try:
             model = model or tf.saved_model.load(folder)
-            answer = run(model, np.load(io.BytesIO(body), allow_pickle=False))
+            output = run(model, np.load(io.BytesIO(body), allow_pickle=False))
         except Exception as error:
             send({"error": (str(error).strip().splitlines() or [type(error).__name__])[-1][:400]})
             continue
         buffer = io.BytesIO()
-        np.save(buffer, answer, allow_pickle=False)
-        send({"arrays": [["answer", len(buffer.getvalue())]]}, [buffer.getvalue()])
+        np.save(buffer, output, allow_pickle=False)
+        send({"arrays": [["output", len(buffer.getvalue())]]}, [buffer.getvalue()])
 
 
 if sys.argv[1] == "convert":
