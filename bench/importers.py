@@ -1,8 +1,8 @@
-"""Every framework in: max relative error of the imported form against the framework itself, and import seconds.
+"""Every framework in: max relative error of the imported module against the framework itself, and import seconds.
 
     python -m bench.importers [--only mxnet/] [--compile]
 
-Weights are seeded, inputs random. The imported form is run by the numpy definition, or with --compile as a library with
+Weights are seeded, inputs random. The imported module is run by the numpy definition, or with --compile as a library with
 default schedules. Tool environments for MXNet and TensorFlow are made on first use. An operator that an importer does not
 know is named in the row.
 """
@@ -83,7 +83,7 @@ def fetched(framework: str, network: str, folder: Path) -> SourceModel:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows whose 'framework network' holds this text")
-    parser.add_argument("--compile", action="store_true", help="run the imported form as a library")
+    parser.add_argument("--compile", action="store_true", help="run the imported module as a library")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     print(f"{'framework':<12}{'network':<34}{'max rel. error':>16}{'import s':>10}  note")

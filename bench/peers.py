@@ -8,7 +8,7 @@ ratio the median of the rounds' ratios, below 1 where the library is faster; "="
 holds 1, and a last line for what other processes took of the machine meanwhile. The last columns are the error of the library's output and of ONNX Runtime's,
 relative to the largest output of PyTorch or Keras in float64.
 For int8 cells ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes of the same network and calibration samples;
-for bfloat16 cells OpenVINO runs as it comes and PyTorch in bfloat16; what has no such form stays in float32. LiteRT takes
+for bfloat16 cells OpenVINO runs as it comes and PyTorch in bfloat16; what has no such mode stays in float32. LiteRT takes
 Keras models, in float32.
 """
 

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.golden import GOLDEN, check_form
+from tasks.golden import GOLDEN, check_module
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.frontends.source_model import read_description
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module
@@ -65,7 +65,7 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     backend.export(executable, library)
     facts: dict[str, Any] = {"library_bytes": library.stat().st_size, **covered(choices)}
     if target.runs_here:
-        golden = check_form(context, "build", LoadedLibrary(library, target.threads), settings.max_relative_error)
+        golden = check_module(context, "build", LoadedLibrary(library, target.threads), settings.max_relative_error)
         facts["golden"] = golden.to_json()
     description = read_description(context.inputs["fetch"])
     manifest = manifest_of(context.cell, library, description, target, choices, versions(_toolchain(settings)))

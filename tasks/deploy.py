@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
-from tasks.golden import GOLDEN, check_form
+from tasks.golden import GOLDEN, check_module
 from tvmflow.artifacts import sha256_of
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.params import Cell
@@ -41,7 +41,7 @@ def deploy(context: StageContext[DeploySettings, DeviceLimits]) -> dict[str, Any
         remote_path = session.upload(library)
         model = session.model_on_device(remote_path)
         context.progress("running the golden inputs", 1, 2)
-        smoke = check_form(context, "deploy", model, settings.max_relative_error)
+        smoke = check_module(context, "deploy", model, settings.max_relative_error)
     deployed = {
         "device_key": settings.device_key,
         "device_kind": backend_of(target).device_kind,

@@ -1,4 +1,4 @@
-"""The golden inputs, and the quantized form's outputs for them: what the packed, built and deployed modules must give too."""
+"""The golden inputs, and the quantized module's outputs for them: what the packed, built and deployed modules must give too."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def golden_inputs(context: StageContext[Any, Any]) -> np.ndarray[Any, Any]:
         return np.asarray(data["x"])
 
 
-def check_form(context: StageContext[Any, Any], stage: str, model: Runner, bound: float) -> Agreement:
-    """Run the golden inputs through a form of the model. Raises AgreementError naming the stage."""
+def check_module(context: StageContext[Any, Any], stage: str, model: Runner, bound: float) -> Agreement:
+    """Run the golden inputs through a module of a stage. Raises AgreementError naming the stage."""
     batch = read_description(context.inputs["fetch"]).input_shape[0]
     with np.load(context.inputs["quantize"] / "reference.npz", allow_pickle=False) as data:
         reference = np.asarray(data["golden"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.golden import GOLDEN, check_form
+from tasks.golden import GOLDEN, check_module
 from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.table import backend_for, backend_of
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, save_module
@@ -41,7 +41,7 @@ def graph_pack(context: StageContext[GraphPackSettings, None]) -> dict[str, Any]
     block = None if settings.channel_block == "auto" else settings.channel_block
     module, facts = backend_of(settings.target).pack(module, block)
     save_module(module, context.out)
-    found = check_form(context, "graph_pack", LocalRunner(module, host_backend()), settings.max_relative_error)
+    found = check_module(context, "graph_pack", LocalRunner(module, host_backend()), settings.max_relative_error)
     return {"golden": found.to_json(), **facts}
 
 

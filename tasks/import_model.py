@@ -1,8 +1,8 @@
-"""import_model: bring the source model into Relax, in a canonical form, and keep the source framework's outputs.
+"""import_model: bring the source model into Relax, in a canonical representation, and keep the source framework's outputs.
 
 In:  what fetch brought
 Out: model.json + weights.safetensors (Relax, constants folded, batch norms in the convolutions), reference.npz (the
-     source framework's outputs for the golden and the evaluation inputs, and the imported form's to the latter), peer.onnx
+     source framework's outputs for the golden and the evaluation inputs, and the imported module's to the latter), peer.onnx
      (for peers), import.json
 """
 

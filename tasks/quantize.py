@@ -2,7 +2,7 @@
 
 In:  the imported model, calibration samples, golden inputs and outputs
 Out: model.json + weights.safetensors in that precision, quantization.json (per layer), reference.npz (the quantized
-     form's outputs for the golden and, for integer precisions, to the evaluation inputs)
+     module's outputs for the golden and, for integer precisions, to the evaluation inputs)
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     save_module(module, context.out)
     (context.out / REPORT_NAME).write_text(json.dumps(report, sort_keys=True, indent=1), encoding="utf-8")
     batch, golden = read_description(fetched).input_shape[0], golden_inputs(context)
-    context.progress("checking the quantized form", 0, 0)
+    context.progress("checking the quantized module", 0, 0)
     runner = LocalRunner(module, host_backend())
     outputs = run_in_batches(runner, golden, batch)
     with np.load(context.inputs["import_model"] / "reference.npz", allow_pickle=False) as data:

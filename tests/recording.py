@@ -18,7 +18,7 @@ Path_ = tuple[str, ...]
 
 
 class RecordedModel:
-    """A block of params.yaml that notes what is asked of it; methods and properties of the block see the noting form."""
+    """A block of params.yaml that notes what is asked of it; methods and properties of the block see the noting block."""
 
     def __init__(self, value: BaseModel, path: Path_, reads: set[Path_]) -> None:
         self.__dict__.update(_value=value, _path=path, _reads=reads)

@@ -45,7 +45,7 @@ class FetchParams(StageBlock):
     connect_timeout_s: PositiveFloat = 20.0
     calibration_samples: Positive = 200
     evaluation_samples: Positive = 400
-    golden_samples: Annotated[int, Field(ge=2)] = 4  # one could not show that a form follows its input
+    golden_samples: Annotated[int, Field(ge=2)] = 4  # one could not show that a module follows its input
     random_samples: Positive = 8
     split_seed: Seed = 0
 
@@ -81,7 +81,7 @@ class Int8Params(Frozen):
 
 
 class VtaInt8Params(Frozen):
-    """The power-of-two form of `vta_int8`."""
+    """The power-of-two scheme of `vta_int8`."""
 
     scale: Literal["global", "calibrated"] = "calibrated"
     global_scale: PositiveFloat = 8.0

@@ -188,7 +188,7 @@ def test_saved_model_and_tflite_float_and_int8(tmp_path: Path) -> None:
     assert np.abs(run_graph(read_graph(module), x) - reference).max() <= 2 * step
     quantized, report = quantize_int8(module, x, None, Int8Options())
     assert np.abs(run_graph(read_graph(quantized), x) - reference).max() <= 3 * step
-    assert {layer.form for layer in report.layers if layer.kind == "conv"} == {"int8"}
+    assert {layer.dtype for layer in report.layers if layer.kind == "conv"} == {"int8"}
     names = [name for name, _ in plain.layers(x)]
     assert len(names) >= 4 and first_differing_layer(plain, x, 1e-4) is None
     with pytest.raises(ModelFileError, match=r"input\.shape"):
@@ -391,8 +391,8 @@ def test_a_quantized_onnx_model_keeps_its_integers(tmp_path: Path, activation: s
     emulated = np.concatenate([run_graph(graph, sample[None]) for sample in samples])
     assert np.abs(emulated - reference).max() <= 0.01 * np.abs(reference).max()
     quantized, report = quantize_int8(module, samples, None, Int8Options())
-    forms = {layer.name: layer.form for layer in report.layers}
-    assert forms["conv0"] == {"QUInt8": "uint8", "QInt8": "int8"}[activation] and report.corrected_layers == 0
+    dtypes = {layer.name: layer.dtype for layer in report.layers}
+    assert dtypes["conv0"] == {"QUInt8": "uint8", "QInt8": "int8"}[activation] and report.corrected_layers == 0
     graph = read_graph(quantized)
     outputs = np.concatenate([run_graph(graph, sample[None]) for sample in samples])
     assert np.abs(outputs - reference).max() <= 0.02 * np.abs(reference).max()

@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Net(torch.nn.Module):
-    """Every kind of layer that has an integer form, in one network."""
+    """Every kind of layer that can be computed in integers, in one network."""
 
     def __init__(self, channels: int, stride: int, depthwise: bool, signed: bool, average: str, seed: int) -> None:
         super().__init__()
@@ -56,20 +56,20 @@ CHOICES = st.fixed_dictionaries({
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-@given(choice=CHOICES, form=st.sampled_from(["uint8", "int8", "global", "calibrated"]))
-def test_the_compiled_graph_equals_the_definition(choice: dict[str, Any], form: str) -> None:
+@given(choice=CHOICES, activations=st.sampled_from(["uint8", "int8", "global", "calibrated"]))
+def test_the_compiled_graph_equals_the_definition(choice: dict[str, Any], activations: str) -> None:
     model = ExportedModel(Net(**choice).eval(), "input", (1, 3, 13, 11))
     module = canonicalize(model.to_relax())
     samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
     assert np.abs(run_graph(read_graph(module), samples[:1]) - model.run(samples[:1])).max() < 1e-5
-    if form in ("uint8", "int8"):
-        quantized, report = quantize_int8(module, samples, None, Int8Options(activations=form))
+    if activations in ("uint8", "int8"):
+        quantized, report = quantize_int8(module, samples, None, Int8Options(activations=activations))
     else:
-        quantized, report = quantize_vta(module, samples, None, VtaOptions(form, keep_float=()))
-    integer = [layer.kind for layer in report.layers if layer.form != "float32"]
+        quantized, report = quantize_vta(module, samples, None, VtaOptions(activations, keep_float=()))
+    integer = [layer.kind for layer in report.layers if layer.dtype != "float32"]
     assert {"conv", "add", "move"} <= set(integer)
     graph = read_graph(quantized)
-    if form in ("global", "calibrated"):  # the batch norm alone needs a multiplier: float on both sides
+    if activations in ("global", "calibrated"):  # the batch norm alone needs a multiplier: float on both sides
         bound = 1e-5
     else:
         assert {"concat", "affine", "mean"} <= set(integer)
@@ -106,5 +106,5 @@ def test_mixed_precision_computes_low_what_the_list_says(dtype: str, accumulate:
     convolutions = [step for step in graph.steps if step.op == "relax.nn.conv2d"]
     assert len(convolutions) == 3 and {step.dtype for step in convolutions} == {accumulate}
     reference = model.run(x)
-    for form in (low, PackChannels(16)(low)):
-        assert np.abs(LocalRunner(form, host_backend()).run(x) - reference).max() <= bound * np.abs(reference).max()
+    for module in (low, PackChannels(16)(low)):
+        assert np.abs(LocalRunner(module, host_backend()).run(x) - reference).max() <= bound * np.abs(reference).max()

@@ -22,7 +22,7 @@ from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
 from tvmflow.passes.schedule_kernels import ScheduleKernels, replay
 from tvmflow.sources.torch_networks import build
 from tvmflow.templates import scheduled
-from tvmflow.tuning.exchange import every_form, export_metaschedule, import_metaschedule
+from tvmflow.tuning.exchange import every_variant, export_metaschedule, import_metaschedule
 from tvmflow.tuning.records import TuningRecord
 from tvmflow.tuning.traces import trace_json
 
@@ -64,11 +64,11 @@ def test_packing_is_exact_about_what_it_packs() -> None:
     )  # three convolutions, and the dense layer as one of a single pixel
 
 
-def test_kernels_of_every_form_go_to_metaschedule_and_come_back(tmp_path: Path) -> None:
+def test_kernels_of_every_variant_go_to_metaschedule_and_come_back(tmp_path: Path) -> None:
     target = HOST
     module = PackChannels(16)(imported(build("digits_cnn", 3), (1, 1, 8, 8))[0])
     best = {}
-    for workload in every_form(module, target):
+    for workload in every_variant(module, target):
         found = HOST.template_for(workload.function)
         assert found is not None
         trace = trace_json(scheduled(workload.function, found[0], found[1][0]))
@@ -76,7 +76,7 @@ def test_kernels_of_every_form_go_to_metaschedule_and_come_back(tmp_path: Path) 
             workload.key, workload.name, found[0].name, found[1][0], trace, (1e-3,), "ok", "here", {}, "now"
         )
     assert len([r for r in best.values() if r.template == "winograd"]) >= 2 * len(convolution_keys(module)) > 0
-    assert export_metaschedule(every_form(module, target), best, target, tmp_path) == len(best)
+    assert export_metaschedule(every_variant(module, target), best, target, tmp_path) == len(best)
     back = {record.workload: record for record in import_metaschedule(tmp_path, "here")}
     assert back.keys() == best.keys() and all(back[key].trace for key in back)
 

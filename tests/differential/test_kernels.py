@@ -61,7 +61,7 @@ def test_any_convolution_packed_and_scheduled_equals_torch(
 
 
 @pytest.mark.parametrize(
-    ("form", "winograd", "bound"),
+    ("dtype", "winograd", "bound"),
     [
         ("float32", 0, BOUND),
         ("float32", 2, 10 * BOUND),
@@ -70,10 +70,10 @@ def test_any_convolution_packed_and_scheduled_equals_torch(
         ("bfloat16", 2, 4e-2),
     ],
 )
-def test_candidates_of_every_template_keep_the_output(form: str, winograd: int, bound: float) -> None:
+def test_candidates_of_every_template_keep_the_output(dtype: str, winograd: int, bound: float) -> None:
     module, model = imported(build("digits_cnn", 3), (1, 1, 8, 8))
-    if form != "float32":
-        module = to_mixed(module, MixedPrecision(form, "float32", ("conv2d", "matmul"), ("mean",)))
+    if dtype != "float32":
+        module = to_mixed(module, MixedPrecision(dtype, "float32", ("conv2d", "matmul"), ("mean",)))
     x = np.random.default_rng(1).standard_normal((1, 1, 8, 8), dtype=np.float32)
     reference, target = model.run(x), HOST
     packed = PackChannels(16)(module)

@@ -78,7 +78,7 @@ def test_a_quantized_network_computes_the_same_with_the_accelerator(scale: str, 
 
 
 def check_forms(config: VtaConfig, module: Any, offloaded: Any, samples: Array) -> list[dict[str, Any]]:
-    """Compile the regions, run the quantized, offloaded and compiled form, and compare; return the programs' summaries."""
+    """Compile the regions, run the quantized, offloaded and compiled module, and compare; return the programs' summaries."""
     from tvmflow.backends.cpu import host_backend
     from tvmflow.building.library import LocalRunner
     from tvmflow.passes.offload_vta import blobs_of, regions_of, with_blobs
@@ -89,7 +89,7 @@ def check_forms(config: VtaConfig, module: Any, offloaded: Any, samples: Array) 
     assert all(lint(program) == [] for program in programs)
     new = [program_to_blob(program) for program in programs]
     compiled = with_blobs(offloaded, dict(zip(blobs_of(offloaded), new, strict=True)))
-    runners = [LocalRunner(form, host_backend()) for form in (module, offloaded, compiled)]
+    runners = [LocalRunner(stage, host_backend()) for stage in (module, offloaded, compiled)]
     for sample in samples:
         plain, defined, run = (runner.run(sample[None]) for runner in runners)
         assert np.array_equal(plain, defined) and np.array_equal(plain, run)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.golden import check_form
+from tasks.golden import check_module
 from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import (
     NO_NOISE_DB,
@@ -236,8 +236,8 @@ def _walked(folder: Path, outputs: Array) -> dict[str, Path]:
     return inputs
 
 
-class _Form:
-    """A form of the model that gives row n of a table for input n."""
+class _Module:
+    """A module that gives row n of a table for input n."""
 
     def __init__(self, table: Array) -> None:
         self.table = table
@@ -254,19 +254,19 @@ def test_golden_check_and_evaluate_refuse_the_same_products(name: str, tmp_path:
     context: Any = SimpleNamespace(inputs=inputs)
     samples = Samples(np.zeros((12, 1), np.float32), b.argmax(axis=1))
     if name == "as it is":
-        assert check_form(context, "build", _Form(product), 0.05).max_relative_error == 0.0
+        assert check_module(context, "build", _Module(product), 0.05).max_relative_error == 0.0
         assert quality(inputs, product, samples, 0.05)["accuracy"]["built"] == 1.0
         return
     with pytest.raises(AgreementError):
-        check_form(context, "build", _Form(product), 0.05)
+        check_module(context, "build", _Module(product), 0.05)
     with pytest.raises(AgreementError, match=r"evaluate|shape|finite"):
         quality(inputs, product, samples, 0.05)
 
 
 def test_a_source_that_does_not_react_is_refused_by_the_first_check(tmp_path: Path) -> None:
-    """Equal forms of a network whose head is zero, or whose output is the same for every input, had an error of 0.0."""
+    """Equal modules of a network whose head is zero, or whose output is the same for every input, had an error of 0.0."""
     for index, b in enumerate((np.zeros((12, 10)), np.tile(np.arange(10.0), (12, 1)))):
         (tmp_path / str(index)).mkdir()
         context: Any = SimpleNamespace(inputs=_walked(tmp_path / str(index), b))
         with pytest.raises(AgreementError, match="do not vary"):
-            check_form(context, "build", _Form(b), 1.0)
+            check_module(context, "build", _Module(b), 1.0)

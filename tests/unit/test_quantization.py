@@ -155,8 +155,8 @@ def test_the_goal_moves_the_worst_layers_until_it_is_met(depthwise: tuple[Any, A
     assert without.quantized_score < 1.0 and without.goal_met is None
     _, report = quantize_int8(module, calibration, None, Int8Options(**NAIVE, max_drop=0.0))
     assert report.goal_met and report.quantized_score == 1.0 and report.moved_to_float
-    forms = {layer.name: layer.form for layer in report.layers}
-    assert all(forms[name] == "float32" for name in report.moved_to_float)
+    dtypes = {layer.name: layer.dtype for layer in report.layers}
+    assert all(dtypes[name] == "float32" for name in report.moved_to_float)
     _, report = quantize_int8(module, calibration, None, Int8Options(**NAIVE, max_drop=0.0, max_float_layers=0))
     assert report.goal_met is False and report.moved_to_float == []
 
@@ -183,7 +183,7 @@ def test_the_report_points_at_the_layer_that_hurts(depthwise: tuple[Any, Array, 
 def test_named_layers_stay_in_float(depthwise: tuple[Any, Array, Array]) -> None:
     module, calibration, _ = depthwise
     _, report = quantize_int8(module, calibration, None, Int8Options(keep_float=("first", "last", "conv1")))
-    assert [layer.form for layer in report.layers if layer.kind in ("conv", "dense")] == [
+    assert [layer.dtype for layer in report.layers if layer.kind in ("conv", "dense")] == [
         "float32", "float32", "uint8", "float32",
     ]  # fmt: skip
     with pytest.raises(UnknownNameError, match="conv2"):
@@ -193,9 +193,9 @@ def test_named_layers_stay_in_float(depthwise: tuple[Any, Array, Array]) -> None
 def test_vta_scales_follow_the_specification(depthwise: tuple[Any, Array, Array]) -> None:
     module, calibration, _ = depthwise
     _, report = quantize_vta(module, calibration, None, VtaOptions())
-    integer = [layer for layer in report.layers if layer.form != "float32"]
+    integer = [layer for layer in report.layers if layer.dtype != "float32"]
     assert {layer.name for layer in integer} >= {"conv1", "conv2"} and all(layer.scale == 1 / 16 for layer in integer)
-    assert {layer.form for layer in report.layers if layer.name in ("conv0", "dense0")} == {"float32"}
+    assert {layer.dtype for layer in report.layers if layer.name in ("conv0", "dense0")} == {"float32"}
     _, report = quantize_vta(module, calibration, None, VtaOptions("calibrated", keep_float=()))
     scales = [layer.scale for layer in report.layers if layer.scale is not None]
     assert len(set(scales)) > 1 and all(math.log2(scale).is_integer() for scale in scales)

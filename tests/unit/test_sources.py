@@ -26,7 +26,7 @@ from tvmflow.sources.weights import WeightsRequest, bring_weights
     "text",
     ['["cat", "dog"]', '{"0": "cat", "1": "dog"}', "{0: 'cat', 1: 'dog'}", "['cat', 'dog']", "cat\ndog\n"],
 )
-def test_labels_in_every_form(tmp_path: Path, text: str) -> None:
+def test_labels_in_every_format(tmp_path: Path, text: str) -> None:
     (tmp_path / "labels").write_text(text)
     assert read_labels(tmp_path / "labels") == ["cat", "dog"]
 

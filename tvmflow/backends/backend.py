@@ -116,7 +116,7 @@ class Backend(ABC):
     ) -> tuple[Any, dict[str, Any] | None]:
         """Compile all that the device computes beside kernels, check it without running it, write it to `folder` as files.
 
-        Returns the module that calls the compiled form, and what it is (None where there is nothing): `name`, `simulated`
+        Returns the module that calls the compiled module, and what it is (None where there is nothing): `name`, `simulated`
         (then times of the device say nothing, and `estimated_ms` counts), `metrics` (name -> number); the rest is the
         backend's own. Raises ProgramError.
         """

@@ -87,7 +87,7 @@ def check_reacts(reference: Array, what: str = "the source") -> Spread:
             raise AgreementError(
                 f"the outputs of {what} do not vary over {over}: standard deviation {varies:.2g} over {len(reference)} inputs, "
                 f"the largest output is {spread.largest:.3g}",
-                f"more than {RESOLUTION:g} of the largest, or no fault of a later form could be seen",
+                f"more than {RESOLUTION:g} of the largest, or no fault of a later stage could be seen",
                 "give the model weights that were trained, and a data set to whose inputs it reacts",
             )
     if spread.inputs is None and spread.classes is None:
@@ -115,7 +115,7 @@ def compare(outputs: Array, reference: Array) -> Agreement:
 
 
 def check_outputs(stage: str, inputs: str, outputs: Array, reference: Array, bound: float) -> Agreement:
-    """Compare a stage's outputs for some inputs with those of the form before it. Raises AgreementError above the bound."""
+    """Compare a stage's outputs for some inputs with those of the stage before it. Raises AgreementError above the bound."""
     found = compare(outputs, reference)
     if found.max_relative_error > bound or found.sqnr_db < LEAST_SQNR_DB:
         named = f" ({_BOUND_OF[stage]} in params.yaml)" if stage in _BOUND_OF else ""
@@ -123,17 +123,17 @@ def check_outputs(stage: str, inputs: str, outputs: Array, reference: Array, bou
             f"{stage} changes the outputs: on the {found.samples} {inputs} inputs the largest error is "
             f"{found.max_relative_error:.3g} of the spread of the outputs, SQNR {found.sqnr_db:.1f} dB",
             f"at most {bound:g}{named}, and {LEAST_SQNR_DB:g} dB",
-            "look at the form before and after this stage; raise the bound only if you know why",
+            "compare the modules before and after this stage; raise the bound only if you know why",
         )
     return found
 
 
 def check_golden(stage: str, outputs: Array, reference: Array, bound: float) -> Agreement:
-    """Compare the golden outputs of a stage's form with those of the form before it. Raises AgreementError."""
+    """Compare the golden outputs of a stage's module with those of the stage before it. Raises AgreementError."""
     if len(reference) < 2:
         raise AgreementError(
             f"{stage} has {len(reference)} golden input",
-            "at least 2, or a form that ignores its input would pass",
+            "at least 2, or a module that ignores its input would pass",
             "raise fetch.golden_samples in params.yaml",
         )
     return check_outputs(stage, "golden", outputs, reference, bound)

@@ -15,7 +15,7 @@ _BOUND = 0.05  # what is left in float rounds otherwise
 
 
 def check_definition(module: Any, x: Array, batch: int, outputs: Array) -> Agreement:
-    """Compare the compiled form's outputs for x (N, ...) with those of its definition. Raises AgreementError."""
+    """Compare the compiled module's outputs for x (N, ...) with those of its definition. Raises AgreementError."""
     graph = read_graph(module)
     batches = [batch_at(x, start, batch) for start in range(0, len(x), batch)]
     defined = np.concatenate([run_graph(graph, part) for part in batches])[: len(x)]

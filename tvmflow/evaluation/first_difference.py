@@ -41,8 +41,8 @@ def first_differing_layer(source: SourceModel, x: Array, bound: float) -> str | 
 
 def _equal(value: Array, candidate: Array, bound: float) -> bool:
     limit = bound * max(float(np.abs(value).max(initial=0.0)), 1e-30)
-    forms = [candidate]
+    layouts = [candidate]
     if candidate.ndim == 4:
-        forms += [candidate.transpose(layout) for layout in _LAYOUTS]
+        layouts += [candidate.transpose(layout) for layout in _LAYOUTS]
     flat = value.reshape(-1)
-    return any(float(np.abs(flat - form.reshape(-1)).max(initial=0.0)) <= limit for form in forms)
+    return any(float(np.abs(flat - layout.reshape(-1)).max(initial=0.0)) <= limit for layout in layouts)

@@ -15,7 +15,7 @@ from tvmflow.evaluation.agreement import check_outputs, compare
 from tvmflow.sources.datasets import Samples
 
 Array = np.ndarray[Any, Any]
-# Who keeps the outputs of which form of the model, under which name in its reference.npz; in the order of the walk.
+# Who keeps the outputs of which version of the model, under which name in its reference.npz; in the order of the walk.
 _REFERENCES = {
     "import_model": {"source": "evaluation", "imported": "imported"},
     "quantize": {"quantized": "evaluation"},
@@ -23,29 +23,29 @@ _REFERENCES = {
 
 
 def quality(inputs: Mapping[str, Path], outputs: Array, samples: Samples, bound: float) -> dict[str, Any]:
-    """Return the agreement of the built form's outputs with the source's, step by step, and accuracy where there are labels.
+    """Return the agreement of the built module's outputs with the source's, step by step, and accuracy where there are labels.
 
-    Raises AgreementError when an output is further from the quantized form's than `bound`.
+    Raises AgreementError when an output is further from the quantized module's than `bound`.
     """
-    forms = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": outputs}
-    check_outputs("evaluate", "evaluation", outputs, forms["quantized"], bound)
-    steps = list(forms.items())
+    versions = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": outputs}
+    check_outputs("evaluate", "evaluation", outputs, versions["quantized"], bound)
+    steps = list(versions.items())
     found: dict[str, Any] = {
-        "agreement": compare(outputs, forms["source"]).to_json(),
+        "agreement": compare(outputs, versions["source"]).to_json(),
         "agreement_by_step": {
             f"{before}-{after}": compare(b, a).to_json() for (before, a), (after, b) in itertools.pairwise(steps)
         },
         "accuracy": None,
     }
     if samples.y is not None:
-        found["accuracy"] = {name: float((form.argmax(axis=1) == samples.y).mean()) for name, form in steps}
+        found["accuracy"] = {name: float((version.argmax(axis=1) == samples.y).mean()) for name, version in steps}
         found["accuracy"]["samples"] = len(samples.y)
     return found
 
 
 def _reference(inputs: Mapping[str, Path], stage: str) -> dict[str, Array]:
     with np.load(inputs[stage] / "reference.npz", allow_pickle=False) as data:
-        return {form: np.asarray(data[name]) for form, name in _REFERENCES[stage].items()}
+        return {version: np.asarray(data[name]) for version, name in _REFERENCES[stage].items()}
 
 
 def write_scorecard(out: Path, card: dict[str, Any], outputs: Array, samples: Samples) -> None:

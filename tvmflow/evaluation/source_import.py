@@ -63,7 +63,7 @@ def _with_layer(error: AgreementError, source: SourceModel, x: np.ndarray[Any, A
     from tvmflow.evaluation.first_difference import first_differing_layer
 
     layer = first_differing_layer(source, x, bound)
-    where = "every layer agrees in the form before folding: a pass after the import changes it"
+    where = "every layer agrees before batch norms are folded: a pass after the import changes it"
     found = f"{error.found}; " + (where if layer is None else f"the first layer that differs is {layer}")
     return AgreementError(found, error.expected, error.hint)
 

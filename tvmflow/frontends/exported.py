@@ -146,7 +146,7 @@ def unsupported(framework: str, message: str) -> UnsupportedOperatorError:
     return UnsupportedOperatorError(
         f"TVM's {framework} importer does not know: {shown}",
         "a model made of operators that it knows",
-        "replace that operator in the model, or export the model in another form",
+        "replace that operator in the model, or export the model in another format",
     )
 
 

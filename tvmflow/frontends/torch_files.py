@@ -144,7 +144,7 @@ def _check_known(path: Path, unknown: list[str]) -> None:
     if unknown:
         raise UnsupportedOperatorError(
             f"{path.name} calls what import does not know: {', '.join(unknown)[:300]}", "a model made of operators that it knows",
-            "replace that operator in the model, or export the model in another form",
+            "replace that operator in the model, or export the model in another format",
         )  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def _check_script(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             for entry in _entries(path, archive):
                 if entry.filename.endswith("/model.json"):
-                    raise _refused(path, "code in the form of before PyTorch 1.3")
+                    raise _refused(path, "code of before PyTorch 1.3")
                 if entry.filename.endswith(".py"):
                     unknown |= set(unknown_in_script(_read(path, archive, entry).decode("ascii")))
     except _ARCHIVE_ERRORS as error:

@@ -57,7 +57,7 @@ def registered_operators() -> frozenset[str]:
 
 
 def unknown_operators(names: Iterable[str]) -> list[str]:
-    """Return which operators of a program are not known; in-place forms count as the others."""
+    """Return which operators of a program are not known; in-place variants count as the others."""
     known = known_operators()
     return sorted({name for name in names if name in _NEVER or not {name, name.removesuffix("_")} & known})
 

@@ -1,7 +1,7 @@
-"""Write a network back as Relax, each layer in float or in integers, with conversions only where the form changes.
+"""Write a network back as Relax, each layer in float or in integers, with conversions only where the dtype changes.
 
 What integers a layer becomes is the affair of an arithmetic (`int8`, `vta_int8`); this file owns the order, the float
-form, and which value exists in which form.
+dtype, and which value exists in which dtype.
 """
 
 from __future__ import annotations

@@ -193,9 +193,9 @@ class _Recording:
         if card["accuracy"]:
             found |= {"accuracy": card["accuracy"]["built"]}
             found |= {
-                f"accuracy.{form}": value
-                for form, value in card["accuracy"].items()
-                if form not in ("built", "samples")
+                f"accuracy.{version}": value
+                for version, value in card["accuracy"].items()
+                if version not in ("built", "samples")
             }
         for step, agreement in card["agreement_by_step"].items():
             found |= _agreement(f"agreement.{step}", agreement)

@@ -1,4 +1,4 @@
-"""The passes that every imported model goes through, in order: afterwards its form does not tell where it came from."""
+"""The passes that every imported model goes through, in order: afterwards nothing tells where it came from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """ChannelsFirst: let a network that was written channels-last compute channels-first throughout.
 
-Importers leave two forms of it: convolutions in NHWC (TFLite), or in NCHW between pairs of transpositions (Keras). Here
-every 4-D value in NHWC gets a twin in NCHW; operators that do not care are computed on the twin, and the NHWC form is
+Importers leave two layouts of it: convolutions in NHWC (TFLite), or in NCHW between pairs of transpositions (Keras). Here
+every 4-D value in NHWC gets a twin in NCHW; operators that do not care are computed on the twin, and the NHWC value is
 made only where something needs it. Transpositions then remain at most at the input and in front of a flatten.
 """
 

@@ -1,6 +1,6 @@
 """FoldBatchNorm: put the scale and shift that follow a convolution into its weights and one bias.
 
-Knows the two forms that importers leave: `batch_norm` itself, and the decomposed `(conv - mean) * scale + shift`.
+Knows the two variants that importers leave: `batch_norm` itself, and the decomposed `(conv - mean) * scale + shift`.
 A batch norm with no convolution before it (as in DenseNet and ResNet v2) becomes one scale and one shift.
 Computed with numpy in float64, so that folding costs no accuracy and no compilation.
 """

@@ -33,14 +33,14 @@ def convolution_key(call: Any) -> str:
         return ""
     shape = tuple(int(d) for d in weight.shape)
     ones = all(int(v) == 1 for v in (*attrs.strides, *attrs.dilation, attrs.groups))
-    form = str(weight.dtype)
+    dtype = str(weight.dtype)
     if len(shape) != 6 or shape[2:4] != (3, 3) or shape[4] != shape[5] or not ones:
         return ""
-    if form != "float32" and (form != "bfloat16" or _out_dtype(call) != "float32"):
+    if dtype != "float32" and (dtype != "bfloat16" or _out_dtype(call) != "float32"):
         return ""
     data = "x".join(str(int(d)) for d in type_of(call.args[0]).shape)
     key = f"{data} {'x'.join(map(str, shape))} p{','.join(str(int(p)) for p in attrs.padding)}"
-    return key if form == "float32" else f"{key} {form}"
+    return key if dtype == "float32" else f"{key} {dtype}"
 
 
 def convolutions(mod: Any) -> list[Any]:
@@ -98,14 +98,14 @@ def legalize_conv2d(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
 
 
 def _summed_together(call: Any) -> int:
-    """Return how many neighbouring channels an instruction of the target sums at once: 4 bytes, 2 bfloat16; else 0."""
+    """Return how many neighbouring channels an instruction of the target sums at once: 4 of int8, 2 of bfloat16; else 0."""
     weight, data, total = constant_value(call.args[1]), str(type_of(call.args[0]).dtype), _out_dtype(call)
     if weight is None or len(weight.shape) != 6:
         return 0
-    form, inner = str(weight.dtype), int(weight.shape[4])
-    if form == "int8" and data in ("int8", "uint8") and total == "int32" and inner % 4 == 0:
+    dtype, inner = str(weight.dtype), int(weight.shape[4])
+    if dtype == "int8" and data in ("int8", "uint8") and total == "int32" and inner % 4 == 0:
         return 4
-    if form == data == "bfloat16" and total == "float32" and inner % 2 == 0:
+    if dtype == data == "bfloat16" and total == "float32" and inner % 2 == 0:
         return 2 if computes_in_bfloat16(_target()) else 0
     return 0
 
@@ -117,7 +117,7 @@ def _target() -> Any:
 def _weight_of(call: Any, group: int, tiled: bool) -> Any:
     """Return the weight of a packed convolution as its kernel reads it: interleaved by `group`, or widened, or as it is.
 
-    Depthwise ones are in float32, where that computes the same, and faster: sums of few products of bytes are exact in float32; products of 16-bit values are summed in float32 anyway.
+    Depthwise ones are in float32, where that computes the same, and faster: sums of few products of int8 are exact in float32; products of 16-bit values are summed in float32 anyway.
     """
     weight: Any = constant_value(call.args[1])
     if group:
@@ -127,9 +127,9 @@ def _weight_of(call: Any, group: int, tiled: bool) -> Any:
         return relax.const(interleaved, str(weight.dtype))
     if weight is None or len(weight.shape) != 5 or len(type_of(call.args[0]).shape) != 5:
         return call.args[1]
-    data, form, taps = str(type_of(call.args[0]).dtype), str(weight.dtype), int(weight.shape[2]) * int(weight.shape[3])
-    of_bytes = data in ("int8", "uint8") and form == "int8" and taps * 255 * 128 < 2**24
-    if of_bytes or (data == form in ("bfloat16", "float16") and _out_dtype(call) == "float32"):
+    data, dtype, taps = str(type_of(call.args[0]).dtype), str(weight.dtype), int(weight.shape[2]) * int(weight.shape[3])
+    of_int8 = data in ("int8", "uint8") and dtype == "int8" and taps * 255 * 128 < 2**24
+    if of_int8 or (data == dtype in ("bfloat16", "float16") and _out_dtype(call) == "float32"):
         return relax.const(weight.numpy().astype(np.float32), "float32")
     return call.args[1]
 
@@ -148,7 +148,7 @@ def packed_conv2d(
     """Return the te.Tensor (N, OC, OH, OW, lane) of a convolution.
 
     data: (N, C, H, W) or (N, C/b, H, W, b); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
-    (OC, IC, KH, KW, b of I, b of O), or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of bytes, with 2 of bfloat16, and, as
+    (OC, IC, KH, KW, b of I, b of O), or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of int8, with 2 of bfloat16, and, as
     matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right.
     """
     dtype = out_dtype or str(data.dtype)
@@ -156,21 +156,21 @@ def packed_conv2d(
     (sh, sw), (dh, dw) = strides, dilation
     depthwise = len(weight.shape) == 5 and len(data.shape) == 5
     # Of a depthwise convolution each value is read by every tap, so it is widened once, where the padding is copied.
-    form = str(weight.dtype) if depthwise else str(data.dtype)
+    read_dtype = str(weight.dtype) if depthwise else str(data.dtype)
     oc, _, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
     reach = (kw - 1) * dw + 1
     width = int(data.shape[3]) + left + right
     wanted = (width - reach) // sw + 1
     computed = tileable_width(wanted)
     right += max((computed - 1) * sw + reach - width, 0)
-    if top or left or bottom or right or form != str(data.dtype):
-        data = padded_image(data, padding[:2], [bottom, right], form)
+    if top or left or bottom or right or read_dtype != str(data.dtype):
+        data = padded_image(data, padding[:2], [bottom, right], read_dtype)
     n, _, height, _ = (int(d) for d in data.shape[:4])
     lanes = int(weight.shape[-2 if len(weight.shape) == 7 else -1])
     shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)
     steps = (sh, dh, sw, dw)
     if depthwise:
-        return _cropped(_depthwise(data, weight, shape, steps, form, dtype), wanted)
+        return _cropped(_depthwise(data, weight, shape, steps, read_dtype, dtype), wanted)
     if len(weight.shape) == 5:
         return _cropped(_first(data, weight, shape, steps, dtype), wanted)
     return _cropped(_whole(data, weight, shape, steps, dtype, groups, tiled), wanted)
@@ -183,11 +183,11 @@ def _term(total: str, pixel: Any, value: Any) -> Any:
     return pixel.astype(total) * value.astype(total)
 
 
-def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, form: str, dtype: str) -> Any:
+def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, read_dtype: str, dtype: str) -> Any:
     """Sum every channel by itself; of float32 exactly, whatever is read, and brought to the type of the output after."""
     sh, dh, sw, dw = steps
     y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
-    total = form if form == "float32" else dtype
+    total = read_dtype if read_dtype == "float32" else dtype
     made = te.compute(
         shape,
         lambda b, o, h, w, v: te.sum(
@@ -247,7 +247,7 @@ def _whole(
     )
 
 
-def padded_image(data: Any, before: list[int], after: list[int], form: str, filling: float = 0.0) -> Any:
+def padded_image(data: Any, before: list[int], after: list[int], dtype: str, filling: float = 0.0) -> Any:
     """Return an image with a border, in another type. before: rows, columns; after: the same."""
     n, c, height, width, *lanes = (int(d) for d in data.shape)
     (top, left), (bottom, right) = before, after
@@ -256,8 +256,8 @@ def padded_image(data: Any, before: list[int], after: list[int], form: str, fill
         b, o, h, w, *v = index
         sides = ((top, h >= top), (bottom, h < height + top), (left, w >= left), (right, w < width + left))
         inside = [condition for border, condition in sides if border]
-        value = data[b, o, h - top, w - left, *v].astype(form)
-        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(filling, form)) if inside else value
+        value = data[b, o, h - top, w - left, *v].astype(dtype)
+        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(filling, dtype)) if inside else value
 
     return te.compute((n, c, height + top + bottom, width + left + right, *lanes), at, name="pad")
 

@@ -1,7 +1,7 @@
 """Lower max_pool2d of 16-bit values: each is widened once, where its padding is copied, and the largest rounded back.
 
 TVM 0.27 cannot vectorize the first value of a maximum in bfloat16. A maximum of rounded values is one of them, so nothing is
-lost, and memory has the low form on both sides.
+lost, and memory has the low dtype on both sides.
 """
 
 from __future__ import annotations

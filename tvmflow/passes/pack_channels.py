@@ -2,7 +2,7 @@
 
 Every 4-D value, and every (N, C) as an image of one pixel, gets a packed twin (N, C/block, H, W, block); channels that do not divide are filled up with zeros, which
 the weights of the next convolution ignore. Weights are transformed here, once. Operators that do not care are computed on
-the twin; what cannot be packed (a flatten of an image, an odd concatenation) reads the plain form, which is made there only.
+the twin; what cannot be packed (a flatten of an image, an odd concatenation) reads the plain layout, which is made there only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Packer:
             self._step(step)
         return self._as_plain(self.graph.output)
 
-    # -- the two forms of a value --
+    # -- the two layouts of a value --
 
     def _filled(self, channels: int) -> int:
         return -(-channels // self.block) * self.block
@@ -108,7 +108,7 @@ class _Packer:
         self.plain[step.name] = self.builder.emit(value, step.name)
 
     def _twin(self, step: Step) -> Callable[[], Any] | None:
-        """Return how to compute the step on packed channels, None where it is computed on the plain form."""
+        """Return how to compute the step on packed channels, None where it is computed on the plain layout."""
         if step.op == "relax.nn.conv2d":
             return self._convolution(step)
         if step.op == "relax.matmul":

@@ -3,7 +3,7 @@
 A layer computes  y = clip(round(float32(sum + offset) * factor) + zero point)  where sum and offset are int32 and factor is
 float32, per channel; bias and the zero point of the input are in the offset. Rounds halves to even. Every step is rounded
 as IEEE 754 says, and none can be contracted with another, so the output is the same on all processors.
-Source of the form: B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
+Source of the scheme: B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference", CVPR 2018, section 2; the factor in float32, as processors multiply it fastest.
 """
 

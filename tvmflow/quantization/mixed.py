@@ -73,17 +73,17 @@ class _Mixer:
 
     def _step(self, step: Step) -> None:
         low = self._is_low(step)
-        form = self.rules.dtype if low else "float32"
+        dtype = self.rules.dtype if low else "float32"
         if step.op == "constant":
             value = constant(np.asarray(step.args[0]), step.dtype)
         elif low and step.op in _PRODUCTS:
-            value, form = self._product(step)
+            value, dtype = self._product(step)
         elif low and (step.op in _THROUGH_FLOAT32 or (step.op in _ON_SUMS and self.sums.intersection(step.refs))):
-            value, form = call_again(self._cast_constants(step, "float32"), self._widened), "float32"
+            value, dtype = call_again(self._cast_constants(step, "float32"), self._widened), "float32"
         else:
-            value = call_again(self._cast_constants(step, form), lambda name: self._as(name, form))
+            value = call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype))
         made = self.builder.emit(value, step.name)
-        if low and form == "float32":
+        if low and dtype == "float32":
             self._made_sum(step, made)
         else:
             (self.low if low else self.high)[step.name] = made
@@ -106,28 +106,28 @@ class _Mixer:
             return False
         return all(ref in self.low or ref in self.sums for ref in step.refs)
 
-    def _cast(self, value: Any, form: str, name: str) -> Any:
+    def _cast(self, value: Any, dtype: str, name: str) -> Any:
         from tvm import relax
 
-        return self.builder.emit(relax.op.astype(value, form), f"{name}_{form}")
+        return self.builder.emit(relax.op.astype(value, dtype), f"{name}_{dtype}")
 
-    def _as(self, name: str, form: str) -> Any:
-        """Return a value in float32 or in the low dtype; values that are no floats have one form only."""
-        have, other = (self.high, self.low) if form == "float32" else (self.low, self.high)
+    def _as(self, name: str, dtype: str) -> Any:
+        """Return a value in float32 or in the low dtype; values that are no floats have one dtype only."""
+        have, other = (self.high, self.low) if dtype == "float32" else (self.low, self.high)
         if name not in have:
             if self.graph.input_name != name and self.graph.step(name).dtype != "float32":
                 return other[name]
-            have[name] = self._cast(other[name], form, name)
+            have[name] = self._cast(other[name], dtype, name)
         return have[name]
 
     def _widened(self, name: str) -> Any:
-        """Return a value in float32 for one reader, whose kernel does the conversion: memory has the low form only."""
+        """Return a value in float32 for one reader, whose kernel does the conversion: memory has the low dtype only."""
         return self.high[name] if name in self.high else self._cast(self.low[name], "float32", name)
 
-    def _cast_constants(self, step: Step, form: str) -> Step:
+    def _cast_constants(self, step: Step, dtype: str) -> Step:
         def cast(argument: Argument) -> Argument:
             if isinstance(argument, np.ndarray) and argument.dtype == np.float32:
-                return argument.astype(numpy_dtype(form))
+                return argument.astype(numpy_dtype(dtype))
             return tuple(cast(item) for item in argument) if isinstance(argument, tuple) else argument
 
         return Step(step.name, step.op, tuple(cast(a) for a in step.args), step.call, step.shape, step.dtype)
@@ -136,13 +136,13 @@ class _Mixer:
         """Return the sum of products and its dtype."""
         from tvm import relax
 
-        form, total = self.rules.dtype, self.rules.accumulate
+        dtype, total = self.rules.dtype, self.rules.accumulate
         operands = [
-            self._as(a.name, form) if isinstance(a, Ref) else constant(np.asarray(a).astype(numpy_dtype(form)), form)
+            self._as(a.name, dtype) if isinstance(a, Ref) else constant(np.asarray(a).astype(numpy_dtype(dtype)), dtype)
             for a in step.args
         ]
         if step.op == "relax.matmul":
             return relax.op.matmul(*operands, out_dtype=total), total
         if step.op == "relax.nn.conv2d":
             return convolution(step, operands[0], operands[1], total), total
-        return call_again(self._cast_constants(step, form), lambda name: self._as(name, form)), form
+        return call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype)), dtype

@@ -83,7 +83,7 @@ def goal_within(max_drop: float | None, labels: Array | None, samples: int) -> f
 def quantize_vta(
     mod: Any, samples: Array, labels: Array | None, options: VtaOptions, progress: Progress = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
-    """Quantize to the power-of-two form that VTA computes."""
+    """Quantize to the power-of-two scheme that VTA computes."""
     network = group_layers(read_graph(mod))
     run = Calibration(network, samples, progress)
     if options.scale == "global":

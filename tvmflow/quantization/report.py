@@ -27,7 +27,7 @@ class LayerReport:
 
     name: str
     kind: str
-    form: str
+    dtype: str
     scale: float | None = None
     zero_point: int | None = None
     clipped: float | None = None
@@ -85,7 +85,7 @@ class _Noise:
 
 
 def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> QuantizationReport:
-    """Run float and integer forms side by side and measure every layer, alone and in its place."""
+    """Run the float and the integer graph side by side and measure every layer, alone and in its place."""
     alone, placed, outputs = _Noise(), _Noise(), []
     names = {name + (SCALED if found.scale.per_channel else "_q"): name for name, found in quantized.integers.items()}
     for chunk in run.chunks():
@@ -141,7 +141,7 @@ def worst_to_move(
 ) -> str | None:
     """Of the layers that add most noise, return the one whose return to float helps the output most."""
     noisy = sorted(
-        (layer for layer in report.layers if layer.form != "float32" and layer.kind in PRODUCTS),
+        (layer for layer in report.layers if layer.dtype != "float32" and layer.kind in PRODUCTS),
         key=lambda layer: layer.sqnr_db if layer.sqnr_db is not None else 0.0,
     )
     best: tuple[float, float] | None = None

@@ -107,7 +107,7 @@ def shown_advantage(card: dict[str, Any], peer: str) -> str:
 
 
 def scorecard_table(cards: list[dict[str, Any]]) -> Table:
-    """Return a rich table: a row per cell; a column each for the accuracy of every form, agreement, latency and every peer."""
+    """Return a rich table: a row per cell; a column each for the accuracy after every stage, agreement, latency and every peer."""
     peers = sorted({name for card in cards for name in card["peers"]})
     table = Table(title="scorecards")
     for column in ("cell", "device", *FORMS, "top-1 agreement", "error", "latency", *peers, "library"):

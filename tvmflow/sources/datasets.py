@@ -1,7 +1,7 @@
 """Data sets, their fixed split, and the preprocessing that a model wants.
 
 `digits` comes with scikit-learn. Any other data set is an .npz file with `images` (N, C, H, W) or (N, H, W), real
-numbers, and `labels` (N,), integers. A model without a data set gets inputs made from a seed: enough to compare forms of
+numbers, and `labels` (N,), integers. A model without a data set gets inputs made from a seed: enough to compare versions of
 the model with each other, and no accuracy.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tvmflow.errors import SourceError
 from tvmflow.sources.npz_files import read_arrays
 
-_COARSE = 4  # sizes of the coarse forms in an input, along each axis
+_COARSE = 4  # sizes of the coarse patterns in an input, along each axis
 MAX_DATASET_BYTES = 4 << 30
 MAX_CLASSES = 1 << 24
 FloatArray = NDArray[np.float32]
@@ -132,7 +132,7 @@ def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Gener
     """Return inputs (count, *shape), mean about 0 and variance 1 over all, that differ from each other as images do.
 
     Noise alone will not do: a network that averages over space gives nearly the same output for any two images of it, and errors
-    are judged by how outputs differ. So each input has a level, coarse forms, and noise of its own strength.
+    are judged by how outputs differ. So each input has a level, coarse patterns, and noise of its own strength.
     """
     coarse = generator.standard_normal((count, *(min(_COARSE, size) for size in shape)))
     for axis, size in enumerate(shape, start=1):

@@ -78,9 +78,9 @@ def _features(target: Any) -> frozenset[str]:
     return frozenset(str(feature) for feature in codegen.llvm_get_cpu_features(target))
 
 
-def sums_tiles(target: Any, form: str) -> bool:
+def sums_tiles(target: Any, dtype: str) -> bool:
     """Whether the processor of a tvm.target.Target multiplies tiles of int8 or bfloat16 values."""
-    return TILES_FOR.get(form, "") in _dots(_features(target))
+    return TILES_FOR.get(dtype, "") in _dots(_features(target))
 
 
 def _dots(features: frozenset[str]) -> tuple[str, ...]:

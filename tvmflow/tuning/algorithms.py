@@ -66,7 +66,7 @@ def _weights_by_key(packed: Any) -> dict[str, list[Any]]:
 
 
 def _difference(of: list[Workload], without: list[Workload]) -> tuple[Workload, ...]:
-    """Return the workloads that one form calls more often than another, with the number of calls more."""
+    """Return the workloads that one variant calls more often than another, with the number of calls more."""
     calls = {workload.key: workload.calls for workload in without}
     return tuple(
         Workload(w.key, w.name, w.calls - calls.get(w.key, 0), w.function) for w in of if w.calls > calls.get(w.key, 0)

@@ -97,11 +97,11 @@ def _record(entry: object, device_kind: str, created: str) -> TuningRecord:
     return record_of({**entry, **ours})
 
 
-def every_form(packed: Any, backend: Backend) -> list[Workload]:
-    """Return the kernels of a network, its convolutions in the direct form and in those of Winograd."""
+def every_variant(packed: Any, backend: Backend) -> list[Workload]:
+    """Return the kernels of a network, its convolutions direct and as Winograd."""
     keys = convolution_keys(packed)
-    forms = [{}, *({key: m for key in keys} for m in TILES if keys)]
-    lowered = [lower(packed, backend, winograd=form) for form in forms]
+    variants = [{}, *({key: m for key in keys} for m in TILES if keys)]
+    lowered = [lower(packed, backend, winograd=variant) for variant in variants]
     return list({w.key: w for mod in lowered for w in extract_workloads(mod)}.values())
 
 
@@ -143,4 +143,4 @@ def _workloads(workspace: Workspace, cell: Cell, backend: Backend) -> list[Workl
         raise StoreError(
             f"{cell} has no packed model", "a cell that was brought to graph_pack", f"run 'tvmflow run {cell}'"
         )
-    return every_form(load_module(packed), backend)
+    return every_variant(load_module(packed), backend)

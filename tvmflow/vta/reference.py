@@ -117,7 +117,7 @@ def bias_holds_rounding(tail: Tail) -> bool:
 def reference_conv(
     builder: LaunchBuilder, job: ConvJob, tile: ReferenceTile, operations: Operations | None = None
 ) -> None:
-    """Emit a convolution as the reference does, with its ALU operations or others. Fused sums have no such form."""
+    """Emit a convolution as the reference does, with its ALU operations or others. Fused sums have none."""
     g = job.geometry
     if job.residual is not None or g.rows.dst > 1 or g.columns.dst > 1:
         raise ProgramError(
