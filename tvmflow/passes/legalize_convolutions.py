@@ -243,6 +243,7 @@ def _whole(
         lambda b, o, h, w, v: te.sum(
             _term(dtype, pixel(b, o, h, w, u * group + q), weight[o, *order, u, v, q]), axis=[*order, u, q]
         ),
+        # the names are part of the keys of tuning records
         name=TILED_CONVOLUTION if tiled else "conv2d_bytes" if group == 4 else "conv2d_pairs",
     )
 

@@ -112,7 +112,7 @@ def _product(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
 def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
     """Return the te.Tensor (N, OC, OH, OW, lane) of a 3x3 convolution of stride 1.
 
-    data: (N, IC, H, W, b); weight: from `transform_weight`, of bfloat16 interleaved by pairs of input channels: (OC, alpha,
+    data: (N, IC, H, W, b); weight: from `transform_weight`, of bfloat16 interleaved by two input channels, as bf16_dot2 reads it: (OC, alpha,
     alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32.
     """
     from tvm import te, topi

@@ -36,10 +36,10 @@ _VECTORS = (
 
 @dataclass(frozen=True)
 class CpuFeatures:
-    """lanes: float32 values in a vector register; registers: how many of them; l2_bytes: bytes of a core's own L2.
+    """lanes: float32 values in a vector register; registers: how many of them; l2_bytes: size of a core's own L2.
 
-    dots: instructions that sum products of neighbours: of 4 bytes vnni, dotprod, i8mm; of 2 bfloat16 avx512bf16, bf16;
-    of matrix tiles amx-int8, amx-bf16.
+    dots: dot-product instructions: int8_dot4 by vnni, dotprod, i8mm; bf16_dot2 by avx512bf16, bf16;
+    matrix tiles by amx-int8, amx-bf16.
     """
 
     lanes: int
@@ -88,7 +88,7 @@ def _dots(features: frozenset[str]) -> tuple[str, ...]:
 
 
 def computes_in_bfloat16(target: Any) -> bool:
-    """Whether the processor of a tvm.target.Target sums pairs of bfloat16 and rounds to it, each in one instruction."""
+    """Whether the processor of a tvm.target.Target has bf16_dot2 and rounds to bfloat16 in one instruction."""
     return bool(_features(target) & {"avx512bf16", "bf16"})
 
 

@@ -1,6 +1,6 @@
-"""Instructions that sum products of neighbours into wider lanes, as tensor intrinsics.
+"""Dot-product instructions that accumulate into wider lanes, as tensor intrinsics.
 
-Four products of bytes into int32: x86 VNNI, arm64 sdot and usdot. Two of bfloat16 into float32: AVX512-BF16, arm64 bfdot.
+int8_dot4, four products into int32: x86 VNNI, arm64 sdot and usdot. bf16_dot2, two into float32: AVX512-BF16, arm64 bfdot.
 TVM ships some of them; its VNNI one does not pass LLVM 22's verifier, and importing its table takes seconds. Its passes
 replace bfloat16 by 16-bit integers, which LLVM's intrinsics do not take; so those come as a function in LLVM's language.
 """
@@ -32,13 +32,13 @@ _MEANING = """
                     vi, vk = T.axis.remap("SR", [i, k])
                     C[vi] = C[vi] + T.Cast("{total}", A[vk]) * T.Cast("{total}", B[vi, vk])
 """
-_VNNI = """
+_INT8_DOT4_VNNI = """
         word = T.reinterpret(A.vload([0], "uint8x4"), dtype="int32")
         C[T.ramp(T.int32(0), 1, 16)] = T.call_llvm_pure_intrin(
             T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"), C.vload([0], dtype="int32x16"),
             T.reinterpret(T.broadcast(word, 16), dtype="int8x64"), B.vload([0, 0], dtype="int8x64"), dtype="int32x16")
 """
-_NEON = """
+_INT8_DOT4_NEON = """
         word = T.reinterpret(A.vload([0], "{data}x4"), dtype="int32")
         C[T.ramp(T.int32(0), 1, 4)] = T.call_llvm_pure_intrin(
             T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.{name}"), C.vload([0], dtype="int32x4"),
@@ -47,13 +47,13 @@ _NEON = """
 
 
 # A.data is passed for TVM's sake: memory that is seen outside of loads and stores is not widened to float32.
-_PAIRS = """
+_BF16_DOT2 = """
         word = T.reinterpret(A.vload([0], "bfloat16x2"), dtype="int32")
         C[T.ramp(T.int32(0), 1, {lanes})] = T.call_extern(
             "float32x{lanes}", "tvmflow_dot_{name}", C.vload([0], dtype="float32x{lanes}"), T.broadcast(word, {lanes}),
             T.reinterpret(B.vload([0, 0], dtype="bfloat16x{values}"), dtype="int32x{lanes}"), A.data)
 """
-_PAIRS_IN_LLVM = """
+_BF16_DOT2_IN_LLVM = """
 define weak_odr <{lanes} x float> @tvmflow_dot_{name}(<{lanes} x float> %sum, <{lanes} x i32> %a, <{lanes} x i32> %b, ptr %0) alwaysinline nounwind {{
   %x = bitcast <{lanes} x i32> %a to <{values} x bfloat>
   %y = bitcast <{lanes} x i32> %b to <{values} x bfloat>
@@ -79,7 +79,7 @@ class Dot:
     llvm: str = ""
 
     @property
-    def of_pairs(self) -> bool:
+    def is_bf16_dot2(self) -> bool:
         return self.data == "bfloat16"
 
     @property
@@ -90,7 +90,7 @@ class Dot:
     def imports(self) -> str:
         """LLVM's text of the function that the kernel calls; '' for none."""
         return (
-            _PAIRS_IN_LLVM.format(lanes=self.lanes, values=2 * self.lanes, name=self.name, llvm=self.llvm)
+            _BF16_DOT2_IN_LLVM.format(lanes=self.lanes, values=2 * self.lanes, name=self.name, llvm=self.llvm)
             if self.llvm
             else ""
         )
@@ -134,17 +134,17 @@ def register_dots_in(trace: str) -> None:
 @cache
 def intrinsic(dot: Dot) -> str:
     """Register an instruction with TVM and return its name."""
-    if dot.of_pairs:
-        body = _PAIRS
+    if dot.is_bf16_dot2:
+        body = _BF16_DOT2
     elif dot is VNNI:
-        body = _VNNI
+        body = _INT8_DOT4_VNNI
     else:
         data, weight = 'T.reinterpret(T.broadcast(word, 4), dtype="int8x16")', 'B.vload([0, 0], dtype="int8x16")'
         # usdot takes the unsigned operand first, sdot takes either
-        body = _NEON.replace("{operands}", f"{data}, {weight}")
+        body = _INT8_DOT4_NEON.replace("{operands}", f"{data}, {weight}")
     names = {
         "data": dot.data, "lanes": dot.lanes, "name": dot.name, "values": 2 * dot.lanes,
-        "weight": "bfloat16" if dot.of_pairs else "int8", "total": "float32" if dot.of_pairs else "int32",
-        "group": 2 if dot.of_pairs else 4,
+        "weight": "bfloat16" if dot.is_bf16_dot2 else "int8", "total": "float32" if dot.is_bf16_dot2 else "int32",
+        "group": 2 if dot.is_bf16_dot2 else 4,
     }  # fmt: skip
     return register_intrinsic(dot.intrinsic_name, _SOURCE, _MEANING, body, names)

@@ -25,7 +25,7 @@ from tvmflow.templates.tiles import pixels_together, sum_in_tiles, tile_knobs
 def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
     """Return loop extents and number of reduced axes of a convolution or pool on packed channels.
 
-    Loops are (n, c, h, w, lane) over 4 axes (convolution), 5 (of bytes or pairs), 3 (first layer) or 2 (depthwise, pools).
+    Loops are (n, c, h, w, lane) over 4 axes (convolution), 5 (with int8_dot4 or bf16_dot2), 3 (first layer) or 2 (depthwise, pools).
     """
     if kernel.anchor is None or len(kernel.before) > 1:
         return None

@@ -14,7 +14,7 @@ from tvmflow.templates.primitives import Knobs, Template, distinct, divisors, pa
 def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
     """Return the extents (alpha, alpha, c, rows of tiles, columns of tiles, lane, ic, ic lane) of Winograd's product.
 
-    Of bfloat16 the last axis counts the pairs, and one more the two of a pair.
+    With bf16_dot2 the last axis is split in two: groups, and the two channels of a group.
     """
     if kernel.anchor is None or not kernel.anchor.startswith("winograd"):
         return None
@@ -77,9 +77,9 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     product = _multiply(schedule, kernel.anchor, channels, knobs)
     dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
     axes = list(schedule.get_loops(product))
-    pair = [axes.pop()] if dot else []
+    dot_axis = [axes.pop()] if dot else []
     e, j, o, ty, tx, lane, ic, ic_lane = axes[-8:]
-    schedule.reorder(ic, ic_lane, e, j, o, ty, tx, lane, *pair)
+    schedule.reorder(ic, ic_lane, e, j, o, ty, tx, lane, *dot_axis)
     for axis in (o, ty, tx):
         schedule.unroll(axis)
     _transform(schedule, kernel, outermost, knobs)
