@@ -89,6 +89,11 @@ def attributes_beside(features: set[str], cpu_lines: list[str]) -> str:
     return ",".join(f"{'-' if llvm in features else '+'}{llvm}" for llvm in differ)
 
 
+def lacking(features: set[str]) -> list[str]:
+    """Return which of LLVM's features of a processor this machine lacks, of those that kernels rest on."""
+    return [name[1:] for name in attributes_beside(features, _cpu_lines()).split(",") if name.startswith("-")]
+
+
 @functools.cache
 def probe() -> dict[str, str]:
     """Return what the installed TVM says: LLVM's major version, LLVM's name of this machine's CPU and its attributes.

@@ -1,0 +1,54 @@
+"""The Python API: what a notebook, a service and the command line call. Everything heavy is imported where it is used."""
+
+from tvmflow.api.execution import load, predict
+from tvmflow.api.look import devices, examine, history, plan, scorecard, status
+from tvmflow.api.opening import find_workspace, opened
+from tvmflow.api.releases import promote, releases, rollback
+from tvmflow.api.results import (
+    CellPlan,
+    CellStatus,
+    DeviceState,
+    Latency,
+    Measurement,
+    RunResult,
+    Scorecard,
+    StagePlan,
+    Status,
+    Verdict,
+)
+from tvmflow.api.runs import retune, run, serve
+from tvmflow.api.stores import initialize, records, write_report
+from tvmflow.workspace import Workspace
+
+__all__ = [
+    "CellPlan",
+    "CellStatus",
+    "DeviceState",
+    "Latency",
+    "Measurement",
+    "RunResult",
+    "Scorecard",
+    "StagePlan",
+    "Status",
+    "Verdict",
+    "Workspace",
+    "devices",
+    "examine",
+    "find_workspace",
+    "history",
+    "initialize",
+    "load",
+    "opened",
+    "plan",
+    "predict",
+    "promote",
+    "records",
+    "releases",
+    "retune",
+    "rollback",
+    "run",
+    "scorecard",
+    "serve",
+    "status",
+    "write_report",
+]

@@ -1,0 +1,56 @@
+"""Calls that run a built library: load, in this process; predict, on the cell's device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tvmflow.api.opening import CellName, Where, cell_of, opened
+from tvmflow.errors import StoreError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tvmflow.evaluation.in_process import LoadedLibrary, Outputs
+    from tvmflow.params import Cell
+    from tvmflow.workspace import Workspace
+
+
+def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
+    """Return a cell's library as a callable in this process: `with load("digits") as model: y = model(x)`.
+
+    x: (N, ...) as the model's input, N samples; y: (N, ...). Raises StoreError where the cell is not built, UsageError where this
+    machine's processor cannot run it.
+    """
+    from tvmflow.evaluation.in_process import LoadedLibrary
+
+    where = opened(workspace)
+    return LoadedLibrary(_built(where, cell_of(where, cell)))
+
+
+def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
+    """Run inputs (N, ...) through a cell's library on the cell's device, wherever that is. Returns the outputs (N, ...).
+
+    Raises StoreError where the cell is not built, DeviceError where the device cannot be had.
+    """
+    import json
+
+    from tasks.device import device_limits, session_of
+    from tvmflow.backends.table import resolve
+    from tvmflow.evaluation.in_process import input_specs
+    from tvmflow.frontends.source_model import run_in_batches
+
+    where = opened(workspace)
+    wanted = cell_of(where, cell)
+    folder = _built(where, wanted)
+    [spec] = input_specs(json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+    samples = spec.checked(inputs, str(wanted))
+    target = resolve(where.params.targets[wanted.target])
+    with session_of(device_limits(where, wanted), target) as session:
+        return run_in_batches(session.model(folder / "library.so"), samples, spec.shape[0])
+
+
+def _built(workspace: Workspace, cell: Cell) -> Path:
+    folder = workspace.folder("build", cell)
+    if not (folder / "library.so").is_file():
+        raise StoreError(f"{cell} is not built", f"a library in {folder}", f"run 'tvmflow run {cell}'")
+    return folder

@@ -1,0 +1,101 @@
+"""Calls that look: plan, status, devices, scorecard, history, examine. They start neither Prefect nor TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tvmflow.api.opening import CellName, Where, cell_of, cells_of, opened
+from tvmflow.api.results import CellPlan, CellStatus, DeviceState, Measurement, Scorecard, StagePlan, Status
+from tvmflow.errors import StoreError, TvmflowError
+
+if TYPE_CHECKING:
+    from tvmflow.doctor import Finding
+    from tvmflow.params import Cell
+    from tvmflow.workspace import Workspace
+
+
+def plan(*cells: CellName, workspace: Where = None, look: bool = False) -> tuple[CellPlan, ...]:
+    """Return what `run` would do with each cell (default: all of params.yaml), stage by stage, and why.
+
+    look: look into local model files too, as an import would. A cell that cannot be run has an `error`.
+    """
+    where = opened(workspace)
+    return _plans(where, cells_of(where, cells), look)
+
+
+def _plans(workspace: Workspace, cells: Sequence[Cell], look: bool) -> tuple[CellPlan, ...]:
+    from tasks.table import STAGES
+    from tvmflow.report.plans import plan_cells
+
+    rows, refused = plan_cells(workspace, list(cells), STAGES, look)
+    return tuple(
+        CellPlan(name, tuple(StagePlan(**row) for row in found), refused.get(name))  # type: ignore[arg-type]
+        for name, found in rows.items()
+    )
+
+
+def status(workspace: Where = None) -> Status:
+    """Return the models, targets and cells of a workspace, and how far each cell is."""
+    from tvmflow.report.tables import scorecard as card_of
+
+    where = opened(workspace)
+    listed = where.params.cells
+    plans = {found.cell: found for found in _plans(where, list(listed.values()), look=False)}
+    rows = []
+    for name, cell in listed.items():
+        found = plans[str(cell)]
+        why = found.error.found if found.error else None
+        rows.append(CellStatus(name, str(cell), found.todo, card_of(where, cell) is not None, why))
+    return Status(tuple(sorted(where.params.models)), tuple(sorted(where.params.targets)), tuple(rows))
+
+
+def devices(workspace: Where = None) -> tuple[DeviceState, ...]:
+    """Return the device of every target and what its tracker says."""
+    from tvmflow.backends.table import backend_for
+    from tvmflow.devices.table import transport_of
+
+    found = []
+    for name, target in opened(workspace).params.targets.items():
+        device, kind = target.device, backend_for(target).device_kind
+        try:
+            state = transport_of(device).state(device)
+            found.append(DeviceState(name, kind, device.key, device.transport, state.text, state.counts))
+        except TvmflowError as error:
+            found.append(DeviceState(name, kind, device.key, device.transport, error.found))
+    return tuple(found)
+
+
+def scorecard(cell: CellName, workspace: Where = None) -> Scorecard:
+    """Return what was measured of a cell's newest library. Raises StoreError where nothing was."""
+    from tvmflow.report.tables import scorecard as card_of
+
+    where = opened(workspace)
+    wanted = cell_of(where, cell)
+    card = card_of(where, wanted)
+    if card is None:
+        raise StoreError(f"{wanted} was never measured", "a scorecard", f"run 'tvmflow run {cell}'")
+    return Scorecard.of(card)
+
+
+def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
+    """Return every measurement of a cell that MLflow holds, oldest first. Raises StoreError."""
+    from tvmflow.ledger.history import measurements
+
+    where = opened(workspace)
+    return tuple(
+        Measurement(
+            cell=row["cell"], when=row["when"], tvm=row["tvm"], device=row["device"], accuracy=row["accuracy_share"],
+            latency_ms=row["latency_ms"], library=row["library"], version=row["version_number"],
+            roles=tuple(row["roles"]), run_id=row["run_id"], url=row["url"], row=row,
+        )
+        for row in measurements(where, cell_of(where, cell))
+    )  # fmt: skip
+
+
+def examine(root: Path | None = None) -> list[Finding]:
+    """Return what `tvmflow doctor` looks at, good and bad."""
+    from tvmflow.doctor import examine as look_at
+
+    return look_at(root)

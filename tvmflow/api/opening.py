@@ -1,0 +1,35 @@
+"""Which workspace and which cells a call means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tvmflow.params import Cell
+from tvmflow.workspace import Workspace, find_workspace
+
+# A workspace, its folder, or None for the nearest one above the current folder.
+Where = Workspace | Path | str | None
+# `model@target:precision`, a name under `cells:`, or a Cell.
+CellName = Cell | str
+
+__all__ = ["CellName", "Where", "cell_of", "cells_of", "find_workspace", "opened"]
+
+
+def opened(workspace: Where = None) -> Workspace:
+    """Return the workspace, its params.yaml checked against the tables. Raises UsageError."""
+    from tvmflow.rows import check_rows
+
+    found = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
+    check_rows(found.params)
+    return found
+
+
+def cell_of(workspace: Workspace, cell: CellName) -> Cell:
+    """Return the cell that is meant. Raises UnknownNameError with the legal names."""
+    return cell if isinstance(cell, Cell) else workspace.params.cell(cell)
+
+
+def cells_of(workspace: Workspace, cells: Iterable[CellName]) -> list[Cell]:
+    """Return the cells that are meant; every cell of params.yaml where none is named."""
+    return [cell_of(workspace, cell) for cell in cells] or list(workspace.params.cells.values())

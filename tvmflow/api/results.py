@@ -1,0 +1,206 @@
+"""What the calls of the API return: frozen values, each with `to_json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tvmflow.errors import TvmflowError
+
+StageState = Literal["hit", "restore", "miss", "waits", "refused"]
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What a run would do with a stage, and why. key: the first digits of its recipe key, '' where it is not decided yet."""
+
+    stage: str
+    state: StageState
+    why: str
+    key: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"stage": self.stage, "state": self.state, "why": self.why, "key": self.key}
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """What a run would do with a cell. error: why it cannot be run at all; `stages` then has one row that says so."""
+
+    cell: str
+    stages: tuple[StagePlan, ...]
+    error: TvmflowError | None = None
+
+    @property
+    def todo(self) -> tuple[str, ...]:
+        """The stages that are not done."""
+        return () if self.error else tuple(stage.stage for stage in self.stages if stage.state != "hit")
+
+    def to_json(self) -> list[dict[str, str]]:
+        return [stage.to_json() for stage in self.stages]
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """How far a listed cell is. name: under `cells:`; error: why it cannot be run."""
+
+    name: str
+    cell: str
+    todo: tuple[str, ...]
+    measured: bool
+    error: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "cell": self.cell, "todo": list(self.todo), "measured": self.measured,
+                "error": self.error}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Status:
+    models: tuple[str, ...]
+    targets: tuple[str, ...]
+    cells: tuple[CellStatus, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"models": list(self.models), "targets": list(self.targets), "cells": [c.to_json() for c in self.cells]}
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """The device of a target. state: what its tracker says in words; counts: in numbers, where it has any."""
+
+    target: str
+    kind: str
+    key: str
+    transport: str
+    state: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        own = {"target": self.target, "kind": self.kind, "key": self.key, "transport": self.transport}
+        return {**own, **self.counts, "state": self.state}
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Times of one run in milliseconds. steady: whether they can be trusted; of unsteady ones the numbers say little."""
+
+    median_ms: float
+    mean_ms: float
+    p90_ms: float
+    min_ms: float
+    max_ms: float
+    std_ms: float
+    runs: int
+    steady: bool
+
+    @staticmethod
+    def of(found: Mapping[str, Any]) -> Latency:
+        """Return the latency of a scorecard's entry."""
+        numbers = {f"{k}_ms": float(found[f"{k}_ms"]) for k in ("median", "mean", "p90", "min", "max", "std")}
+        return Latency(**numbers, runs=int(found["runs"]), steady=bool(found["steady"]))
+
+
+@dataclass(frozen=True)
+class Scorecard:
+    """What was measured of a cell's newest library.
+
+    accuracy: of each form of the model (source, imported, quantized, built), 0 to 1; None where there is no data set.
+    latency: of the library on its device; peers: of other frameworks on the same machine. max_relative_error: of the outputs on
+    the device against those of the source framework, relative to the largest. raw: all of scorecard.json.
+    """
+
+    cell: str
+    device: str
+    batch: int
+    accuracy: Mapping[str, float] | None
+    max_relative_error: float
+    latency: Latency
+    peers: Mapping[str, Latency]
+    cold_start_ms: float
+    library_bytes: int
+    coverage: float
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @staticmethod
+    def of(card: Mapping[str, Any]) -> Scorecard:
+        """Return a scorecard as scorecard.json holds it."""
+        accuracy = card["accuracy"]
+        cold = sorted(card["cold_start_ms"])
+        return Scorecard(
+            cell=card["cell"], device=card["device"]["kind"], batch=card["batch"],
+            accuracy={k: float(v) for k, v in accuracy.items() if k != "samples"} if accuracy else None,
+            max_relative_error=float(card["agreement"]["max_relative_error"]), latency=Latency.of(card["latency"]["compute"]),
+            peers={name: Latency.of(peer) for name, peer in card["peers"].items()}, cold_start_ms=cold[len(cold) // 2],
+            library_bytes=card["library_bytes"], coverage=card["coverage"], raw=card,
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.raw)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run did with one cell. outcomes: stage -> hit, restored or made; failed_stage: where `error` came from."""
+
+    cell: str
+    outcomes: Mapping[str, str]
+    error: TvmflowError | None = None
+    failed_stage: str | None = None
+    scorecard: Scorecard | None = field(default=None, repr=False)
+
+    @staticmethod
+    def of(result: Mapping[str, Any], card: Mapping[str, Any] | None) -> RunResult:
+        """Return what a flow returned, with the scorecard that the cell has now."""
+        from tvmflow.errors import from_json
+
+        error = result["error"]
+        return RunResult(
+            result["cell"], result["outcomes"], from_json(error) if error else None, result.get("failed_stage"),
+            Scorecard.of(card) if card else None,
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        error = self.error.to_json() if self.error else None
+        return {"cell": self.cell, "outcomes": dict(self.outcomes), "error": error, "failed_stage": self.failed_stage}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement that MLflow holds. when: UTC; latency_ms: None where it was too unsteady to be believed.
+
+    library: the first digits of its sha256; version: of the registry, '' where it has none; roles: champion, challenger,
+    previous; run_id: of MLflow; url: its page in MLflow's UI.
+    """
+
+    cell: str
+    when: str
+    tvm: str
+    device: str
+    accuracy: float | None
+    latency_ms: float | None
+    library: str
+    version: str
+    roles: tuple[str, ...]
+    run_id: str
+    url: str
+    row: Mapping[str, Any] = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.row)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate said. promoted: whether the champion changed; reasons: what spoke against it; comparison: with the champion."""
+
+    passed: bool
+    promoted: bool
+    reasons: tuple[str, ...]
+    text: str
+    comparison: Mapping[str, Any] | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"passed": self.passed, "promoted": self.promoted, "reasons": list(self.reasons), "text": self.text,
+                "comparison": dict(self.comparison) if self.comparison else None}  # fmt: skip

@@ -1,0 +1,137 @@
+"""Calls that bring cells all the way: run, retune, serve."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvmflow.api.opening import CellName, Where, cells_of, opened
+from tvmflow.api.results import RunResult
+from tvmflow.errors import TvmflowError, UsageError
+
+if TYPE_CHECKING:
+    from tvmflow.params import Cell
+    from tvmflow.workspace import Workspace
+
+
+def run(
+    *cells: CellName, workspace: Where = None, again: bool = False, check: bool = True, show_progress: bool = False
+) -> tuple[RunResult, ...]:
+    """Bring cells (default: all of params.yaml) all the way: fetch, import, quantize, pack, tune, build, deploy, evaluate, record.
+
+    again: measure again even when nothing changed. show_progress: on standard error. Returns a result per cell, in order. What
+    is up to date is not done again; then neither Prefect nor TVM is started. A cell that fails does not stop the others: with
+    `check` its error is raised at the end (where several failed, one error that names them all), without it is in the result.
+    """
+    from tvmflow.ledger.store_paths import check_store
+    from tvmflow.report.tables import scorecard
+
+    where = opened(workspace)
+    wanted = cells_of(where, cells)
+    check_store(where)
+    if again or not all(_is_done(where, cell) for cell in wanted):
+        found = _sweep(where, wanted, again, show_progress)
+    else:
+        found = [{"cell": str(cell), "outcomes": {}, "error": None} for cell in wanted]
+        if show_progress:
+            print("nothing to do: every stage is up to date", file=sys.stderr)
+    results = []
+    for cell, result in zip(wanted, found, strict=True):
+        is_finished = result["error"] is None or result["failed_stage"] == "publish"
+        results.append(RunResult.of(result, scorecard(where, cell) if is_finished else None))
+    if check:
+        raise_failures(results)
+    return tuple(results)
+
+
+def raise_failures(results: Sequence[RunResult]) -> None:
+    """Raise the error of the cell that failed; where several did, one that names them all."""
+    failed = [(result, result.error) for result in results if result.error is not None]
+    if len(failed) == 1:
+        raise failed[0][1]
+    if failed:
+        raise TvmflowError("\n".join(f"{result.cell} ({result.failed_stage}): {error}" for result, error in failed))
+
+
+def _is_done(workspace: Workspace, cell: Cell) -> bool:
+    """Say whether every cached stage is a hit and the measurement is recorded; starts neither Prefect nor TVM."""
+    from tasks.table import STAGES
+    from tvmflow.ledger.dvc import is_published
+    from tvmflow.ledger.measurements import is_recorded
+    from tvmflow.store import Plan, Store
+
+    try:
+        plans = Store(workspace, STAGES).plan_all(cell)
+    except TvmflowError:
+        return False  # the run says why, and goes on with the others
+    return (
+        all(isinstance(plan, Plan) and plan.is_hit for plan in plans)
+        and is_recorded(workspace, cell)
+        and is_published(workspace, cell)
+    )
+
+
+def _sweep(workspace: Workspace, cells: list[Cell], again: bool, show_progress: bool) -> list[dict[str, Any]]:
+    from flows.settings import configure_prefect, wait_for_prefect
+
+    configure_prefect(workspace)
+    if show_progress:
+        print("starting Prefect ...", file=sys.stderr)
+    from flows.sweep import run_sweep
+
+    wait_for_prefect()
+    with _display(len(cells), show_progress):
+        return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else ())
+
+
+@contextlib.contextmanager
+def _display(cells: int, show_progress: bool) -> Iterator[None]:
+    if not show_progress:
+        yield
+        return
+    from flows.display import Display
+
+    with Display(cells):
+        yield
+
+
+def retune(
+    *cells: CellName, workspace: Where = None, force: bool = False, show_progress: bool = False
+) -> list[dict[str, Any]]:
+    """After an upgrade of TVM: replay old schedules, re-tune what was lost, compare with the champion, promote.
+
+    Returns per cell what changed, what was done and the verdict; `error` where it failed. force: even when the toolchain did
+    not change.
+    """
+    where = opened(workspace)
+    wanted = cells_of(where, cells)
+    from flows.settings import configure_prefect, wait_for_prefect
+    from tvmflow.ledger.store_paths import check_store
+
+    check_store(where)
+    configure_prefect(where)
+    from flows.retune import run_retune
+
+    wait_for_prefect()
+    with _display(len(wanted), show_progress):
+        return run_retune(where, [str(cell) for cell in wanted], force)
+
+
+def serve(workspace: Where = None) -> None:
+    """Register the scheduled re-tune with a Prefect server (PREFECT_API_URL) and run it when it is due, until interrupted."""
+    where = opened(workspace)
+    if not os.environ.get("PREFECT_API_URL"):
+        raise UsageError(
+            "no Prefect server: schedules need one that keeps running",
+            "PREFECT_API_URL, as http://127.0.0.1:4200/api",
+            "start one with 'prefect server start' and set PREFECT_API_URL",
+        )
+    from flows.settings import configure_prefect
+
+    configure_prefect(where)
+    from flows.serve import serve_schedule
+
+    serve_schedule(where)

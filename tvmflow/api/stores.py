@@ -1,0 +1,62 @@
+"""Calls about what is kept: the stores themselves, tuning records, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmflow.api.opening import CellName, Where, cell_of, opened
+
+if TYPE_CHECKING:
+    from tvmflow.ledger.rebuild import Rebuilt
+
+
+def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None:
+    """Make the DVC and MLflow stores of a workspace where they are missing. Safe to repeat.
+
+    rebuild: record again in MLflow what artifacts/ and DVC's cache hold; returns what that did.
+    """
+    from tvmflow.ledger import dvc
+    from tvmflow.ledger.store_paths import open_mlflow
+
+    where = opened(workspace)
+    dvc.initialize(where)
+    if rebuild:
+        from tasks.table import STAGES
+        from tvmflow.ledger.rebuild import rebuild as record_again
+
+        return record_again(where, STAGES)
+    if not (where.root / "mlruns" / "mlflow.db").exists():
+        open_mlflow(where).search_experiments()
+    return None
+
+
+def records(
+    cell: CellName, workspace: Where = None, merge: Sequence[Path] = (), export_to: Path | None = None,
+    import_from: Path | None = None,
+) -> Mapping[str, Any]:  # fmt: skip
+    """Return how many tuning records a cell has, of what kind; merge logs, exchange schedules with MetaSchedule."""
+    from tvmflow.tuning.exchange import exchange
+
+    where = opened(workspace)
+    return exchange(where, cell_of(where, cell), list(merge), export_to, import_from)
+
+
+def report_data(workspace: Where = None) -> dict[str, Any]:
+    """Return what the report shows, as JSON."""
+    from tvmflow.ledger.history import all_measurements
+    from tvmflow.report.page import collect
+
+    where = opened(workspace)
+    return collect(where, all_measurements(where))
+
+
+def write_report(path: Path | None = None, workspace: Where = None) -> Path:
+    """Write the report, one self-contained HTML page, to `path` or report.html of the workspace. Returns where it is."""
+    from tvmflow.report.page import write_page
+
+    where = opened(workspace)
+    found = path or where.root / "report.html"
+    write_page(report_data(where), found)
+    return found

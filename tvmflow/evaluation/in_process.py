@@ -1,0 +1,210 @@
+"""Run a built library in this process: numpy in, numpy out. For notebooks, services and MLflow's pyfunc models.
+
+Knows nothing of workspaces: a folder with library.so and manifest.json is all it needs. The library is native code, so its bytes
+are compared with the manifest's sha256, and its target with this machine, before it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmflow.artifacts import sha256_of
+from tvmflow.errors import StoreError, TvmflowError, UsageError
+
+if TYPE_CHECKING:
+    from tvmflow.targets.resolve import ResolvedTarget
+
+Array = NDArray[Any]
+Outputs = Array | tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input of a library. shape: of one call, its first number the batch that the library was built for."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def checked(self, value: Any, cell: str) -> Array:
+        """Return a value as an array (N, ...) of this input. Raises UsageError."""
+        array = np.asarray(value)
+        is_number = array.dtype.kind in "biuf" or array.dtype == np.dtype(self.dtype)
+        if array.ndim != len(self.shape) or array.shape[1:] != self.shape[1:] or not len(array):
+            raise UsageError(
+                f"input {self.name} of {cell} got an array of shape {array.shape}",
+                f"(N, {', '.join(map(str, self.shape[1:]))}), any N from 1",
+                "for one sample add the first axis: x[None]",
+            )
+        if not is_number or not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise UsageError(f"input {self.name} of {cell} got an array of {array.dtype}", f"{self.dtype}, or what fits it")
+        return np.ascontiguousarray(array, dtype=self.dtype)
+
+
+class LoadedLibrary:
+    """A library of a whole network in this process; call it with arrays, close it or use it as a context manager.
+
+    inputs: what it is called with, in order; threads: on which it computes. Calls from several threads wait for each other.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        manifest = _manifest(folder)
+        from tvmflow.backends.table import backend_of
+        from tvmflow.targets.resolve import from_json
+
+        target = from_json(manifest["target"])
+        self.cell = "{model}@{target}:{precision}".format(**manifest["cell"])
+        self.inputs = input_specs(manifest)
+        _check_runs_here(target, self.cell)
+        self.threads = _use_threads(target.threads, self.cell)
+        backend = backend_of(target)
+        backend.provide()
+        self._device: Any = backend.tvm_device(_Here())
+        self._lock = threading.Lock()
+        self._main: Callable[..., Any] | None = self._start(folder / "library.so")
+
+    def _start(self, library: Path) -> Callable[..., Any]:
+        import tvm
+        from tvm import relax
+
+        machine: Callable[..., Any] = relax.VirtualMachine(tvm.runtime.load_module(str(library)), self._device)["main"]
+        return machine
+
+    def __call__(self, *arrays: Any, **named: Any) -> Outputs:
+        """Run the library. arrays: one per input, in order or by name, each (N, ...) with any N that is the same for all.
+
+        Numbers are converted to the input's dtype where nothing but precision can be lost. N samples run in batches of the size
+        that the library was built for, the last one filled up. Returns an array (N, ...), for several outputs a tuple of them.
+        """
+        found = self._in_order(arrays, named)
+        batch, count = self.inputs[0].shape[0], len(found[0])
+        parts = []
+        for start in range(0, count, batch):
+            parts.append([x[: count - start] for x in self._run([_batch(x, start, batch) for x in found])])
+        outputs = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _in_order(self, arrays: tuple[Any, ...], named: dict[str, Any]) -> list[Array]:
+        names = [spec.name for spec in self.inputs]
+        given = dict(zip(names, arrays, strict=False)) | named
+        if len(arrays) + len(named) != len(names) or set(given) != set(names):
+            raise UsageError(
+                f"{self.cell} was called with {len(arrays)} arrays" + (f" and {', '.join(named)}" if named else ""),
+                f"{len(names)}: {', '.join(names)}",
+            )
+        found = [spec.checked(given[spec.name], self.cell) for spec in self.inputs]
+        if len({len(array) for array in found}) > 1:
+            raise UsageError(f"{self.cell} was called with {[len(a) for a in found]} samples", "as many of every input")
+        return found
+
+    def _run(self, arrays: list[Array]) -> list[Array]:
+        import tvm
+
+        with self._lock:
+            if self._main is None:
+                raise UsageError(f"the library of {self.cell} is closed", "an open one", "load it again")
+            found = self._main(*(tvm.runtime.tensor(array, self._device) for array in arrays))
+            return [np.asarray(x.numpy()) for x in ([found] if hasattr(found, "numpy") else found)]
+
+    def close(self) -> None:
+        """Let go of the library; safe to repeat."""
+        with self._lock:
+            self._main = None
+
+    def __enter__(self) -> LoadedLibrary:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{x.name}: {x.dtype}{list(x.shape)}" for x in self.inputs)
+        return f"LoadedLibrary({self.cell}, {inputs}, threads={self.threads})"
+
+
+class _Here:
+    """This process as what a backend takes for a session."""
+
+    def cpu(self, index: int = 0) -> Any:
+        import tvm
+
+        return tvm.cpu(index)
+
+
+def input_specs(manifest: dict[str, Any]) -> tuple[TensorSpec, ...]:
+    """Return the inputs that a manifest names."""
+    found = manifest["inputs"] if "inputs" in manifest else [manifest["input"]]
+    return tuple(TensorSpec(x["name"], tuple(x["shape"]), x["dtype"]) for x in found)
+
+
+def _batch(x: Array, start: int, batch: int) -> Array:
+    from tvmflow.frontends.source_model import batch_at
+
+    return batch_at(x, start, batch)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a folder after the library was compared with it. Raises StoreError."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        expected, found = manifest["library"]["sha256"], sha256_of(folder / "library.so")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"no library in {folder}: {error}", "library.so and its manifest.json") from None
+    if found != expected:
+        raise StoreError(f"{folder / 'library.so'} was altered", "the bytes that its manifest names", "build it again")
+    return manifest
+
+
+def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
+    """Raise UsageError where this machine's processor cannot run code of the target: it would end the process."""
+    from tvmflow.toolchain import lacking
+
+    missing = [] if not target.runs_here else lacking(_features(target))
+    if not target.runs_here or missing:
+        why = f"which lacks {', '.join(missing)}" if missing else "a processor of another kind"
+        raise UsageError(
+            f"the library of {cell} is for {target.mtriple} {target.mcpu}, and this is a machine {why}",
+            "a target whose code this machine runs",
+            "use predict(), which runs it on the cell's device",
+        )
+
+
+def _features(target: ResolvedTarget) -> set[str]:
+    import tvm
+    from tvm.target import codegen
+
+    options: dict[str, Any] = {"kind": "llvm", "mtriple": target.mtriple, "mcpu": target.mcpu}
+    if target.mattr:
+        options["mattr"] = list(target.mattr)
+    try:
+        return {str(name) for name in codegen.llvm_get_cpu_features(tvm.target.Target(options))}
+    except Exception as error:  # TVM's own types
+        raise TvmflowError(f"TVM does not know the processor {target.mcpu}: {error}") from error
+
+
+def _use_threads(wanted: int, cell: str) -> int:
+    """Let the runtime compute on the target's number of threads. Returns how many it has."""
+    if "tvm" not in sys.modules:  # it makes its pool when it is loaded, of half of the CPUs, and never makes it larger
+        os.environ["TVM_NUM_THREADS"] = str(wanted)
+    import tvm
+
+    tvm.get_global_func("runtime.config_threadpool")(1, wanted)
+    threads = int(tvm.get_global_func("runtime.NumThreads")())
+    if threads < wanted:
+        warnings.warn(
+            f"{cell} computes on {threads} of the {wanted} threads that it was built for, because TVM was loaded before: "
+            f"set TVM_NUM_THREADS={wanted} before the first import of tvm",
+            stacklevel=4,
+        )
+    return threads
