@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 _requested = threading.Event()
+_depth = 0  # of stops_on_signals
 _signals: list[int] = []
 _killers: list[Callable[[], bool]] = []
 
@@ -62,14 +63,21 @@ def cancels_flow() -> Iterator[None]:
 def stops_on_signals() -> Iterator[None]:
     """Inside, the first signal stops the stages and lets the flow come to its end; a second one ends everything.
 
-    Flows use it as well as the command line, because Prefect has a handler of its own for SIGTERM around a flow.
+    Flows use it as well as the command line, because Prefect has a handler of its own for SIGTERM around a flow. The outermost one
+    forgets what was asked before: a notebook goes on after Ctrl-C.
     """
+    global _depth
     if threading.current_thread() is not threading.main_thread():  # Python lets no other thread handle signals
         yield
         return
+    if _depth == 0:
+        _requested.clear()
+        _signals.clear()
+    _depth += 1
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
+        _depth -= 1
         for number, handler in before.items():
             signal.signal(number, handler)

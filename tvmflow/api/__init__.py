@@ -10,6 +10,7 @@ from tvmflow.api.results import (
     DeviceState,
     Latency,
     Measurement,
+    RetuneResult,
     RunResult,
     Scorecard,
     StagePlan,
@@ -17,15 +18,17 @@ from tvmflow.api.results import (
     Verdict,
 )
 from tvmflow.api.runs import retune, run, serve
-from tvmflow.api.stores import initialize, records, write_report
+from tvmflow.api.stores import DEFAULT_REMOTE, failed_candidates, initialize, records, report_data, write_report
 from tvmflow.workspace import Workspace
 
 __all__ = [
+    "DEFAULT_REMOTE",
     "CellPlan",
     "CellStatus",
     "DeviceState",
     "Latency",
     "Measurement",
+    "RetuneResult",
     "RunResult",
     "Scorecard",
     "StagePlan",
@@ -34,6 +37,7 @@ __all__ = [
     "Workspace",
     "devices",
     "examine",
+    "failed_candidates",
     "find_workspace",
     "history",
     "initialize",
@@ -43,6 +47,7 @@ __all__ = [
     "predict",
     "promote",
     "records",
+    "report_data",
     "releases",
     "retune",
     "rollback",

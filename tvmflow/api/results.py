@@ -167,6 +167,40 @@ class RunResult:
 
 
 @dataclass(frozen=True)
+class RetuneResult:
+    """What a re-tune did with one cell. before, now: versions of the toolchain; kernels: how many were replayed, lost, searched...
+
+    outcomes: stage -> hit, restored or made; comparison: of the new library with the champion, None where there was none.
+    """
+
+    cell: str
+    verdict: str
+    promoted: bool
+    outcomes: Mapping[str, str]
+    before: Mapping[str, str] | None
+    now: Mapping[str, str]
+    kernels: Mapping[str, Any]
+    comparison: Mapping[str, Any] | None
+    error: TvmflowError | None
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @staticmethod
+    def of(result: Mapping[str, Any]) -> RetuneResult:
+        """Return what the flow returned for a cell."""
+        from tvmflow.errors import from_json
+
+        error = result["error"]
+        return RetuneResult(
+            cell=result["cell"], verdict=result["verdict"], promoted=result["promoted"], outcomes=result["outcomes"],
+            before=result.get("before"), now=result.get("now", {}), kernels=result.get("tuning", {}),
+            comparison=result.get("comparison"), error=from_json(error) if error else None, raw=result,
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.raw)
+
+
+@dataclass(frozen=True)
 class Measurement:
     """A measurement that MLflow holds. when: UTC; latency_ms: None where it was too unsteady to be believed.
 

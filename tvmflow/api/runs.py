@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.api.opening import CellName, Where, cells_of, opened
-from tvmflow.api.results import RunResult
+from tvmflow.api.results import RetuneResult, RunResult
 from tvmflow.errors import TvmflowError, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run(
     else:
         found = [{"cell": str(cell), "outcomes": {}, "error": None} for cell in wanted]
         if show_progress:
-            print("nothing to do: every stage is up to date", file=sys.stderr)
+            sys.stderr.write("nothing to do: every stage is up to date\n")
     results = []
     for cell, result in zip(wanted, found, strict=True):
         is_finished = result["error"] is None or result["failed_stage"] == "publish"
@@ -79,7 +79,7 @@ def _sweep(workspace: Workspace, cells: list[Cell], again: bool, show_progress: 
 
     configure_prefect(workspace)
     if show_progress:
-        print("starting Prefect ...", file=sys.stderr)
+        sys.stderr.write("starting Prefect ...\n")
     from flows.sweep import run_sweep
 
     wait_for_prefect()
@@ -99,12 +99,12 @@ def _display(cells: int, show_progress: bool) -> Iterator[None]:
 
 
 def retune(
-    *cells: CellName, workspace: Where = None, force: bool = False, show_progress: bool = False
-) -> list[dict[str, Any]]:
+    *cells: CellName, workspace: Where = None, force: bool = False, check: bool = True, show_progress: bool = False
+) -> tuple[RetuneResult, ...]:
     """After an upgrade of TVM: replay old schedules, re-tune what was lost, compare with the champion, promote.
 
-    Returns per cell what changed, what was done and the verdict; `error` where it failed. force: even when the toolchain did
-    not change.
+    Returns per cell what changed, what was done and the verdict. force: even when the toolchain did not change. check,
+    show_progress: as `run` has them.
     """
     where = opened(workspace)
     wanted = cells_of(where, cells)
@@ -117,7 +117,11 @@ def retune(
 
     wait_for_prefect()
     with _display(len(wanted), show_progress):
-        return run_retune(where, [str(cell) for cell in wanted], force)
+        found = run_retune(where, [str(cell) for cell in wanted], force)
+    results = tuple(RetuneResult.of(result) for result in found)
+    if check:
+        raise_failures([RunResult(r.cell, r.outcomes, r.error, "retune") for r in results])
+    return results
 
 
 def serve(workspace: Where = None) -> None:

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.api.opening import CellName, Where, cell_of, opened
+from tvmflow.ledger.dvc import DEFAULT_REMOTE
 
 if TYPE_CHECKING:
     from tvmflow.ledger.rebuild import Rebuilt
+
+__all__ = ["DEFAULT_REMOTE", "failed_candidates", "initialize", "records", "report_data", "write_report"]
 
 
 def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None:
@@ -41,6 +44,14 @@ def records(
 
     where = opened(workspace)
     return exchange(where, cell_of(where, cell), list(merge), export_to, import_from)
+
+
+def failed_candidates(cell: CellName, workspace: Where = None) -> list[dict[str, Any]]:
+    """Return the schedules of a cell that failed in tuning: kernel, status, count, knobs, error."""
+    from tvmflow.tuning.records import failures, read_records
+
+    where = opened(workspace)
+    return failures(read_records(where.tuning_log(cell_of(where, cell))))
 
 
 def report_data(workspace: Where = None) -> dict[str, Any]:

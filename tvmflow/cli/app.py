@@ -12,7 +12,7 @@ from tvmflow import __version__
 from tvmflow.errors import TvmflowError
 
 if TYPE_CHECKING:
-    from tvmflow.workspace import Workspace
+    from tvmflow.api import Workspace
 
 app = typer.Typer(
     help="Take a pretrained model to a measured, versioned, releasable library on a device.",
@@ -79,9 +79,6 @@ def chosen_root() -> Path | None:
 
 def open_workspace() -> Workspace:
     """Return the workspace, its params.yaml checked against the tables. Raises UsageError."""
-    from tvmflow.rows import check_rows
-    from tvmflow.workspace import find_workspace
+    from tvmflow import api
 
-    workspace = find_workspace(_State.root)
-    check_rows(workspace.params)
-    return workspace
+    return api.opened(_State.root)

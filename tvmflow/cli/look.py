@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,64 +13,38 @@ from tvmflow.cli.plans import show_plans
 from tvmflow.errors import TvmflowError
 from tvmflow.report.console import show, show_json, show_table, suggest
 
-if TYPE_CHECKING:
-    from tvmflow.workspace import Workspace
-
 
 @app.command()
 def why(cell: CellName, as_json: Json = False) -> None:
     """Say for each stage of a cell whether it is a hit or a miss, and which part of its recipe changed."""
-    workspace = open_workspace()
-    show_plans(workspace, [workspace.params.cell(cell)], as_json)
+    from tvmflow import api
+
+    show_plans(api.plan(cell, workspace=open_workspace()), as_json)
     suggest(f"tvmflow run {cell}")
 
 
 @app.command()
 def status(as_json: Json = False) -> None:
     """List models, targets and cells, and how far each cell is."""
-    from tasks.table import STAGES
-    from tvmflow.report.plans import plan_cells, status_table
-    from tvmflow.report.tables import scorecard
+    from tvmflow import api
+    from tvmflow.report.plans import status_table
 
     workspace = open_workspace()
-    plans, refused = plan_cells(workspace, list(workspace.params.cells.values()), STAGES)
-    rows: list[dict[str, Any]] = []
-    for name, cell in workspace.params.cells.items():
-        error = refused.get(str(cell))
-        todo = [] if error else [row["stage"] for row in plans[str(cell)] if row["state"] != "hit"]
-        measured = scorecard(workspace, cell) is not None
-        why = error.found if error else None
-        rows.append({"name": name, "cell": str(cell), "todo": todo, "measured": measured, "error": why})
-    tables: dict[str, Any] = {
-        "models": sorted(workspace.params.models),
-        "targets": sorted(workspace.params.targets),
-        "cells": rows,
-    }
+    found = api.status(workspace)
     if as_json:
-        show_json(tables)
+        show_json(found.to_json())
         return
-    show(status_table(workspace, rows))
-    print(f"models: {', '.join(tables['models'])}\ntargets: {', '.join(tables['targets'])}")
+    show(status_table(workspace.root, [row.to_json() for row in found.cells]))
+    print(f"models: {', '.join(found.models)}\ntargets: {', '.join(found.targets)}")
     suggest("tvmflow sweep")
 
 
 @app.command()
 def devices(as_json: Json = False) -> None:
     """List the devices of every target and what their trackers say."""
-    from tvmflow.backends.table import backend_for
-    from tvmflow.devices.table import transport_of
+    from tvmflow import api
 
-    rows: list[dict[str, Any]] = []
-    for name, target in open_workspace().params.targets.items():
-        device = target.device
-        row: dict[str, Any] = {"target": name, "kind": backend_for(target).device_kind}
-        row |= {"key": device.key, "transport": device.transport}
-        try:
-            state = transport_of(device).state(device)
-            row |= {**state.counts, "state": state.text}
-        except TvmflowError as error:
-            row["state"] = error.found
-        rows.append(row)
+    rows = [device.to_json() for device in api.devices(open_workspace())]
     if as_json:
         show_json(rows)
         return
@@ -82,17 +56,16 @@ def devices(as_json: Json = False) -> None:
 @app.command()
 def history(cell: CellName, as_json: Json = False) -> None:
     """List every measurement of a cell, oldest first, what is champion now, and what was released before."""
-    from tvmflow.ledger.history import measurements
-    from tvmflow.ledger.releases import releases
+    from tvmflow import api
 
     workspace = open_workspace()
-    found = measurements(workspace, workspace.params.cell(cell))
+    found = [measurement.to_json() for measurement in api.history(cell, workspace)]
     if as_json:
         show_json(found)
         return
     columns = ("when", "TVM", "device", "accuracy", "latency", "library", "version")
     show_table(f"measurements of {cell}", columns, ([row[column.lower()] for column in columns] for row in found))
-    for change in releases(workspace, workspace.params.cell(cell)):
+    for change in api.releases(cell, workspace):
         print(f"{change.when} {change.what}: version {change.version}, before {change.before or 'none'}; {change.why}")
     suggest(f"tvmflow promote {cell}")
 
@@ -103,18 +76,14 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one self-contained HTML page: cells, devices, peers, history, tuning curves, stage times."""
-    from tvmflow.ledger.history import all_measurements
-    from tvmflow.report.page import collect, write_page
+    from tvmflow import api
 
     workspace = open_workspace()
-    data = collect(workspace, all_measurements(workspace))
-    path = output or workspace.root / "report.html"
     if as_json:
-        show_json(data)
+        show_json(api.report_data(workspace))
         return
-    write_page(data, path)
-    print(path)
-    suggest(f"open {path} in a browser; 'mlflow ui --backend-store-uri {workspace.mlflow_uri}' shows every run")
+    print(api.write_report(output, workspace))
+    suggest(f"open that page in a browser; 'mlflow ui --backend-store-uri {workspace.mlflow_uri}' shows every run")
 
 
 @app.command()
@@ -127,13 +96,13 @@ def records(
     as_json: Json = False,
 ) -> None:
     """Show the tuning records of a cell; merge logs, exchange schedules with MetaSchedule."""
+    from tvmflow import api
+
     workspace = open_workspace()
     if failed:
-        _show_failures(workspace, cell, as_json)
+        _show_failures(cell, api.failed_candidates(cell, workspace), as_json)
         return
-    from tvmflow.tuning.exchange import exchange
-
-    found = exchange(workspace, workspace.params.cell(cell), merge, export, bring)
+    found = api.records(cell, workspace, merge, export, bring)
     if as_json:
         show_json(found)
         return
@@ -142,10 +111,7 @@ def records(
     suggest(f"tvmflow run {cell}")
 
 
-def _show_failures(workspace: Workspace, cell: str, as_json: bool) -> None:
-    from tvmflow.tuning.records import failures, read_records
-
-    rows = failures(read_records(workspace.tuning_log(workspace.params.cell(cell))))
+def _show_failures(cell: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         show_json(rows)
         return
@@ -160,9 +126,9 @@ def _show_failures(workspace: Workspace, cell: str, as_json: bool) -> None:
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Check versions that break each other, threads, tools, trackers and open ports; say what to do about each."""
-    from tvmflow.doctor import examine
+    from tvmflow import api
 
-    findings = examine(chosen_root())
+    findings = api.examine(chosen_root())
     if as_json:
         show_json([finding.to_json() for finding in findings])
     else:
@@ -181,31 +147,19 @@ def init(
     ] = False,
 ) -> None:
     """Make the stores of this workspace: DVC with a local remote, MLflow's database. Safe to repeat."""
-    from tvmflow.ledger import dvc
-    from tvmflow.ledger.store_paths import open_mlflow
+    from tvmflow import api
 
     workspace = open_workspace()
-    _ = workspace.params
-    dvc.initialize(workspace)
-    if rebuild:
-        _rebuild(workspace)
-    elif not (workspace.root / "mlruns" / "mlflow.db").exists():
-        open_mlflow(workspace).search_experiments()
+    done = api.initialize(workspace, rebuild)
+    if done is not None:
+        if done.set_aside:
+            print(f"the damaged store is kept as {done.set_aside}")
+        for text in done.lost:
+            print(f"not recorded: {text}", file=sys.stderr)
+        print(
+            f"recorded again: {len(done.recorded)} measurement(s); there already: {done.known}; "
+            f"champions brought back: {', '.join(done.champions) or 'none'}"
+        )
     if not quiet:
-        print(f"workspace {workspace.root}: DVC remote {dvc.DEFAULT_REMOTE}/, MLflow store mlruns/mlflow.db")
+        print(f"workspace {workspace.root}: DVC remote {api.DEFAULT_REMOTE}/, MLflow store mlruns/mlflow.db")
         suggest("tvmflow run digits")
-
-
-def _rebuild(workspace: Workspace) -> None:
-    from tasks.table import STAGES
-    from tvmflow.ledger.rebuild import rebuild
-
-    done = rebuild(workspace, STAGES)
-    if done.set_aside:
-        print(f"the damaged store is kept as {done.set_aside}")
-    for text in done.lost:
-        print(f"not recorded: {text}", file=sys.stderr)
-    print(
-        f"recorded again: {len(done.recorded)} measurement(s); there already: {done.known}; "
-        f"champions brought back: {', '.join(done.champions) or 'none'}"
-    )

@@ -48,7 +48,9 @@ class TensorSpec:
                 "for one sample add the first axis: x[None]",
             )
         if not is_number or not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise UsageError(f"input {self.name} of {cell} got an array of {array.dtype}", f"{self.dtype}, or what fits it")
+            raise UsageError(
+                f"input {self.name} of {cell} got an array of {array.dtype}", f"{self.dtype}, or what fits it"
+            )
         return np.ascontiguousarray(array, dtype=self.dtype)
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tvmflow.errors import StoreError, first_line
+from tvmflow.ledger.links import run_url
 from tvmflow.ledger.registry import all_aliases, registry_name
 from tvmflow.ledger.store_paths import REBUILD, open_mlflow
 from tvmflow.params import STAGE_NAMES, Cell
@@ -96,6 +97,9 @@ def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str,
         "sha256": tags["library.sha256"],
         "library": tags["library.sha256"][:12],
         "version": f"{number} {' '.join(roles)}".strip(),
+        "version_number": number,
+        "roles": roles,
+        "url": run_url(run.info.experiment_id, run.info.run_id),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.table import Table
 
@@ -59,8 +60,8 @@ def show_plan(name: str, rows: Rows) -> None:
     show_table(name, PLAN_COLUMNS, ([row[column] for column in PLAN_COLUMNS] for row in rows))
 
 
-def status_table(workspace: Workspace, cells: list[dict[str, object]]) -> Table:
-    table = Table(title=f"cells of {workspace.root}")
+def status_table(root: Path, cells: list[dict[str, object]]) -> Table:
+    table = Table(title=f"cells of {root}")
     for column in ("name", "cell", "state"):
         table.add_column(column, overflow="fold")
     for cell in cells:
