@@ -72,7 +72,7 @@ def test_documents_name_only_what_exists(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (document.parent / target).exists(), f"{document.name} links {target}"
     for command in re.findall(
-        r"(?<![\w/.])tvmflow ([a-z]+)\b",
+        r"(?<![\w/.])(?<!from )tvmflow ([a-z]+)\b",
         re.sub(r"\[?tvmflow\[", "", "\n".join(re.findall(r"`[^`]*`|^ {4}.*|^```[\s\S]*?^```", text, re.M))),
     ):
         assert command in _commands() or command in ("report",), f"{document.name} names 'tvmflow {command}'"
