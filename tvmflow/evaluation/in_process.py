@@ -72,7 +72,9 @@ class LoadedLibrary:
         self.threads = _use_threads(target.threads, self.cell)
         backend = backend_of(target)
         backend.provide()
-        self._device: Any = backend.tvm_device(_Here())
+        import tvm
+
+        self._device: Any = backend.tvm_device(tvm)  # which makes devices by the same names as a session
         self._lock = threading.Lock()
         self._main: Callable[..., Any] | None = self._start(folder / "library.so")
 
@@ -133,15 +135,6 @@ class LoadedLibrary:
     def __repr__(self) -> str:
         inputs = ", ".join(f"{x.name}: {x.dtype}{list(x.shape)}" for x in self.inputs)
         return f"LoadedLibrary({self.cell}, {inputs}, threads={self.threads})"
-
-
-class _Here:
-    """This process as what a backend takes for a session."""
-
-    def cpu(self, index: int = 0) -> Any:
-        import tvm
-
-        return tvm.cpu(index)
 
 
 def input_specs(manifest: dict[str, Any]) -> tuple[TensorSpec, ...]:
