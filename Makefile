@@ -11,14 +11,19 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK := true
 
-.PHONY: demo test check setup format pipeline constraints clean
+.PHONY: demo test check browser setup format pipeline constraints clean
 
 demo: setup  ## set up, run the main job on the embedded default, show the result
 	$(BIN)/tvmflow run digits
 	$(BIN)/tvmflow report
 
-test: check $(OLD_TVM)/.installed  ## all checks and tests, as CI runs them; one of them re-tunes from TVM 0.26.0
-	TVMFLOW_OLD_TVM=$(CURDIR)/$(OLD_TVM)/bin/python $(BIN)/python -m pytest tests -n 2 --dist worksteal
+test: check browser $(OLD_TVM)/.installed  ## all checks and tests, as CI runs them; one of them re-tunes from TVM 0.26.0
+	TVMFLOW_OLD_TVM=$(CURDIR)/$(OLD_TVM)/bin/python TVMFLOW_PICTURES=$(CURDIR)/.pictures $(BIN)/python -m pytest tests -n 2 --dist worksteal
+
+browser:  ## Chromium, in which the report is tested; without it, and without root to install it, those tests are skipped
+	@command -v chromium chromium-browser google-chrome > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; } \
+		|| echo "no Chromium and no way to install it: the tests of the report in a browser are skipped"
 
 check: setup  ## style, types, direction of imports, documentation against the disk
 	$(BIN)/ruff check .
@@ -58,4 +63,4 @@ constraints:  ## freeze what is installed
 	mv constraints.new constraints.txt
 
 clean:  ## remove what a run makes; the DVC cache and MLflow's history stay
-	rm -rf artifacts report.html .pytest_cache .mypy_cache .ruff_cache
+	rm -rf artifacts report.html .pictures .pytest_cache .mypy_cache .ruff_cache

@@ -54,13 +54,13 @@ def failed_candidates(cell: CellName, workspace: Where = None) -> list[dict[str,
     return failures(read_records(where.tuning_log(cell_of(where, cell))))
 
 
-def report_data(workspace: Where = None) -> dict[str, Any]:
-    """Return what the report shows, as JSON."""
+def report_data(workspace: Where = None, page: Path | None = None) -> dict[str, Any]:
+    """Return what the report shows, as JSON. page: where it will lie, which names folders relative to itself."""
     from tvmflow.ledger.history import all_measurements
     from tvmflow.report.page import collect
 
     where = opened(workspace)
-    return collect(where, all_measurements(where))
+    return collect(where, all_measurements(where), page)
 
 
 def write_report(path: Path | None = None, workspace: Where = None) -> Path:
@@ -69,5 +69,5 @@ def write_report(path: Path | None = None, workspace: Where = None) -> Path:
 
     where = opened(workspace)
     found = path or where.root / "report.html"
-    write_page(report_data(where), found)
+    write_page(report_data(where, found), found)
     return found

@@ -75,7 +75,7 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one self-contained HTML page: cells, devices, peers, history, tuning curves, stage times."""
+    """Write one self-contained HTML page: cells, peers, comparison, history, kernels, tuning, stages."""
     from tvmflow import api
 
     workspace = open_workspace()

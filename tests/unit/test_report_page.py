@@ -1,0 +1,265 @@
+"""The report: a page that is data, scripts with digests and nothing else, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import Browser, browser_path, open_browser
+from tests.unit.ledger_bench import LedgerBench
+from tests.unit.report_data import HOSTILE, card, cell, history, report_data
+from tvmflow.errors import StoreError, UsageError
+from tvmflow.ledger.history import all_measurements
+from tvmflow.ledger.registry import version_by_sha256
+from tvmflow.ledger.releases import promote
+from tvmflow.report.page import ASSETS, collect, page_of, write_page
+
+CHARTS = {"peers", "compare", "trend", "profile", "roofline", "curve", "accelerator", "stages"}
+WIDTHS = (390, 1400)
+# Text elements whose color is too near to that of what is behind them; 4.5 is what WCAG asks of text of this size.
+CONTRAST = """(() => {
+  const light = (rgb) => rgb.map(c => (c /= 255) <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4).reduce((s, c, i) => s + c * [.2126, .7152, .0722][i], 0);
+  const rgb = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const behind = (e) => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor); if (c.length === 3 || c[3] > .5) return c.slice(0, 3); } return [255, 255, 255]; };
+  const faint = [];
+  for (const e of document.querySelectorAll('body *')) {
+    if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) || !e.getClientRects().length || e.closest('script, option')) continue;
+    const style = getComputedStyle(e), inSvg = e.closest('svg') !== null;
+    const ink = rgb(inSvg && style.fill !== 'none' ? style.fill : style.color).slice(0, 3);
+    const [a, b] = [light(ink), light(behind(e))].sort((x, y) => y - x);
+    if ((a + .05) / (b + .05) < 4.5) faint.push(`${e.tagName} ${e.textContent.slice(0, 30)} ${((a + .05) / (b + .05)).toFixed(2)}`);
+  }
+  return faint;
+})()"""
+
+
+class _Page(HTMLParser):
+    """What elements a page has, as any browser reads them: their attributes, and the text of scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=False)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return page_of(report_data())
+
+
+def test_whatever_names_hold_stays_data(html: str) -> None:
+    page = _Page(html)
+    assert not {tag for tag, _ in page.elements} & {"img", "iframe", "link", "object", "base", "form"}
+    assert not [attributes for _, attributes in page.elements if {"src", "href"} & attributes.keys()]
+    assert len(page.scripts) == 7
+    assert json.loads(page.scripts[0]) == json.loads(json.dumps(report_data()))
+    broken = json.loads(_Page(page_of({"cells": [float("nan"), {1: float("inf")}]})).scripts[0])
+    assert broken == {"cells": [None, {"1": None}]}
+
+
+def test_the_policy_names_every_script_and_lets_nothing_be_loaded(html: str) -> None:
+    page = _Page(html)
+    [policy] = [attributes["content"] for _, attributes in page.elements if "http-equiv" in attributes]
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in page.scripts[1:]]
+    assert policy is not None and policy.startswith("default-src 'none'; ")
+    assert re.findall(r"'sha256-([^']+)'", policy) == digests
+    assert "unsafe-eval" not in policy and "http" not in policy
+
+
+def test_bundled_libraries_are_the_pinned_ones_with_their_licenses() -> None:
+    vendor = ASSETS / "vendor"
+    pinned = json.loads((vendor / "vendored.json").read_text())
+    assert set(pinned) == {path.name for path in vendor.glob("*.js")}
+    for name, entry in pinned.items():
+        text = (vendor / name).read_bytes()
+        assert hashlib.sha256(text).hexdigest() == entry["sha256"]
+        assert f"v{entry['version']} ".encode() in text[:80]
+        assert entry["license"] == "ISC" and "Permission to use" in (vendor / entry["license_file"]).read_text()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = browser_path()
+    if program is None:
+        pytest.skip("needs Chromium: 'apt-get install chromium'")
+    with open_browser(program, tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_page(report_data(), path)
+    return path
+
+
+def _pictures(tmp_path: Path) -> Path:
+    folder = Path(os.environ.get("TVMFLOW_PICTURES", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_chart_is_drawn_and_fits(browser: Browser, page: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    browser.open(page.as_uri(), width, scheme=scheme)
+    browser.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert browser.problems == [] and browser.ask("document.querySelector('.error')") is None
+    assert browser.ask("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+    drawn = browser.ask("""[...document.querySelectorAll('figure[data-chart]')].map(f => { const box = f.getBoundingClientRect();
+        return [f.dataset.chart, f.querySelectorAll('svg [aria-label$=dot] > *, svg [aria-label$=line] > *, svg [aria-label$=rule] > *').length,
+                f.scrollWidth <= f.clientWidth + 1 && box.left >= 0 && box.right <= innerWidth, box.height]; })""")
+    assert {name for name, *_ in drawn} == CHARTS and browser.ask(
+        "document.querySelectorAll('[data-empty]').length"
+    ) == 0
+    for name, marks, fits, height in drawn:
+        assert marks > 1 and fits and height > 80, (name, marks, fits, height)
+    # What is written inside a chart is not cut off at its sides.
+    outside = browser.ask("""[...document.querySelectorAll('figure svg text')].filter(t => t.textContent.trim()).filter(t => {
+        const a = t.getBoundingClientRect(), b = t.ownerSVGElement.getBoundingClientRect(); return a.left < b.left - 1 || a.right > b.right + 1; }).map(t => t.textContent)""")
+    assert outside == []
+    assert browser.ask(CONTRAST) == []
+    browser.picture(_pictures(tmp_path) / f"report-{width}-{scheme}.png")
+
+
+def test_a_tie_is_neither_green_nor_red(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    fills = browser.ask(
+        """[...document.querySelectorAll('figure[data-chart=peers] circle')].map(c => c.getAttribute('fill'))"""
+    )
+    advantages = [row for one in report_data()["cells"] for row in one["card"]["advantages"].values()]
+    assert len(fills) == len(advantages)
+    wanted = {"var(--tie)": 0, "var(--good)": 0, "var(--bad)": 0}
+    for row in advantages:
+        wanted[
+            "var(--tie)" if row["times_faster"] is None else "var(--good)" if row["times_faster"] > 1 else "var(--bad)"
+        ] += 1
+    assert all(wanted.values()) and {name: fills.count(name) for name in wanted} == wanted
+    classes = browser.ask("""[...document.querySelectorAll('#trend details')][0].querySelectorAll('tbody tr').values()
+        .map(row => row.children[4].firstElementChild?.className ?? '').toArray()""")
+    assert classes == [
+        "",
+        "tie",
+        "tie",
+        "good",
+        "bad",
+        "good",
+    ]  # the second has nothing to be compared with by interval
+
+
+def test_filters_and_choices_draw_anew(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    rows = "document.querySelectorAll('#peers tbody tr').length"
+    assert browser.ask(rows) == 9
+    browser.ask("document.querySelector('#filter-precision input[value=float32]').click()")
+    assert browser.ask(rows) == 5 and browser.ask("document.querySelectorAll('#sections .error').length") == 0
+    browser.ask(
+        "document.querySelector('#filter-text').value = 'MOBILE'; document.querySelector('#filter-text').dispatchEvent(new Event('input'))"
+    )
+    assert browser.ask(rows) == 2
+    assert "not measured" in browser.ask("document.querySelector('#matrix').textContent")
+    choose = "(name, value) => { const s = document.getElementById(name); s.value = value ?? s.options[s.options.length - 1].value; s.dispatchEvent(new Event('change')); return document.getElementById(name).selectedIndex; }"
+    assert browser.ask(f"({choose})('profile-cell')") == 1
+    last = browser.ask("document.getElementById('compare-B').options.length") - 1
+    assert browser.ask(f"({choose})('compare-B')") == last
+    browser.ask(
+        "document.querySelector('#filter-text').value = 'nothing'; document.querySelector('#filter-text').dispatchEvent(new Event('input'))"
+    )
+    assert "leave no cell" in browser.ask("document.querySelector('#sections').textContent")
+    assert browser.problems == []
+
+
+def test_links_lead_to_runs_versions_and_folders(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    links = browser.ask("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
+    run = history("mobilenet_v2@local-cpu:int8", 1.0)[0]["run_id"]
+    assert f"http://127.0.0.1:5000/#/experiments/3/runs/{run}" in links
+    assert "http://127.0.0.1:5000/#/models/mobilenet_v2.local-cpu.int8/versions/3" in links
+    assert "./artifacts/tune/" in links and not [
+        address for address in links if not address.startswith(("http://127.0.0.1:5000/#/", "./"))
+    ]
+    assert HOSTILE.replace("\u2028", "") in browser.ask("document.querySelector('#sources').textContent").replace(
+        "\u2028", ""
+    )
+
+
+def test_a_cell_with_nothing_but_a_scorecard_says_what_is_missing(browser: Browser, tmp_path: Path) -> None:
+    bare: dict[str, Any] = cell(
+        "digits",
+        "local-cpu",
+        "float32",
+        1.0,
+        history=[],
+        workloads=[],
+        curve=[],
+        kernels=[],
+        ledger={},
+        releases=[],
+        stage_s={},
+    )
+    bare["card"] = card("digits@local-cpu:float32", 1.0) | {
+        "peers": {},
+        "advantages": {},
+        "accuracy": None,
+        "quantization": {},
+    }
+    write_page(report_data() | {"cells": [bare], "unmeasured": []}, tmp_path / "bare.html")
+    browser.open((tmp_path / "bare.html").as_uri(), 390)
+    assert browser.problems == [] and browser.ask("document.querySelector('.error')") is None
+    assert set(browser.ask("[...document.querySelectorAll('[data-empty]')].map(e => e.dataset.empty)")) == {
+        "peers",
+        "trend",
+        "curve",
+        "stages",
+    }
+    assert "Two measurements are needed" in browser.ask("document.body.textContent")
+
+
+def test_the_page_is_collected_from_records_and_history(
+    ledger: LedgerBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = ledger.cell("digits_torch")
+    with pytest.raises(StoreError, match="nothing has been measured"):
+        collect(ledger.workspace, {})
+    first = ledger.measure(digits, "old")["build"].outputs["library.so"].sha256
+    version = version_by_sha256(ledger.workspace, digits, first)
+    assert version is not None
+    promote(ledger.workspace, version, HOSTILE)
+    ledger.toolchain = {"tvm": "0.28", "llvm": "20"}
+    second = ledger.measure(digits, "new")["build"].outputs["library.so"].sha256
+    data = collect(ledger.workspace, all_measurements(ledger.workspace), tmp_path / "report.html")
+    [found] = data["cells"]
+    assert [row["roles"] for row in found["history"]] == [["champion"], ["challenger"]]
+    assert found["history"][1]["changed"][0] == "tvm: 0.27 -> 0.28" and found["releases"][0]["why"] == HOSTILE
+    assert dict(found["digests"])["build/library.so"] == second and {row["model"] for row in data["unmeasured"]} == {
+        "digits_keras"
+    }
+    [tune] = [row for row in found["stages"] if row["stage"] == "tune"]
+    assert (tmp_path / tune["address"]).resolve() == ledger.workspace.folder("tune", digits) and tune[
+        "folder"
+    ].startswith("artifacts/tune/")
+    assert data["mlflow_ui"] == "http://127.0.0.1:5000"
+    monkeypatch.setenv("TVMFLOW_MLFLOW_UI", "https://mlflow.example/x/")
+    assert collect(ledger.workspace, {})["mlflow_ui"] == "https://mlflow.example/x"
+    monkeypatch.setenv("TVMFLOW_MLFLOW_UI", "javascript:alert(1)")
+    with pytest.raises(UsageError, match="web address"):
+        collect(ledger.workspace, {})

@@ -1,0 +1,180 @@
+"use strict";
+// The parts of the page. Each takes the cells that the filters leave and returns the elements of its section.
+
+const NOTES = {
+  matrix: "Latency: median of single runs of one batch on the device's clock, copies not included; below it the interval of the median over the rounds, accuracy and how far it is from the source's, and what is released. Where the spread was too wide, other processes took too much of the machine, or something ran on other threads, that stands instead of a number.",
+  peers: "Peers: same input, same threads, on the same machine, in turns with the library. A point says how many times faster the library is, the bar is the 95 % interval over the rounds; grey where it holds 1: no difference is shown then.",
+  compare: "The latency of B over that of A; the interval is the widest that both intervals allow, and only one that leaves out 1 is a difference. Both were measured at their own time: what a machine does from day to day is not in it. 'tvmflow promote' measures a library in turns with the champion.",
+  trend: "A star is the champion; a dashed line is a new version of TVM; the bar at a point is the interval of its median. A step counts as faster or slower only where the intervals of both measurements do not meet.",
+  forms: "Accuracy after each stage on the evaluation set, then how the outputs of a stage agree with those of the stage before it: equal top-1, the largest error relative to how the outputs vary over inputs and classes, and the signal-to-noise ratio of the varying part.",
+  profile: "From tuning: each kernel timed by itself on the device, times its calls in one run. The sum is less than the latency, which also has calls and memory between kernels.",
+  roof: "Operations and bytes of each kernel by its definition, every input and output counted once, so the true intensity is at most this. The roof is the highest speed and the highest traffic that any kernel of this cell reached, not the device's data sheet. The size of a point is its share of the time.",
+  retune: "reused: measured under this toolchain before; re-measured: the older toolchain's schedule, measured again and kept; re-tuned: it got slower, so the kernel was searched anew; lost: it does not apply any more, searched anew; new: never tuned before on this kind of device. Kernels of the network as it was built.",
+  tuning: "Coverage: share of the network's operations whose kernels have a schedule that was measured on this kind of device. 'tvmflow records CELL --failed' lists the candidates that failed, and why.",
+  part: "Bytes of inputs, weights, accumulators, micro-ops and outputs as VTA's simulator counts them (8-bit loads into accumulators at four bytes an element); DRAM: what really moves, instructions included. Cycles are estimated from the tokens of the program at the clock of the design, not measured on a board. A point far below the roof waits for tokens or works in the ALU.",
+  links: "Runs and versions open in MLflow's UI; start it with the command above where no server runs. Folders are beside this page, in the workspace.",
+};
+const note = (name) => h("p", {class: "note"}, NOTES[name]);
+
+function matrixCell(cell) {
+  if (!cell) return "";
+  if (!cell.card) return h("span", {class: "tie"}, "not measured");
+  const card = cell.card, last = newest(cell), compute = card.latency.compute;
+  const steady = compute.steady || (card.part && card.part.simulated);
+  const champion = cell.history.findLast((row) => row.roles.includes("champion"));
+  const lines = [h("b", {class: steady ? "" : "warn"}, computeText(card))];
+  if (steady && typeof compute.low_ms === "number") lines.push(h("small", null, rangeText(compute)));
+  if (card.accuracy) lines.push(h("small", null, `${percent(card.accuracy.built)} (source ${percent(card.accuracy.source)})`));
+  for (const name of Object.keys(card.peers)) {
+    const found = peerOf(card, name);
+    if (found) lines.push(h("small", null, `${name} `, h("span", {class: found.verdict}, found.text)));
+  }
+  if (champion) lines.push(badge(champion.sha256 === last.sha256 ? `★ champion, version ${champion.version_number}` : `★ champion is version ${champion.version_number}`));
+  else lines.push(h("small", null, "no champion"));
+  return lines;
+}
+
+function matrixSection(cells, unmeasured) {
+  const all = [...cells.map((cell) => ({...cell, place: [cell.model, cell.target, cell.card.device.kind]})), ...unmeasured.map((cell) => ({...cell, place: [cell.model, cell.target, "–"]}))];
+  const kinds = new Map(cells.map((cell) => [cell.target, cell.card.device.kind]));
+  const rows = d3.groups(all, (cell) => `${cell.model}\n${cell.target}`);
+  const precisions = data.precisions.filter((name) => all.some((cell) => cell.precision === name));
+  const columns = [["model and device", "left name"], ...precisions.map((name) => [name, "left"])];
+  const lines = rows.map(([, group]) => [[code(group[0].model), h("small", null, group[0].target), h("small", null, kinds.get(group[0].target) ?? "")], ...precisions.map((name) => matrixCell(group.find((cell) => cell.precision === name)))]);
+  return [h("h2", null, "Models, devices, precisions"), table(columns, lines), note("matrix")];
+}
+
+function peersSection(cells, width) {
+  const rows = cells.flatMap((cell) => Object.keys(cell.card.peers).map((name) => ({label: `${name}: ${nameOf(cell)}`, ...peerOf(cell.card, name)})));
+  const names = [...new Set(cells.flatMap((cell) => Object.keys(cell.card.peers)))].sort();
+  const columns = [["cell", "left name"], ["device", "left"], ["accuracy", ""], ["source", ""], ["top-1 agreement", ""], ["error", ""], ["latency", ""], ...names.map((name) => [name, ""]), ["cold start", ""], ["library", ""]];
+  const lines = cells.map(({card}) => [
+    code(card.cell), card.device.kind, percent(card.accuracy?.built), percent(card.accuracy?.source), percent(card.agreement.top1_agreement), number(card.agreement.max_relative_error, 2),
+    h("b", {class: card.latency.compute.steady ? "" : "warn"}, computeText(card)),
+    ...names.map((name) => (card.peers[name] ? [latencyText(card.peers[name]), peerOf(card, name) ? h("small", {class: peerOf(card, name).verdict}, peerOf(card, name).text) : ""] : "–")),
+    ms(card.cold_start_ms.toSorted((a, b) => a - b)[card.cold_start_ms.length >> 1]), megabytes(card.library_bytes),
+  ]);
+  return [h("h2", null, "Beside peers"), chart("peers", ratioChart(width, rows, "times faster than the peer"), "No peer was measured in turns with these cells."), table(columns, lines), note("peers")];
+}
+
+function measurementsOf(cells) {
+  return cells.flatMap((cell) => cell.history.map((row, at) => ({...row, owner: cell, at, label: `${row.cell} · ${row.when} · TVM ${row.tvm}${row.version ? ` · version ${row.version}` : ""}`})));
+}
+
+function compareSection(cells, width, state, redraw) {
+  const all = measurementsOf(cells);
+  if (all.length < 2) return [h("h2", null, "Compare"), h("p", {class: "note"}, "Two measurements are needed: of two cells, or of two versions of one.")];
+  const key = (row) => `${row.run_id}`;
+  const several = cells.find((cell) => cell.history.length > 1);
+  const b = all.find((row) => key(row) === state.b) ?? (several ? all.findLast((row) => row.owner === several) : all[1]);
+  const before = several && b.owner === several ? all.find((row) => row.owner === several && row.at === b.at - 1) : null;
+  const a = all.find((row) => key(row) === state.a) ?? before ?? all.find((row) => row !== b);
+  const choose = (name, chosen) =>
+    h("label", null, name, h("select", {id: `compare-${name}`, onchange: (event) => { state[name.toLowerCase()] = event.target.value; redraw(); }}, all.map((row) => h("option", {value: key(row), selected: row === chosen}, row.label))));
+  const ratio = ratioOf(a, b);
+  const both = (name, show) => [name, show(a), show(b)];
+  const rows = [
+    both("latency", (row) => [row.latency, h("small", null, rangeText(row))]), both("accuracy", (row) => row.accuracy), both("error", (row) => number(row.max_relative_error, 2)),
+    both("library", (row) => megabytes(row.library_bytes)), both("device", (row) => row.device), both("TVM", (row) => row.tvm), both("library sha256", (row) => code(row.library)),
+    both("version", (row) => [versionLink(row.owner, row), roles(row)]), both("run", runLink), both("commit", (row) => code(row.commit.slice(0, 12) || "–")),
+  ];
+  const between = a.owner === b.owner ? a.owner.history.slice(Math.min(a.at, b.at) + 1, Math.max(a.at, b.at) + 1).flatMap((row) => row.changed) : [];
+  const found = [{label: `B / A: ${b.cell}`, text: "", ...ratio}];
+  return [
+    h("h2", null, "Compare"), h("div", {class: "pair"}, choose("A", a), choose("B", b)),
+    h("p", null, "Latency of B / A: ", ratioText(ratio)), ratio.verdict ? chart("compare", ratioChart(width, found, "latency of B / A"), "") : "",
+    h("div", {class: "both"}, table([["", "left"], ["A", ""], ["B", ""]], rows)), between.length ? [h("h3", null, "What changed between them"), h("ul", null, between.map((line) => h("li", null, line)))] : "", note("compare"),
+  ];
+}
+
+function historyTable(cell, open) {
+  const columns = [["when", "left"], ["TVM", ""], ["device", "left"], ["latency", ""], ["beside the one before", "wrap right"], ["accuracy", ""], ["library", ""], ["version", "left"], ["run", ""], ["what changed", "wrap"]];
+  const lines = cell.history.map((row, at) => [
+    row.when, row.tvm, row.device, [row.latency, h("small", null, rangeText(row))], at ? ratioText(ratioOf(cell.history[at - 1], row)) : "–", row.accuracy, code(row.library),
+    [versionLink(cell, row), roles(row)], runLink(row), at ? row.changed.map((line) => h("div", null, line)) : "the first",
+  ]);
+  const trail = cell.releases.map((entry) => h("li", null, `${entry.when} ${entry.what}: version ${entry.version}, before ${entry.before ?? "none"}; ${entry.why}`));
+  return h("details", {open: open && cell.history.length > 1}, h("summary", null, code(nameOf(cell)), `: ${cell.history.length} measurement${cell.history.length === 1 ? "" : "s"}`), table(columns, lines, "not in MLflow"), trail.length ? h("ul", {class: "note"}, trail) : "");
+}
+
+function trendSection(cells, width) {
+  return [h("h2", null, "Latency over dates and TVM versions"), chart("trend", trendChart(width, cells), "No steady latency is in MLflow."), cells.map((cell) => historyTable(cell, cells.length < 3)), note("trend")];
+}
+
+function formsSection(cells) {
+  const columns = [["cell", "left name"], ...data.forms.map((name) => [name, ""]), ...data.steps.map((name) => [name.replace("-", " → "), ""])];
+  const step = (found) => (found ? [found.top1_agreement === null || found.top1_agreement === undefined ? "" : percent(found.top1_agreement), h("small", null, `${number(found.max_relative_error, 2)}${typeof found.sqnr_db === "number" ? `, ${number(found.sqnr_db)} dB` : ""}`)] : "–");
+  const lines = cells.map(({card}) => [code(card.cell), ...data.forms.map((name) => percent(card.accuracy?.[name])), ...data.steps.map((name) => step(card.agreement_by_step[name]))]);
+  return [h("h2", null, "Accuracy after each stage"), table(columns, lines), note("forms"), cells.map(layersOf)];
+}
+
+function layersOf(cell) {
+  const found = cell.card.quantization;
+  if (!found.layers) return "";
+  const goal = found.goal_met === null || found.goal_met === undefined ? "" : `; the goal of max_drop is ${found.goal_met ? "met" : "not met"}`;
+  const moved = found.moved_to_float?.length ? `; moved back to float32: ${found.moved_to_float.join(", ")}` : "";
+  const decibel = (x) => (typeof x === "number" ? `${x.toFixed(1)} dB` : "–");
+  const columns = [["layer", "left"], ["dtype", "left"], ["SQNR alone", ""], ["SQNR in its place", ""], ["scale", ""], ["zero point", ""], ["clipped", ""]];
+  const lines = found.layers.map((row) => [[code(row.name), row.name === found.worst ? [" ", badge("most noise")] : ""], row.dtype ?? row.form ?? "", decibel(row.sqnr_db), decibel(row.total_sqnr_db), number(row.scale), row.zero_point ?? "–", percent(row.clipped, 3)]);
+  return h("details", null, h("summary", null, code(nameOf(cell)), `: SQNR of the outputs ${decibel(found.output_sqnr_db)} on ${found.samples} calibration samples${moved}${goal}`), table(columns, lines));
+}
+
+function profileSection(cells, width, state, redraw) {
+  const known = cells.filter((cell) => cell.workloads.length);
+  if (!known.length) return [h("h2", null, "Kernels and roofline"), h("p", {class: "note"}, "No cell here has timed kernels: they come from tuning (tune.trials_per_workload above 0).")];
+  const cell = known.find((one) => nameOf(one) === state.profile) ?? known[0];
+  const half = width > 900 ? (width - 20) / 2 : width;
+  const columns = [["kernel", "left name"], ["template", "left"], ["calls", ""], ["default", ""], ["best", ""], ["of the network", ""], ["GFLOP/s", ""], ["of the fastest", ""], ["operations/byte", ""], ["trials", ""], ["schedule", "left"]];
+  const lines = cell.workloads.map((row) => [code(row.name), row.template, row.calls, ms(row.default_ms), ms(row.best_ms), ms(row.total_ms), row.gflops ? number(row.gflops) : "–", row.gflops ? percent(row.of_best, 0) : "–", row.flops && row.nbytes ? number(row.flops / row.nbytes) : "–", row.trials, row.origin ?? "–"]);
+  return [
+    h("h2", null, "Kernels and roofline"),
+    h("p", null, h("select", {id: "profile-cell", "aria-label": "cell", onchange: (event) => { state.profile = event.target.value; redraw(); }}, known.map((one) => h("option", {selected: one === cell}, nameOf(one))))),
+    h("div", {class: "charts"},
+      h("div", null, chart("profile", profileChart(half, cell), "No kernel was timed."), note("profile")),
+      h("div", null, chart("roofline", kernelRoofline(half, cell), "No operations and bytes are known: tune again with this version."), note("roof"))),
+    h("details", null, h("summary", null, "all kernels, the costliest first"), table(columns, lines)),
+  ];
+}
+
+function tuningSection(cells, width) {
+  const origins = ["reused", "re-measured", "re-tuned", "lost", "new"];
+  const known = cells.filter((cell) => cell.workloads.some((row) => row.origin));
+  const before = (cell) => cell.workloads.filter((row) => row.before_ms);
+  const moved = (cell) => (before(cell).length ? `${ms(d3.sum(before(cell), (row) => row.before_ms * row.calls))} → ${ms(d3.sum(before(cell), (row) => row.total_ms))}` : "–");
+  const retuned = known.map((cell) => [code(nameOf(cell)), cell.toolchain.tvm ?? "–", ...origins.map((name) => cell.workloads.filter((row) => row.origin === name).length), moved(cell)]);
+  const columns = [["cell", "left name"], ["kernels", ""], ["measured schedule", ""], ["template's default", ""], ["unscheduled", ""], ["coverage", ""], ["trials", ""], ["per minute", ""], ["failed", ""], ["device hours", ""], ["saved by reuse", ""]];
+  const schedule = (cell, how) => cell.kernels.filter((row) => row.schedule === how).length;
+  const lines = cells.map((cell) => [
+    code(nameOf(cell)), cell.kernels.length, schedule(cell, "record"), schedule(cell, "default"), schedule(cell, "none"), percent(cell.coverage, 1), cell.ledger.measured ?? "–", whole(cell.ledger.trials_per_minute),
+    d3.sum(Object.values(cell.ledger.failures ?? {})), number(cell.ledger.device_hours), typeof cell.ledger.saved_s === "number" ? `${whole(cell.ledger.saved_s)} s` : "–",
+  ]);
+  return [
+    h("h2", null, "Tuning"), chart("curve", curveChart(width, cells.filter((cell) => cell.curve.length)), "No trial was measured."), table(columns, lines), note("tuning"),
+    h("h3", null, "Where the schedules come from"), table([["cell", "left name"], ["TVM", ""], ...origins.map((name) => [name, ""]), ["older toolchain's time → now", ""]], retuned, "No cell was tuned by this version of tvmflow."), note("retune"),
+  ];
+}
+
+function partSection(cells, width) {
+  const known = cells.filter((cell) => cell.card.part && cell.card.part.counters);
+  if (!known.length) return null;
+  const bytes = ["inp_load_nbytes", "wgt_load_nbytes", "acc_load_nbytes", "uop_load_nbytes", "out_store_nbytes"];
+  const names = ["inp", "wgt", "acc", "uop", "out"].map((name) => [name, ""]);
+  const columns = [["cell", "left name"], ["design", "left"], ["schedules", "left"], ...names, ["sum", ""], ["DRAM", ""], ["GEMM", ""], ["ALU", ""], ["instructions", ""], ["cycles", ""], ["GEMM core busy", ""], ["estimate", ""]];
+  const lines = known.map(({card: {cell, part}}) => [code(cell), part.name, part.mode, ...bytes.map((key) => whole(part.counters[key])), whole(part.five_nbytes), ...["dram_nbytes", "gemm_counter", "alu_counter", "insn_count"].map((key) => whole(part.counters[key])), whole(part.cycles), percent(part.gemm_utilization, 0), ms(part.estimated_ms)]);
+  const layerColumns = [["launch", "left"], ...names, ["instructions", ""], ["cycles", ""], ["load busy", ""], ["compute busy", ""], ["store busy", ""], ["GEMM core busy", ""], ["GOP/s", ""]];
+  const layers = known.map(({card: {cell, part}}) => {
+    const rows = part.layers.map((row) => [code(row.name), ...[...bytes, "insn_count"].map((key) => whole(row[key])), whole(row.cycles.total), ...["load", "compute", "store"].map((key) => percent(row.cycles[key] / row.cycles.total, 0)), percent(row.cycles.utilization, 0), number(row.gops)]);
+    const regions = part.regions?.length > 1 ? ` in ${part.regions.length} regions (${part.regions.map((one) => `${one.name}: ${whole(one.cycles)} cycles`).join(", ")})` : "";
+    const reasons = Object.entries(part.cpu_reasons ?? {}).map(([name, why]) => `${name} (${why})`).join(", ");
+    return h("details", null, h("summary", null, code(cell), `: ${part.layers.length} launches${regions}${reasons ? `; on the CPU instead: ${reasons}` : ""}`), table(layerColumns, rows));
+  });
+  return [h("h2", null, "Accelerator"), chart("accelerator", partRoofline(width, known), "No layer was counted."), table(columns, lines), note("part"), layers];
+}
+
+function sourcesSection(cells, width) {
+  const rows = cells.map((cell) => h("details", null, h("summary", null, code(nameOf(cell))),
+    table([["stage", "left"], ["folder", "left"], ["recipe key", "left"], ["seconds", ""]], cell.stages.map((row) => [row.stage, link(row.folder, row.address), code(row.key.slice(0, 16)), number(row.seconds)])),
+    table([["file", "left"], ["sha256", "left"]], cell.digests.map(([name, sha256]) => [name, code(sha256)])),
+    h("p", {class: "note"}, `Toolchain: ${Object.entries(cell.toolchain).map(([name, text]) => `${name} ${text}`).join(", ")}`)));
+  return [h("h2", null, "Stages, digests, links"), chart("stages", stageChart(width, cells), "No stage is there."), h("p", {class: "note"}, code(data.mlflow_command)), note("links"), rows];
+}
