@@ -33,9 +33,7 @@ ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js", "sections.js", "main.js")
 
 
-def collect(
-    workspace: Workspace, history: dict[str, list[dict[str, Any]]], page: Path | None = None
-) -> dict[str, Any]:
+def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]], page: Path | None = None) -> dict[str, Any]:
     """Gather what the page shows, as plain values: scorecards, kernels, stages, tuning curves, history.
 
     page: where it will lie, so that it can name the folders beside it. Raises StoreError where nothing was measured,
