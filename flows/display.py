@@ -1,66 +1,143 @@
-"""Show what the stages of many cells do: live bars on a terminal, a line per stage elsewhere. On stderr."""
+"""Show what the stages of many cells do, on stderr: on a terminal two lines for each stage that runs, elsewhere plain lines.
+
+What a stage says is shown with how much is done of all, how long it takes and how much time is left. A stage that is over leaves a line.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 
-from flows.stage_tasks import listen
+from flows.events import forget, listen
+from tvmflow.params import STAGE_NAMES
+from tvmflow.progress import TASK_LINE
+
+_EVERY_S = 30.0  # a plain line about a stage that takes long
+_BAR = 20  # characters
+_SURE_S = 3.0  # of work, before anything is said of the time left
+
+
+@dataclass
+class Running:
+    """A stage while it runs. first: when something was first done, and how much; said: when a plain line was last written."""
+
+    cell: str
+    stage: str
+    started: float
+    text: str = ""
+    done: int = 0
+    total: int = 0
+    first: tuple[float, int] = (0.0, 0)
+    said: float = field(default=0.0)
+
+    def hear(self, text: str, done: int, total: int, now: float) -> None:
+        """Take in what the stage says; another total is another piece of work."""
+        if total != self.total or done < self.done:
+            self.first = (now, done)
+        self.text, self.done, self.total = text, done, total
+
+    def left_s(self, now: float) -> float | None:
+        """Return how many seconds this piece of work still takes at its speed so far, None where that is not known."""
+        since, before = self.first
+        if self.done <= before or now - since < _SURE_S:
+            return None
+        return (now - since) * (self.total - self.done) / (self.done - before)
+
+    def head(self, now: float) -> str:
+        """Return who it is and for how long it runs."""
+        left = self.left_s(now)
+        number = f"{STAGE_NAMES.index(self.stage) + 1}/{len(STAGE_NAMES)}" if self.stage in STAGE_NAMES else ""
+        tail = "" if left is None else f", {clock(left)} left"
+        return f"{self.cell} {self.stage} {number} {clock(now - self.started)}{tail}"
+
+    def tail(self) -> str:
+        """Return how much is done, and what the stage says."""
+        if not self.total:
+            return self.text
+        count = f"{self.done}/{self.total}"
+        filled = min(_BAR, _BAR * self.done // self.total)
+        return f"[{'#' * filled}{'.' * (_BAR - filled)}] {count} {self.text}"
+
+
+def clock(seconds: float) -> str:
+    """Return a length of time as minutes and seconds, with hours where there are any."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Display:
-    """A context in which progress is shown."""
+    """A context in which progress is shown. tuning_lines: a line for each measurement of a kernel, too."""
 
-    def __init__(self, cells: int) -> None:
-        self.cells = cells
-        self.console = Console(stderr=True)
-        self.live = self.console.is_terminal
-        self.progress = Progress(
-            SpinnerColumn(), TextColumn("{task.fields[cell]} [bold]{task.fields[stage]}"), BarColumn(),
-            TextColumn("{task.description}"), TimeElapsedColumn(), console=self.console, transient=False,
+    def __init__(
+        self, cells: int, tuning_lines: bool = False, console: Console | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.cells, self.tuning_lines, self.now = cells, tuning_lines, now
+        self.console = console or Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
+        self.running: dict[tuple[str, str], Running] = {}
+        self.lock = threading.RLock()
+        self.live = Live(
+            get_renderable=self._lines, console=self.console, refresh_per_second=4, transient=True, redirect_stdout=False,
+            vertical_overflow="visible",
         )  # fmt: skip
-        self.bars: dict[tuple[str, str], Any] = {}
-        self.started: dict[tuple[str, str], float] = {}
-        self.lock = threading.Lock()
 
     def __enter__(self) -> Display:
-        listen(self._hear)
-        if self.live:
-            self.progress.start()
+        listen(self.hear)
+        if self.console.is_terminal:
+            self.live.start()
         return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if self.live:
-            self.progress.stop()
+        forget(self.hear)
+        if self.console.is_terminal:
+            self.live.stop()
 
-    def _hear(self, cell: str, stage: str, text: str, done: int, total: int) -> None:
+    def _lines(self) -> Group:
+        """Return what is live: two lines for each stage that runs, none wider than the terminal."""
         with self.lock:
-            key = (cell, stage)
-            if text == "started":
-                self.started[key] = time.monotonic()
-                if self.live:
-                    self.bars[key] = self.progress.add_task("", cell=cell, stage=stage, total=None)
-            elif text in ("done", "failed", "hit"):
-                self._end(key, text)
-            elif self.live and key in self.bars:
-                self.progress.update(self.bars[key], description=text, completed=done, total=total or None)
+            now = self.now()
+            lines = [
+                line for one in self.running.values() for line in (one.head(now), f"  {one.tail()}") if line.strip()
+            ]
+        return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
-    def _end(self, key: tuple[str, str], how: str) -> None:
-        cell, stage = key
-        if how == "hit":
-            if not self.live:
-                print(f"{cell} {stage}: hit", file=sys.stderr, flush=True)
-            return
-        seconds = time.monotonic() - self.started.pop(key, time.monotonic())
-        if self.live and key in self.bars:
-            self.progress.update(self.bars.pop(key), description=how, completed=1, total=1)
-        elif not self.live:
-            print(f"{cell} {stage}: {how}, {seconds:.1f} s", file=sys.stderr, flush=True)
+    def hear(self, cell: str, stage: str, text: str, done: int, total: int) -> None:
+        """Take in an event of a stage."""
+        with self.lock:
+            key, now = (cell, stage), self.now()
+            if text == "started":
+                self.running[key] = Running(cell, stage, now, said=now)
+            elif text == "hit":
+                self._say(f"{cell} {stage}: hit")
+            elif text in ("done", "failed"):
+                found = self.running.pop(key, None)
+                self._say(f"{cell} {stage}: {text}, {now - (found.started if found else now):.1f} s")
+            elif key in self.running:
+                self._progress(self.running[key], text, done, total, now)
+
+    def _progress(self, one: Running, text: str, done: int, total: int, now: float) -> None:
+        if text.startswith(TASK_LINE):
+            one.hear(one.text, done, total, now)
+            if self.tuning_lines:
+                self._say(text if self.cells == 1 else f"{one.cell} {text}")
+        else:
+            one.hear(text, done, total, now)
+        if not self.console.is_terminal and not self.tuning_lines and now - one.said >= _EVERY_S:
+            one.said = now
+            count = f"{one.done}/{one.total} " if one.total else ""
+            self._say(f"{one.head(now)}: {count}{one.text}")
+
+    def _say(self, line: str) -> None:
+        """Write a line that stays, whole, however wide the terminal is."""
+        self.console.print(Text(line), soft_wrap=True)

@@ -64,7 +64,8 @@ def _tuning(workspace: Workspace, cell: Cell) -> dict[str, Any]:
         facts = Store(workspace, STAGES).record_of("tune", cell).facts
     except StoreError:
         return {}
-    return {name: facts.get(name) for name in ("replayed", "lost", "slower", "searched", "measured")}
+    counts = {name: facts.get(name) for name in ("replayed", "lost", "slower", "searched", "measured")}
+    return counts | {"kernels": facts.get("kernels", {})}
 
 
 @flow(name="retune")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,13 @@ from prefect.cache_policies import NO_CACHE, CachePolicy
 from prefect.serializers import JSONSerializer
 from prefect.tasks import Task
 
+from flows.events import tell
 from flows.stage_process import StageRequest, run_stage
 from tasks.table import STAGES
 from tvmflow.errors import TvmflowError
 from tvmflow.params import Cell
 from tvmflow.store import Plan, Store
 from tvmflow.workspace import Workspace, workspace_at
-
-# Listener of (cell, stage, text, done, total); the command line puts its display here.
-Listener = Callable[[str, str, str, int, int], None]
-_listeners: list[Listener] = []
-
-
-def listen(listener: Listener) -> None:
-    _listeners.append(listener)
-
-
-def _tell(cell: str, stage: str, text: str, done: int, total: int) -> None:
-    for listener in _listeners:
-        listener(cell, stage, text, done, total)
 
 
 @dataclass
@@ -66,14 +53,14 @@ class _Shown:
         self.artifact: Any = None
 
     def __enter__(self) -> _Shown:
-        _tell(self.cell, self.stage, "started", 0, 0)
+        tell(self.cell, self.stage, "started", 0, 0)
         return self
 
     def __exit__(self, kind: Any, *_rest: Any) -> None:
-        _tell(self.cell, self.stage, "failed" if kind else "done", 0, 0)
+        tell(self.cell, self.stage, "failed" if kind else "done", 0, 0)
 
     def progress(self, text: str, done: int, total: int) -> None:
-        _tell(self.cell, self.stage, text, done, total)
+        tell(self.cell, self.stage, text, done, total)
         if total and time.monotonic() - self.last > 2:
             self.last = time.monotonic()
             with contextlib.suppress(Exception):  # an artifact that cannot be written must not fail a stage
@@ -117,7 +104,7 @@ def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = F
     is_hit = isinstance(plan, Plan) and plan.is_hit and not again
     work = _task_for(stage, workspace)
     if is_hit:  # where Prefect does not know the key yet, its task finds the stage done in a moment
-        _tell(str(cell), stage, "hit", 0, 0)
+        tell(str(cell), stage, "hit", 0, 0)
     else:
         work = work.with_options(refresh_cache=True)  # Prefect remembers a result whose bytes are gone
     state: Any = work(request, cell.slug, key, return_state=True)

@@ -153,7 +153,7 @@ def test_the_table_of_an_accelerator_has_a_row_for_each_region_and_one_for_all()
     ]
     part = {"name": "d", "mode": "optimized", "launches": 2, "counters": dict.fromkeys(names, 30), "cycles": 300}
     table = part_table({"part": {**part, "regions": regions}})
-    columns = [list(column.cells) for column in table.columns]
-    assert columns[0] == ["vta0", "vta1", "all"] and columns[1] == ["10", "20", "30"]
-    assert columns[6] == ["50", "100", "150"] and columns[-1] == ["10%", "10%", "10%"]
+    columns = list(zip(*table.rows, strict=True))
+    assert columns[0] == ("vta0", "vta1", "all") and columns[1] == ("10", "20", "30")
+    assert columns[6] == ("50", "100", "150") and columns[-1] == ("10%", "10%", "10%")
     assert len(part_table({"part": part}).rows) == 1

@@ -10,8 +10,9 @@ import pytest
 
 from tvmflow.kernels.workloads import Workload
 from tvmflow.tuning.display import best_so_far, task_line
+from tvmflow.tuning.origins import LOST, NEW, ORIGINS, REMEASURED, RETUNED, REUSED
 from tvmflow.tuning.outcome import costs, write_kernels
-from tvmflow.tuning.state import LOST, NEW, ORIGINS, REMEASURED, RETUNED, REUSED, TuneReport, WorkloadSearch
+from tvmflow.tuning.state import TuneReport, WorkloadSearch
 
 
 class _NoTuner:

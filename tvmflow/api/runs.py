@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
 
 def run(
-    *cells: CellName, workspace: Where = None, again: bool = False, check: bool = True, show_progress: bool = False
+    *cells: CellName,
+    workspace: Where = None,
+    again: bool = False,
+    check: bool = True,
+    show_progress: bool = False,
+    tuning_lines: bool = False,
 ) -> tuple[RunResult, ...]:
     """Bring cells (default: all of params.yaml) all the way: fetch, import, quantize, pack, tune, build, deploy, evaluate, record.
 
-    again: measure again even when nothing changed. show_progress: on standard error. Returns a result per cell, in order. What
+    again: measure again even when nothing changed. show_progress: on standard error; tuning_lines: a line for each measurement
+    of a kernel with it. Returns a result per cell, in order. What
     is up to date is not done again; then neither Prefect nor TVM is started. A cell that fails does not stop the others: with
     `check` its error is raised at the end (where several failed, one error that names them all), without it is in the result.
     """
@@ -33,7 +39,9 @@ def run(
     wanted = cells_of(where, cells)
     check_store(where)
     if again or not all(_is_done(where, cell) for cell in wanted):
-        found = _sweep(where, wanted, again, show_progress)
+        if show_progress:
+            sys.stderr.write("starting Prefect ...\n")
+        found = _sweep(where, wanted, again, _display(len(wanted), show_progress, tuning_lines))
     else:
         found = [{"cell": str(cell), "outcomes": {}, "error": None} for cell in wanted]
         if show_progress:
@@ -74,37 +82,42 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
     )
 
 
-def _sweep(workspace: Workspace, cells: list[Cell], again: bool, show_progress: bool) -> list[dict[str, Any]]:
+def _sweep(
+    workspace: Workspace, cells: list[Cell], again: bool, display: contextlib.AbstractContextManager[None]
+) -> list[dict[str, Any]]:
     from flows.settings import configure_prefect, wait_for_prefect
 
     configure_prefect(workspace)
-    if show_progress:
-        sys.stderr.write("starting Prefect ...\n")
     from flows.sweep import run_sweep
 
     wait_for_prefect()
-    with _display(len(cells), show_progress):
+    with display:
         return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else ())
 
 
 @contextlib.contextmanager
-def _display(cells: int, show_progress: bool) -> Iterator[None]:
+def _display(cells: int, show_progress: bool, tuning_lines: bool) -> Iterator[None]:
     if not show_progress:
         yield
         return
     from flows.display import Display
 
-    with Display(cells):
+    with Display(cells, tuning_lines):
         yield
 
 
 def retune(
-    *cells: CellName, workspace: Where = None, force: bool = False, check: bool = True, show_progress: bool = False
+    *cells: CellName,
+    workspace: Where = None,
+    force: bool = False,
+    check: bool = True,
+    show_progress: bool = False,
+    tuning_lines: bool = False,
 ) -> tuple[RetuneResult, ...]:
     """After an upgrade of TVM: replay old schedules, re-tune what was lost, compare with the champion, promote.
 
     Returns per cell what changed, what was done and the verdict. force: even when the toolchain did not change. check,
-    show_progress: as `run` has them.
+    show_progress, tuning_lines: as `run` has them.
     """
     where = opened(workspace)
     wanted = cells_of(where, cells)
@@ -116,7 +129,7 @@ def retune(
     from flows.retune import run_retune
 
     wait_for_prefect()
-    with _display(len(wanted), show_progress):
+    with _display(len(wanted), show_progress, tuning_lines):
         found = run_retune(where, [str(cell) for cell in wanted], force)
     results = tuple(RetuneResult.of(result) for result in found)
     if check:

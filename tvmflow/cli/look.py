@@ -63,8 +63,10 @@ def history(cell: CellName, as_json: Json = False) -> None:
     if as_json:
         show_json(found)
         return
-    columns = ("when", "TVM", "device", "accuracy", "latency", "library", "version")
-    show_table(f"measurements of {cell}", columns, ([row[column.lower()] for column in columns] for row in found))
+    columns = ("when", "TVM", "device", "accuracy", "latency", "library", "version", "changed")
+    shown = ({**row, "changed": "; ".join(row["changed"]) or "the first"} for row in found)
+    rows = ([row[column.lower()] for column in columns] for row in shown)
+    show_table(f"measurements of {cell}", columns, rows, ("device", "version", "changed"))
     for change in api.releases(cell, workspace):
         print(f"{change.when} {change.what}: version {change.version}, before {change.before or 'none'}; {change.why}")
     suggest(f"tvmflow promote {cell}")

@@ -14,35 +14,41 @@ from tvmflow.report.console import show, show_json, suggest
 if TYPE_CHECKING:
     from tvmflow.api import RunResult, Workspace
 
+TuningLines = Annotated[
+    bool, typer.Option("--tuning-lines", help="A line for each measurement: [Task 3/17] current / best GFLOP/s.")
+]
+
 
 @app.command()
 def run(
     cells: Annotated[list[str], typer.Argument(help="model@target:precision, or names under cells:")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and why; do nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even when nothing changed.")] = False,
+    tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
     """Bring cells all the way: fetch, import, quantize, pack, tune, build, deploy, evaluate, record."""
-    _run_cells(open_workspace(), cells, dry_run, again, as_json)
+    _run_cells(open_workspace(), cells, dry_run, as_json, again=again, tuning_lines=tuning_lines)
 
 
 @app.command()
 def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and why; do nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even when nothing changed.")] = False,
+    tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
     """Run every cell under cells: in params.yaml."""
-    _run_cells(open_workspace(), [], dry_run, again, as_json)
+    _run_cells(open_workspace(), [], dry_run, as_json, again=again, tuning_lines=tuning_lines)
 
 
-def _run_cells(workspace: Workspace, cells: list[str], dry_run: bool, again: bool, as_json: bool) -> None:
+def _run_cells(workspace: Workspace, cells: list[str], dry_run: bool, as_json: bool, **options: bool) -> None:
     from tvmflow import api
 
     if dry_run:
         show_plans(api.plan(*cells, workspace=workspace, look=True), as_json)
         return
-    results = api.run(*cells, workspace=workspace, again=again, check=False, show_progress=True)
+    results = api.run(*cells, workspace=workspace, check=False, show_progress=True, **options)
     _show_results(results, as_json)
     raise_failures(results)
     suggest("tvmflow report    (a page with everything)   or   tvmflow promote CELL    (release it)")
@@ -67,17 +73,25 @@ def _show_results(results: Sequence[RunResult], as_json: bool) -> None:
 def retune(
     cells: Annotated[list[str] | None, typer.Argument(help="default: all under cells:")] = None,
     force: Annotated[bool, typer.Option("--force", help="Even when the toolchain did not change.")] = False,
+    tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
     """After an upgrade of TVM: replay old schedules, re-tune what was lost, compare with the champion, promote."""
     from tvmflow import api
+    from tvmflow.report.tables import retune_table
 
-    results = api.retune(*cells or (), workspace=open_workspace(), force=force, check=False, show_progress=True)
+    results = api.retune(
+        *cells or (),
+        workspace=open_workspace(),
+        force=force,
+        check=False,
+        show_progress=True,
+        tuning_lines=tuning_lines,
+    )
     if as_json:
         show_json([result.to_json() for result in results])
     else:
-        for result in results:
-            print(f"{result.cell}: {result.verdict}")
+        show(retune_table([dict(result.raw) for result in results]))
     raise_failures([api.RunResult(result.cell, result.outcomes, result.error, "retune") for result in results])
     suggest("tvmflow report")
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.table import Table
-
 from tvmflow.errors import TvmflowError
 from tvmflow.params import Cell
 from tvmflow.preflight import check_model
-from tvmflow.report.console import show_table
+from tvmflow.report.console import Grid, grid, show_table
 from tvmflow.stages import AnyStage
 from tvmflow.store import Store, Undecided
 from tvmflow.workspace import Workspace
@@ -60,13 +58,13 @@ def show_plan(name: str, rows: Rows) -> None:
     show_table(name, PLAN_COLUMNS, ([row[column] for column in PLAN_COLUMNS] for row in rows))
 
 
-def status_table(root: Path, cells: list[dict[str, object]]) -> Table:
-    table = Table(title=f"cells of {root}")
-    for column in ("name", "cell", "state"):
-        table.add_column(column, overflow="fold")
+def status_table(root: Path, cells: list[dict[str, object]]) -> Grid:
+    """Return how far each cell is."""
+    rows = []
     for cell in cells:
         todo, error = cell["todo"], cell["error"]
         assert isinstance(todo, list)
         state = f"to do: {', '.join(todo)}" if todo else "up to date"
-        table.add_row(str(cell["name"]), str(cell["cell"]), f"cannot be run: {error}" if error else state)
-    return table
+        rows.append((cell["name"], cell["cell"], f"cannot be run: {error}" if error else state))
+    columns = ("name", "cell", "state")
+    return grid(f"cells of {root}", columns, rows, columns)

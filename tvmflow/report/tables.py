@@ -8,11 +8,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from tvmflow.artifacts import RECORD_NAME, read_record
 from tvmflow.errors import StoreError
 from tvmflow.params import STAGE_NAMES, Cell
+from tvmflow.report.console import Grid, grid
+from tvmflow.tuning.origins import ORIGINS
 from tvmflow.workspace import Workspace
 
 FORMS = ("source", "imported", "quantized", "built")
@@ -106,12 +106,11 @@ def shown_advantage(card: dict[str, Any], peer: str) -> str:
     return f"{found['times_faster']:.2f}x, {found['low']:.2f} to {found['high']:.2f}"
 
 
-def scorecard_table(cards: list[dict[str, Any]]) -> Table:
-    """Return a rich table: a row per cell; a column each for the accuracy after every stage, agreement, latency and every peer."""
+def scorecard_table(cards: list[dict[str, Any]]) -> Grid:
+    """Return a row per cell; a column each for the accuracy after every stage, agreement, latency and every peer."""
     peers = sorted({name for card in cards for name in card["peers"]})
-    table = Table(title="scorecards")
-    for column in ("cell", "device", *FORMS, "top-1 agreement", "error", "latency", *peers, "library"):
-        table.add_column(column, justify="left" if column in ("cell", "device") else "right", overflow="fold")
+    columns = ("cell", "device", *FORMS, "top-1 agreement", "error", "latency", *peers, "library")
+    rows = []
     for card in cards:
         accuracy = card["accuracy"]
         cells = [card["cell"], f"{card['device']['kind']}"]
@@ -121,8 +120,8 @@ def scorecard_table(cards: list[dict[str, Any]]) -> Table:
             theirs = card["peers"].get(peer)
             latency, advantage = "-" if theirs is None else shown_latency(theirs), shown_advantage(card, peer)
             cells.append(latency if advantage in ("-", latency) else f"{latency} ({advantage})")
-        table.add_row(*cells, f"{card['library_bytes'] / 1e6:.2f} MB")
-    return table
+        rows.append([*cells, f"{card['library_bytes'] / 1e6:.2f} MB"])
+    return grid("scorecards", columns, rows, ("cell", "device"))
 
 
 def has_counters(card: dict[str, Any]) -> bool:
@@ -131,57 +130,58 @@ def has_counters(card: dict[str, Any]) -> bool:
 
 
 _COUNTED = ("dram_nbytes", "gemm_counter", "alu_counter", "insn_count")
+_PART_COLUMNS = (
+    "", "inp", "wgt", "acc", "uop", "out", "sum of these", "DRAM", "GEMM", "ALU", "instructions", "cycles", "GEMM core busy",
+)  # fmt: skip
 
 
-def part_table(card: dict[str, Any]) -> Table:
+def part_table(card: dict[str, Any]) -> Grid:
     """Return what the device's part of a library costs: each region where there are several, and all of them."""
-    part = card["part"]
-    table = Table(title=f"{part['name']}, {part['mode']} schedules, {part['launches']} launches")
-    names = (
-        "inp",
-        "wgt",
-        "acc",
-        "uop",
-        "out",
-        "sum of these",
-        "DRAM",
-        "GEMM",
-        "ALU",
-        "instructions",
-        "cycles",
-        "GEMM core busy",
-    )
-    table.add_column("")
-    for name in names:
-        table.add_column(name, justify="right")
+    part, rows = card["part"], []
     regions = part.get("regions", [])
     for whole in (*(regions if len(regions) > 1 else []), part):
         counters, cycles = whole["counters"], whole["cycles"]
         sizes = [counters[f"{name}_nbytes"] for name in ("inp_load", "wgt_load", "acc_load", "uop_load", "out_store")]
         numbers = [*sizes, sum(sizes), *(counters[name] for name in _COUNTED), cycles]
         busy = f"{counters['gemm_counter'] / cycles:.0%}" if cycles else "-"
-        table.add_row(whole["name"] if whole is not part else "all", *(f"{n:,}" for n in numbers), busy)
-    return table
+        rows.append([whole["name"] if whole is not part else "all", *(f"{n:,}" for n in numbers), busy])
+    return grid(f"{part['name']}, {part['mode']} schedules, {part['launches']} launches", _PART_COLUMNS, rows)
 
 
-def latency_table(card: dict[str, Any]) -> Table:
+def latency_table(card: dict[str, Any]) -> Grid:
     """Return the latency summary of one cell, as TVM's users know it, with cold start and copies apart."""
-    table = Table(title=f"execution time of {card['cell']}, batch {card['batch']}, {card['device']['threads']} threads")
-    for column in ("", "mean (ms)", "median (ms)", "p90 (ms)", "max (ms)", "min (ms)", "std (ms)", "runs"):
-        table.add_column(column, justify="right" if column else "left")
-    rows = {
-        "compute": card["latency"]["compute"],
-        "copy in": card["latency"]["copy_in"],
-        "copy out": card["latency"]["copy_out"],
-    }
-    for name, latency in {**rows, **card["peers"]}.items():
-        if latency["steady"]:
-            numbers = [f"{latency[f'{k}_ms']:.4f}" for k in ("mean", "median", "p90", "max", "min", "std")]
-        else:
-            numbers = [shown_latency(latency), "-", "-", "-", "-", "-"]
-        table.add_row(name, *numbers, str(latency["runs"]))
+    measured = {name.replace("_", " "): card["latency"][name] for name in ("compute", "copy_in", "copy_out")} | card[
+        "peers"
+    ]
+    steps = ("mean", "median", "p90", "max", "min", "std")
+    rows = []
+    for name, latency in measured.items():
+        steady = latency["steady"]
+        numbers = [f"{latency[f'{step}_ms']:.4f}" if steady else "-" for step in steps]
+        rows.append([name, *numbers, str(latency["runs"]), "" if steady else shown_latency(latency)])
+    columns = ["", *(f"{step} (ms)" for step in steps), "runs", "why no number"]
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    title = f"execution time of {card['cell']}, batch {card['batch']}, {card['device']['threads']} threads"
     if card["part"] and card["part"]["simulated"]:
-        table.title = f"{table.title}, of the simulator"
+        title += ", of the simulator"
     cold = sorted(card["cold_start_ms"])
-    table.caption = f"cold start (load and first run): {cold[len(cold) // 2]:.2f} ms, median of {len(cold)}"
-    return table
+    caption = f"cold start (load and first run): {cold[len(cold) // 2]:.2f} ms, median of {len(cold)}"
+    return grid(title, columns, rows, ("why no number",), caption)
+
+
+def retune_table(results: list[dict[str, Any]]) -> Grid:
+    """Return what a re-tune did with the kernels of each cell, and its verdict."""
+    columns = ("cell", "TVM", *ORIGINS, "latency beside the champion", "verdict")
+    rows = []
+    for result in results:
+        before, now = (result.get(name) or {} for name in ("before", "now"))
+        tvm = " -> ".join(dict.fromkeys(found["tvm"] for found in (before, now) if "tvm" in found)) or "-"
+        kernels, ratio = result.get("tuning", {}).get("kernels", {}), result.get("comparison")
+        shown = f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else "-"
+        counts = [kernels.get(origin, "-") for origin in ORIGINS]
+        rows.append([result["cell"], tvm, *counts, shown, result["verdict"]])
+    caption = (
+        "kernels: reused or re-measured as they were; re-tuned because they got slower, or their schedule was lost"
+    )
+    return grid("re-tune", columns, rows, ("cell", "verdict"), caption)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.kernels.workloads import Workload, least_bytes
+from tvmflow.tuning.origins import ORIGINS
 from tvmflow.tuning.records import TuningRecord
-from tvmflow.tuning.state import ORIGINS, TuneReport, fastest_kernel
+from tvmflow.tuning.state import TuneReport, fastest_kernel
 
 _NOT_FOR_BUILD = ("created", "canary_s", "error")
 _ENOUGH_TRIALS = 20  # fewer say nothing of what one takes

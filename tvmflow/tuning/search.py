@@ -21,6 +21,7 @@ from tvmflow.tuning.display import best_so_far, task_line
 from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import inputs_of
+from tvmflow.tuning.origins import LOST, REMEASURED, RETUNED
 from tvmflow.tuning.records import (
     ILLEGAL_SCHEDULE,
     OK,
@@ -28,7 +29,7 @@ from tvmflow.tuning.records import (
     TuningRecord,
     best_of,
 )  # fmt: skip
-from tvmflow.tuning.state import LOST, REMEASURED, RETUNED, TuneReport, Watch, WorkloadSearch
+from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.tuners import Loss, TunerFactory, knob_key
 
 REPLAYED = "replayed"

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from tvmflow.kernels.workloads import Workload
 from tvmflow.templates import Knobs
 from tvmflow.tuning.fleet import FleetCounts
+from tvmflow.tuning.origins import NEW, REUSED
 from tvmflow.tuning.records import TuningRecord
 from tvmflow.tuning.tuners import Tuner
 
 _GAIN = 0.01  # less is noise
-# Where the schedule of a workload comes from, see WorkloadSearch.origin.
-REUSED, REMEASURED, RETUNED, LOST, NEW = ORIGINS = ("reused", "re-measured", "re-tuned", "lost", "new")
 
 
 @dataclass
@@ -48,11 +47,7 @@ class WorkloadSearch:
 
     @property
     def origin(self) -> str:
-        """Return where this run's schedule comes from.
-
-        reused: measured under this toolchain before. re-measured: the older toolchain's schedule, which held. re-tuned:
-        searched anew, because that got slower. lost: searched anew, because that does not apply. new: never tuned before.
-        """
+        """Return where this run's schedule comes from, as origins.py names it."""
         if not self.measured:
             return REUSED
         return self.replayed or NEW

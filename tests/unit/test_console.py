@@ -1,0 +1,148 @@
+"""Tables on terminals of 80 and 120 columns, and what progress says there and where there is none."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from flows.display import Display
+from tests.unit.report_data import card, history, latency, part
+from tvmflow.report.console import Grid, fitting, grid, printable, show_table
+from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_table
+from tvmflow.tuning.origins import ORIGINS
+
+WIDTHS = (80, 120)
+
+
+def _printed(value: Grid, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False, emoji=False, force_terminal=True)
+    for table in fitting(value, width):
+        console.print(table)
+    return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def _card(name: str, **more: Any) -> dict[str, Any]:
+    found = card(name, 0.0181) | more
+    found["latency"] |= {"copy_in": latency(0.05), "copy_out": latency(0.04)}
+    return found
+
+
+NAMES = [f"digits_torch@local-cpu:{precision}" for precision in ("float32", "int8", "bfloat16")]
+RETUNED = {
+    "cell": NAMES[0], "before": {"tvm": "0.26.0"}, "now": {"tvm": "0.27.0"}, "tuning": {"kernels": dict(zip(ORIGINS, range(5), strict=True))},
+    "comparison": {"ratio": 0.9, "low": 0.88, "high": 0.93}, "verdict": "digits_torch.local-cpu.float32 version 2 is the champion now (was version 1)",
+}  # fmt: skip
+TABLES: dict[str, Callable[[], Grid]] = {
+    "scorecard": lambda: scorecard_table([_card(NAMES[0])]),
+    "scorecards": lambda: scorecard_table([_card(name) for name in NAMES]),
+    "latency": lambda: latency_table(_card(NAMES[0])),
+    "unsteady": lambda: latency_table(_card(NAMES[0], peers={"onnxruntime": latency(1.0, steady=False)})),
+    "accelerator": lambda: part_table({"part": part() | {"launches": 3}}),
+    "retune": lambda: retune_table([RETUNED, {"cell": NAMES[1], "verdict": "failed, the champion stays: no device"}]),
+    "history": lambda: grid("measurements", ("when", "tvm", "device", "latency", "version", "changed"),
+                            [[*(row[k] for k in ("when", "tvm", "device", "latency", "version")), "; ".join(row["changed"])] for row in history(NAMES[0], 3.0)],
+                            ("device", "version", "changed")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_fit_and_break_no_number(name: str, width: int) -> None:
+    value = TABLES[name]()
+    text = _printed(value, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for row in value.rows:
+        for column, cell in zip(value.columns, row, strict=True):
+            if column not in value.words:
+                assert cell in text, (column, cell)
+            assert all(word in text or len(word) > 24 for word in cell.split()), cell
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.text(max_size=60), min_size=4, max_size=4), min_size=1, max_size=4), st.sampled_from(WIDTHS)
+)
+def test_whatever_a_table_holds_it_fits(rows: list[list[str]], width: int) -> None:
+    text = _printed(grid("a title", ("name", "some", "more", "last"), rows, ("name", "last")), width)
+    assert "\x1b" not in text.replace("\x1b[", "") and "a title" in text
+
+
+def test_neither_markup_nor_escapes_of_others_act() -> None:
+    text = _printed(grid("[bold]x[/]", ("a", "b"), [["[Task 1/2]", "red\x1b[31m\rover\nnext \u202e"]]), 80)
+    assert "[bold]x[/]" in text and "[Task 1/2]" in text
+    assert not {"\r", "\u202e"} & set(text) and "red [31m over next" in text
+    assert printable("a\tb") == "a b"
+
+
+def test_rows_are_whole_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 300
+    show_table("t", ("a", "b"), [[long, "1"]])
+    assert long in capsys.readouterr().out
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _display(terminal: bool, width: int = 80, **more: Any) -> tuple[Display, _Clock]:
+    clock = _Clock()
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=terminal, markup=False, highlight=False, _environ={}
+    )
+    return Display(1, console=console, now=clock, **more), clock
+
+
+def _written(display: Display) -> list[str]:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", display.console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_live_progress_has_stage_trials_best_and_time_left_in_two_lines(width: int) -> None:
+    display, clock = _display(True, width)
+    display.hear(NAMES[0], "tune", "started", 0, 0)
+    display.hear(NAMES[0], "tune", "no kernel measured yet", 0, 48)
+    clock.now = 10.0
+    display.hear(
+        NAMES[0], "tune", "best 0.0312 ms in 3 of 9 kernels, 1.8x the default, and more words than fit", 12, 48
+    )
+    display.hear(NAMES[0], "tune", "[Task 3/9] 1.00 / 2.00 GFLOP/s, trial 2 of 3, dense", 13, 48)
+    with display.console.capture() as captured:
+        display.console.print(display._lines())
+    head, tail = captured.get().splitlines()
+    assert head == f"{NAMES[0]} tune 5/8 0:10, 0:27 left"
+    assert tail.startswith("  [#####...............] 13/48 best 0.0312 ms in 3 of 9 kernels") and len(tail) <= width
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    display, clock = _display(False)
+    display.hear(NAMES[0], "tune", "started", 0, 0)
+    for at in range(1, 13):
+        clock.now = 5.0 * at
+        display.hear(NAMES[0], "tune", f"best {at} ms", 4 * at, 48)
+        display.hear(NAMES[0], "tune", "[Task 3/9] 1.00 / 2.00 GFLOP/s", 4 * at, 48)
+    display.hear(NAMES[0], "tune", "done", 0, 0)
+    display.hear(NAMES[0], "build", "hit", 0, 0)
+    assert _written(display) == [
+        f"{NAMES[0]} tune 5/8 0:30, 0:30 left: 24/48 best 6 ms",
+        f"{NAMES[0]} tune 5/8 1:00, 0:00 left: 48/48 best 12 ms",
+        f"{NAMES[0]} tune: done, 60.0 s",
+        f"{NAMES[0]} build: hit",
+    ]
+
+
+def test_tuning_lines_are_written_for_who_wants_them() -> None:
+    display, _ = _display(False, tuning_lines=True)
+    display.hear(NAMES[0], "tune", "started", 0, 0)
+    display.hear(NAMES[0], "tune", "[Task  3/17] 1.00 / 2.00 GFLOP/s, trial 2 of 3, dense", 1, 48)
+    assert _written(display) == ["[Task  3/17] 1.00 / 2.00 GFLOP/s, trial 2 of 3, dense"]
