@@ -1,10 +1,12 @@
 """VTA: counters of both modes beside the published ones, simulator speed and memory, compile time.
 
-python -m bench.vta
+python -m bench.vta                published counters, and ours for the same region with made-up scales of one size
+python -m bench.vta --quantized    what the quantizer's choice of scales costs: micro-ops, ALU, SQNR of the outputs
 """
 
 from __future__ import annotations
 
+import argparse
 import resource
 import time
 from statistics import median
@@ -12,9 +14,18 @@ from typing import Any
 
 import numpy as np
 
+from bench.quantizers import seeded
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.ir.definition import run_graph
+from tvmflow.ir.graph import read_graph
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.quantization.options import VtaOptions
+from tvmflow.quantization.quantizer import quantize_vta
+from tvmflow.quantization.report import sqnr_db
 from tvmflow.vta.compiler import MODES, as_computed, compile_region
 from tvmflow.vta.config import VtaConfig
 from tvmflow.vta.counters import Counters, count, estimate
+from tvmflow.vta.cut import split
 from tvmflow.vta.lint import lint
 from tvmflow.vta.region import Conv, Region, Sum, Tail, pack, run_region, unpack
 from tvmflow.vta.runtime import SimulatorDriver
@@ -51,7 +62,33 @@ def resnet18(chance: np.random.Generator) -> Region:
     return Region({"x": (1, 64, 56, 56)}, tuple(operators), (value,))
 
 
+def quantized() -> None:
+    """Quantize a seeded ResNet-18 with both kinds of scales and count what VTA has to do for it."""
+    network, calibration, evaluation = seeded("resnet18")
+    module = canonicalize(ExportedModel(network, "x", (1, 3, 224, 224)).to_relax())
+    reference = np.concatenate([run_graph(read_graph(module), x[None]) for x in evaluation.x[:8]])
+    print(f"{'ResNet-18, scales':20}{'mode':>12}{'uop bytes':>14}{'ALU':>14}{'cycles':>14}{'SQNR':>10}")
+    for scale in ("calibrated", "global"):
+        graph = read_graph(quantize_vta(module, calibration.x[:8], None, VtaOptions(scale))[0])
+        outputs = np.concatenate([run_graph(graph, x[None]) for x in evaluation.x[:8]])
+        db = sqnr_db(reference - reference.mean(axis=0), outputs - reference.mean(axis=0))
+        config = VtaConfig()
+        (region,) = split(graph, config).regions
+        for mode in MODES:
+            program = compile_region(config, region, mode)
+            counters = sum((count(config, launch.instructions) for launch in program.launches), Counters())
+            cycles = sum(estimate(config, launch).total for launch in program.launches)
+            print(
+                f"{scale:20}{mode:>12}{counters.uop_load_nbytes:>14,}{counters.alu_counter:>14,}{cycles:>14,}{db:>10.2f}"
+            )
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quantized", action="store_true")
+    if parser.parse_args().quantized:
+        quantized()
+        return
     config, chance = VtaConfig(), np.random.default_rng(0)
     region = resnet18(chance)
     x = chance.integers(-127, 128, (1, 64, 56, 56)).astype(np.int8)
@@ -67,7 +104,7 @@ def main() -> None:
         times = []
         for _ in range(RUNS):
             started = time.perf_counter()
-            (output,) = run([pack(config, x)])
+            (output,) = run.run([pack(config, x)])
             times.append(time.perf_counter() - started)
         expected = run_region(as_computed(region, mode), {"x": x})[region.outputs[0]]
         assert np.array_equal(unpack(output, expected.shape), expected)

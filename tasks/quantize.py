@@ -8,6 +8,8 @@ Out: model.json + weights.safetensors in that precision, quantization.json (per 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 
 from tasks.golden import golden_inputs
 from tvmflow.backends.cpu import host_backend
+from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import check_golden
 from tvmflow.frontends.source_model import read_description, run_in_batches
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, save_module
@@ -64,7 +67,9 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     runner = LocalRunner(module, host_backend())
     outputs = run_in_batches(runner, golden, batch)
     with np.load(context.inputs["import_model"] / "reference.npz", allow_pickle=False) as data:
-        found = check_golden("quantize", outputs, np.asarray(data["golden"]), settings.max_relative_error)
+        golden_reference = np.asarray(data["golden"])
+    with _hint_of_scale(settings, report):
+        found = check_golden("quantize", outputs, golden_reference, settings.max_relative_error)
     facts: dict[str, Any] = {"golden": found.to_json()}
     if settings.precision in INTEGER:
         facts["definition"] = check_definition(module, golden, batch, outputs).to_json()
@@ -74,6 +79,19 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     evaluation = run_in_batches(runner, Samples.load(fetched / "evaluation.npz").x, batch)
     np.savez(context.out / "reference.npz", golden=outputs, evaluation=evaluation)
     return facts
+
+
+@contextmanager
+def _hint_of_scale(settings: QuantizeSettings, report: dict[str, Any]) -> Iterator[None]:
+    """Say which scale would do, where one that was asked for is refused."""
+    try:
+        yield
+    except AgreementError as error:
+        best = report.get("best_global_scale")
+        if best is None or getattr(settings.options, "global_scale", None) in (best, "auto"):
+            raise
+        fix = f"quantize.vta_int8.global_scale: auto, or {best:g}, which loses least on the calibration samples"
+        raise AgreementError(error.found, error.expected, fix) from None
 
 
 STAGE = Stage(

@@ -81,17 +81,17 @@ class Int8Params(Frozen):
 
 
 class VtaInt8Params(Frozen):
-    """The power-of-two scheme of `vta_int8`."""
+    """The power-of-two scheme of `vta_int8`. global_scale: what the one scale of `global` reaches to; auto: calibrated."""
 
     scale: Literal["global", "calibrated"] = "calibrated"
-    global_scale: PositiveFloat = 8.0
+    global_scale: PositiveFloat | Literal["auto"] = "auto"
     keep_float: Annotated[tuple[str, ...], Field(strict=False)] = ("first", "dense")
 
     @field_validator("global_scale")
     @classmethod
-    def _power_of_two(cls, value: float) -> float:
-        if math.frexp(value)[0] != 0.5:
-            raise ValueError(f"a power of two; found {value}")
+    def _power_of_two(cls, value: float | Literal["auto"]) -> float | Literal["auto"]:
+        if value != "auto" and math.frexp(value)[0] != 0.5:
+            raise ValueError(f"a power of two, or auto; found {value}")
         return value
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from tests.conftest import stage, tvmflow
 
@@ -26,7 +27,17 @@ def test_an_int8_cell_all_the_way(copy_of_finished: Path) -> None:
 
 def test_vta_int8_up_to_the_library(copy_of_finished: Path) -> None:
     root, cell = copy_of_finished, "digits_torch@local-cpu:vta_int8"
-    for name in ("fetch", "import_model", "quantize", "graph_pack", "tune", "build"):
+    given = yaml.safe_load((root / "params.yaml").read_text())
+    tiny = given | {
+        "quantize": given["quantize"] | {"vta_int8": {"scale": "global", "global_scale": 2.0**-9, "keep_float": []}}
+    }
+    (root / "params.yaml").write_text(yaml.safe_dump(tiny, sort_keys=False))
+    for name in ("fetch", "import_model"):
+        stage(root, name, cell)
+    refused = stage(root, "quantize", cell, code=1).stderr
+    assert "do: quantize.vta_int8.global_scale: auto, or " in refused and "Traceback" not in refused
+    (root / "params.yaml").write_text(yaml.safe_dump(given, sort_keys=False))
+    for name in ("quantize", "graph_pack", "tune", "build"):
         stage(root, name, cell)
     folder = root / "artifacts" / "quantize" / "digits_torch.local-cpu.vta_int8"
     report = json.loads((folder / "quantization.json").read_text())

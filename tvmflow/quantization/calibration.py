@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tvmflow.errors import UnknownNameError
 from tvmflow.ir.definition import run_graph, scales_with_batch
 from tvmflow.ir.emit import float_module
 from tvmflow.ir.graph import Array, Step, read_graph
-from tvmflow.ir.layers import ADD, CONCAT, MOVE, Layer, Network
-from tvmflow.ir.scales import Scale, asymmetric
+from tvmflow.ir.layers import ADD, CONCAT, MEAN, MOVE, Layer, Network
+from tvmflow.ir.scales import Scale, asymmetric, power_of_two
 from tvmflow.progress import Progress
-from tvmflow.quantization.observers import OBSERVERS, Observed
+from tvmflow.quantization.observers import OBSERVERS, Observed, noise_share
 from tvmflow.quantization.options import Int8Options
 
 CHUNK_BYTES = 256 << 20
+_FINEST = 3  # halvings below the largest number of the smallest value: from there on nearly all is clipped
 
 
 class Calibration:
@@ -83,15 +86,30 @@ def _shared(network: Network, scales: dict[str, Scale]) -> dict[str, Scale]:
     return scales
 
 
-def tied(network: Network, scales: dict[str, Scale]) -> dict[str, Scale]:
-    """Give both operands of a residual addition one scale, the coarser: the ALU adds them as they are."""
-    for _ in network.items:
-        before = dict(scales)
-        for layer in network.layers:
-            if layer.kind in (ADD, MOVE, CONCAT):
-                names = layer.inputs if layer.kind == ADD else (*layer.inputs, layer.name)
-                coarsest = max((scales[name] for name in names if name in scales), key=lambda scale: scale.scale)
-                scales.update({name: coarsest for name in names if name in scales})
-        if scales == before:
-            break
+def power_of_two_scales(network: Network, run: Calibration, names: set[str], *, one: bool) -> dict[str, Scale]:
+    """Return a power of two for each named value, chosen for the least noise relative to the value; one for all if asked.
+
+    The operands of a residual sum and the sum share one, so that it is added as it is: no shift before, none behind.
+    """
+    scales = {}
+    for group in [sorted(names)] if one else _groups(network, names):
+        seen = [run.seen[name] for name in group]
+        largest = [max(abs(s.low), abs(s.high)) for s in seen]
+        top, low = power_of_two(max(largest)), power_of_two(min(filter(None, largest), default=0.0))
+        choices = [top]
+        while choices[-1].scale > low.scale / 2**_FINEST:
+            choices.append(replace(top, scale=choices[-1].scale / 2))
+        best = min(choices, key=lambda scale: sum(noise_share(s, scale) for s in seen))
+        scales.update(dict.fromkeys(group, best))
     return scales
+
+
+def _groups(network: Network, names: set[str]) -> list[list[str]]:
+    """Return values that have one scale: those of a residual sum, of a concatenation, and before and behind a move or mean."""
+    group = {name: [name] for name in names}
+    for layer in network.layers:
+        if layer.kind in (ADD, CONCAT, MOVE, MEAN):
+            tied = [name for name in (*layer.inputs, layer.name) if name in names]
+            joined = sorted({name for member in tied for name in group[member]})
+            group.update(dict.fromkeys(joined, joined))
+    return list({id(members): members for members in group.values()}.values())

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.ir.scales import Scale
+
 Array = np.ndarray[Any, Any]
 BINS = 2048
 
@@ -106,6 +108,18 @@ def _error(seen: Observed, limits: tuple[float, float], levels: int) -> float:
     squared = (rounded - seen.centers) ** 2 + within
     squared = np.where(inside, np.maximum(squared, scale**2 / 12), squared)
     return float((seen.counts * squared).sum())
+
+
+def noise_share(seen: Observed, scale: Scale) -> float:
+    """Return the power that a scale's rounding and clipping add to a value's numbers, relative to their own power."""
+    if not seen.counts.any():
+        centers, counts = np.array([seen.high]), np.ones(1)
+    else:
+        centers, counts = seen.centers, seen.counts
+    low, high = scale.limits
+    outside = np.maximum(np.maximum(low - centers, centers - high), 0.0)
+    noise = float((counts * (outside**2 + scale.scale**2 / 12)).sum())
+    return noise / max(float((counts * centers**2).sum()), 1e-30)
 
 
 def _kl(seen: Observed, _percentile: float, levels: int) -> tuple[float, float]:

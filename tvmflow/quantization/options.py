@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,11 @@ class Int8Options:
 
 @dataclass(frozen=True)
 class VtaOptions:
-    """scale: `global` (one scale for all activations, from global_scale) or `calibrated` (a power of two for each)."""
+    """scale: `global` (one power of two for all activations) or `calibrated` (one for each, or for each residual sum).
+
+    global_scale: the largest number that the one of `global` represents, a power of two; `auto`: chosen by calibration.
+    """
 
     scale: str = "global"
-    global_scale: float = 8.0
+    global_scale: float | Literal["auto"] = "auto"
     keep_float: tuple[str, ...] = ("first", "dense")

@@ -17,7 +17,7 @@ from tvmflow.ir.graph import Array, Graph, read_graph
 from tvmflow.ir.layers import DENSE, PRODUCTS, Network, group_layers
 from tvmflow.ir.scales import Scale, power_of_two
 from tvmflow.progress import Progress
-from tvmflow.quantization.calibration import Calibration, int8_scales, pieces, tied
+from tvmflow.quantization.calibration import Calibration, int8_scales, pieces, power_of_two_scales
 from tvmflow.quantization.choice import Quantized
 from tvmflow.quantization.corrections import correct_biases
 from tvmflow.quantization.equalize import equalize
@@ -86,15 +86,18 @@ def quantize_vta(
     """Quantize to the power-of-two scheme that VTA computes."""
     network = group_layers(read_graph(mod))
     run = Calibration(network, samples, progress)
+    kept = _kept(network, options.keep_float)
+    any_scales = dict.fromkeys(run.seen, power_of_two(1.0))
+    integers = set(Quantized(network, VtaArithmetic(), any_scales, kept).integers)
+    scales = power_of_two_scales(network, run, integers, one=options.scale == "global")
+    chosen = 128 * max((scale.scale for scale in scales.values()), default=0.0)
+    if options.scale == "global" and options.global_scale != "auto":
+        scales = dict.fromkeys(scales, power_of_two(options.global_scale))
+    quantized = Quantized(network, VtaArithmetic(), scales, kept)
+    report = describe(run, quantized, labels)
     if options.scale == "global":
-        one = Scale(options.global_scale / 128, 0, "int8", -127, 127)
-        scales = dict.fromkeys(run.seen, one)
-    else:
-        scales = tied(network, {
-            name: power_of_two(max(abs(seen.low), abs(seen.high))) for name, seen in run.seen.items()
-        })  # fmt: skip
-    quantized = Quantized(network, VtaArithmetic(), scales, _kept(network, options.keep_float))
-    return quantized.module, describe(run, quantized, labels)
+        report.best_global_scale = chosen
+    return quantized.module, report
 
 
 def _choices(allowed: bool) -> tuple[bool, ...]:

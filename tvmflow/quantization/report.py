@@ -37,7 +37,10 @@ class LayerReport:
 
 @dataclass
 class QuantizationReport:
-    """layers in order; worst: the layer that adds most noise; accuracy and agreement on the calibration set."""
+    """layers in order; worst: the layer that adds most noise; accuracy and agreement on the calibration set.
+
+    best_global_scale: where all activations have one scale, what `auto` chooses for it.
+    """
 
     layers: list[LayerReport] = field(default_factory=list)
     worst: str | None = None
@@ -49,6 +52,7 @@ class QuantizationReport:
     float_score: float | None = None
     quantized_score: float = 0.0
     goal_met: bool | None = None
+    best_global_scale: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
