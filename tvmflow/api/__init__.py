@@ -2,7 +2,7 @@
 
 from tvmflow.api.execution import load, predict
 from tvmflow.api.look import devices, examine, history, plan, scorecard, status
-from tvmflow.api.opening import find_workspace, opened
+from tvmflow.api.opening import cell_names, find_workspace, opened
 from tvmflow.api.releases import promote, releases, rollback
 from tvmflow.api.results import (
     CellPlan,
@@ -18,7 +18,15 @@ from tvmflow.api.results import (
     Verdict,
 )
 from tvmflow.api.runs import retune, run, serve
-from tvmflow.api.stores import DEFAULT_REMOTE, failed_candidates, initialize, records, report_data, write_report
+from tvmflow.api.stores import (
+    DEFAULT_REMOTE,
+    failed_candidates,
+    initialize,
+    params_schema,
+    records,
+    report_data,
+    write_report,
+)
 from tvmflow.workspace import Workspace
 
 __all__ = [
@@ -35,6 +43,7 @@ __all__ = [
     "Status",
     "Verdict",
     "Workspace",
+    "cell_names",
     "devices",
     "examine",
     "failed_candidates",
@@ -43,6 +52,7 @@ __all__ = [
     "initialize",
     "load",
     "opened",
+    "params_schema",
     "plan",
     "predict",
     "promote",

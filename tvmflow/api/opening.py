@@ -13,7 +13,7 @@ Where = Workspace | Path | str | None
 # `model@target:precision`, a name under `cells:`, or a Cell.
 CellName = Cell | str
 
-__all__ = ["CellName", "Where", "cell_of", "cells_of", "find_workspace", "opened"]
+__all__ = ["CellName", "Where", "cell_names", "cell_of", "cells_of", "find_workspace", "opened"]
 
 
 def opened(workspace: Where = None) -> Workspace:
@@ -33,3 +33,18 @@ def cell_of(workspace: Workspace, cell: CellName) -> Cell:
 def cells_of(workspace: Workspace, cells: Iterable[CellName]) -> list[Cell]:
     """Return the cells that are meant; every cell of params.yaml where none is named."""
     return [cell_of(workspace, cell) for cell in cells] or list(workspace.params.cells.values())
+
+
+def cell_names(workspace: Where = None) -> list[str]:
+    """Return what can be asked for: the names under `cells:`, then every model@target:precision. Raises UsageError."""
+    from tvmflow.params import PRECISIONS
+
+    found = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
+    params = found.params
+    every = [
+        f"{model}@{target}:{precision}"
+        for model in params.models
+        for target in params.targets
+        for precision in PRECISIONS
+    ]
+    return [*params.cells, *every]

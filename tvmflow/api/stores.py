@@ -12,7 +12,15 @@ from tvmflow.ledger.dvc import DEFAULT_REMOTE
 if TYPE_CHECKING:
     from tvmflow.ledger.rebuild import Rebuilt
 
-__all__ = ["DEFAULT_REMOTE", "failed_candidates", "initialize", "records", "report_data", "write_report"]
+__all__ = [
+    "DEFAULT_REMOTE",
+    "failed_candidates",
+    "initialize",
+    "params_schema",
+    "records",
+    "report_data",
+    "write_report",
+]
 
 
 def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None:
@@ -71,3 +79,10 @@ def write_report(path: Path | None = None, workspace: Where = None) -> Path:
     found = path or where.root / "report.html"
     write_page(report_data(where, found), found)
     return found
+
+
+def params_schema() -> dict[str, Any]:
+    """Return the JSON schema of params.yaml, with the bounds and defaults of every key."""
+    from tvmflow.params_schema import params_schema as schema
+
+    return schema()

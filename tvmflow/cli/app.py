@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvmflow import __version__
+from tvmflow.cli.completion import complete_cell
 from tvmflow.errors import TvmflowError
 
 if TYPE_CHECKING:
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Take a pretrained model to a measured, versioned, releasable library on a device.",
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
 )  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-CellName = Annotated[str, typer.Argument(help="model@target:precision, or a name under cells: in params.yaml")]
+_CELL = typer.Argument(
+    help="model@target:precision, or a name under cells: in params.yaml", autocompletion=complete_cell
+)
+CellName = Annotated[str, _CELL]
+CellNames = Annotated[list[str], _CELL]
 
 
 class _State:

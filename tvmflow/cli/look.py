@@ -165,3 +165,11 @@ def init(
     if not quiet:
         print(f"workspace {workspace.root}: DVC remote {api.DEFAULT_REMOTE}/, MLflow store mlruns/mlflow.db")
         suggest("tvmflow run digits")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of params.yaml, by which editors complete and check it."""
+    from tvmflow import api
+
+    show_json(api.params_schema())

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvmflow.cli.app import Json, app, open_workspace
+from tvmflow.cli.app import CellNames, Json, app, open_workspace
+from tvmflow.cli.completion import complete_cell
 from tvmflow.cli.plans import raise_failures, show_plans
 from tvmflow.report.console import show, show_json, suggest
 
@@ -21,7 +22,7 @@ TuningLines = Annotated[
 
 @app.command()
 def run(
-    cells: Annotated[list[str], typer.Argument(help="model@target:precision, or names under cells:")],
+    cells: CellNames,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and why; do nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even when nothing changed.")] = False,
     tuning_lines: TuningLines = False,
@@ -71,7 +72,9 @@ def _show_results(results: Sequence[RunResult], as_json: bool) -> None:
 
 @app.command()
 def retune(
-    cells: Annotated[list[str] | None, typer.Argument(help="default: all under cells:")] = None,
+    cells: Annotated[
+        list[str] | None, typer.Argument(help="default: all under cells:", autocompletion=complete_cell)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Even when the toolchain did not change.")] = False,
     tuning_lines: TuningLines = False,
     as_json: Json = False,

@@ -1,0 +1,40 @@
+"""What the shell completes: the cells of params.yaml. Imports nothing heavy: it runs at every press of the key."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from tvmflow.errors import TvmflowError
+
+_BREAKS = ("@", ":")  # bash takes words apart here, so the cell comes in pieces
+
+
+def complete_cell(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names under `cells:` and every model@target:precision that begin with what was typed."""
+    from tvmflow.api import cell_names
+
+    before = _pieces_before_the_cursor()
+    root = ctx.find_root().params.get("root")
+    try:
+        names = cell_names(Path(root) if root else None)
+    except (TvmflowError, OSError):
+        return []  # no workspace here: nothing to complete, and nobody to tell
+    return [name.removeprefix(before) for name in names if name.startswith(before + incomplete)]
+
+
+def _pieces_before_the_cursor() -> str:
+    """Return the part of a cell that bash has taken off the word at the cursor; other shells take nothing off."""
+    if "bash" not in os.environ.get("_TVMFLOW_COMPLETE", ""):
+        return ""
+    words, at = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD", "0"))
+    pieces: list[str] = []
+    following = words[at] if at < len(words) else ""
+    for piece in reversed(words[:at]):
+        if piece not in _BREAKS and following not in _BREAKS:
+            break
+        pieces.insert(0, piece)
+        following = piece
+    return "".join(pieces)
