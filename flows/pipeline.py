@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import yaml
 
 from tasks.table import STAGES
-from tvmflow.artifacts import RECORD_NAME
+from tvmflow.artifacts import RECORD_NAME, digest_of, write_atomic
 from tvmflow.param_keys import written_part
+from tvmflow.params import Params
 from tvmflow.recipe import code_of
 from tvmflow.stages import AnyStage
+from tvmflow.workspace import Workspace
 
 _SLUG = "${item.model}.${item.target}.${item.precision}"
 HEADER = """\
@@ -21,6 +24,10 @@ HEADER = """\
 # foreach and not matrix, because with it a stage is named after its cell (build@digits) and depends on the parameters of
 # its own model and target only; the names of a matrix over records would be build@cell0, build@cell1.
 """
+PROJECT_HEADER = """\
+# Written by tvmflow from params.yaml; do not edit, it is written anew. Run a cell with `dvc repro build@NAME`, all with `dvc repro`.
+"""
+CODE_FILE = "code.json"
 
 
 def pipeline() -> dict[str, Any]:
@@ -28,9 +35,44 @@ def pipeline() -> dict[str, Any]:
     return {"stages": {name: {"foreach": "${cells}", "do": _stage(stage)} for name, stage in STAGES.items()}}
 
 
-def _stage(stage: AnyStage) -> dict[str, Any]:
+def project_pipeline(params: Params) -> dict[str, Any]:
+    """Return dvc.yaml of a workspace whose code is installed elsewhere: params.yaml may leave anything out there.
+
+    So the cells are written in it, a stage depends on params.yaml as a whole (the recipe key decides what that means), and
+    on the digest of its code in code.json.
+    """
+    cells = {name: cell.model_dump(mode="json") for name, cell in params.cells.items()}
+    stages = {}
+    for name, stage in STAGES.items():
+        do = _stage(stage, "python -P -m tasks")  # -P: a folder tasks/ of the workspace is not ours
+        do |= {"deps": _inputs(stage), "params": [{"params.yaml": None}, {CODE_FILE: [name]}]}
+        stages[name] = {"foreach": cells, "do": {key: value for key, value in do.items() if value}}
+    return {"stages": stages if cells else {}}
+
+
+def code_digests() -> dict[str, str]:
+    """Return stage -> digest of the code that it uses."""
+    return {name: digest_of(code_of(stage.module, stage.runs)) for name, stage in STAGES.items()}
+
+
+def refresh(workspace: Workspace) -> bool:
+    """Write dvc.yaml and code.json of a workspace anew where they are tvmflow's to write. Returns whether they are.
+
+    They are not in a clone of the repository, nor where somebody wrote a dvc.yaml by hand.
+    """
+    path = workspace.root / "dvc.yaml"
+    if path.exists() and not path.read_text(encoding="utf-8").startswith(PROJECT_HEADER.splitlines()[0]):
+        return False
+    text = PROJECT_HEADER + yaml.safe_dump(project_pipeline(workspace.params), sort_keys=False, width=200)
+    for file, new in ((path, text), (workspace.root / CODE_FILE, json.dumps(code_digests(), indent=1) + "\n")):
+        if not file.exists() or file.read_text(encoding="utf-8") != new:
+            write_atomic(file, new)
+    return True
+
+
+def _stage(stage: AnyStage, program: str = "python -m tasks") -> dict[str, Any]:
     found: dict[str, Any] = {
-        "cmd": f"python -m tasks {stage.name} ${{item.model}}@${{item.target}}:${{item.precision}}",
+        "cmd": f"{program} {stage.name} ${{item.model}}@${{item.target}}:${{item.precision}}",
         "deps": [*_code(stage), *_inputs(stage)],
         "params": params_of(stage),
     }

@@ -36,7 +36,7 @@ class PrefectServer:
         with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, self.log.open("wb") as log:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.prefect_server", str(listener.fileno())], stdin=subprocess.PIPE,
+                [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())], stdin=subprocess.PIPE,
                 stdout=log, stderr=log, pass_fds=(listener.fileno(),), start_new_session=True,
                 env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "PREFECT_HOME": str(home)},
             )  # fmt: skip

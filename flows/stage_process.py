@@ -97,7 +97,7 @@ def _start(request: StageRequest, digests: Digests, output: IO[bytes]) -> tuple[
         known.seek(0)
         reader, writer = os.pipe()
         command = [
-            sys.executable, "-m", "tasks", request.stage, request.cell, "--root", request.root, "--events", str(writer),
+            sys.executable, "-P", "-m", "tasks", request.stage, request.cell, "--root", request.root, "--events", str(writer),
             "--known", str(known.fileno()), *(["--again"] if request.again else []),
         ]  # fmt: skip
         try:

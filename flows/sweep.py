@@ -12,6 +12,7 @@ from prefect.states import Cancelled, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.outcomes import ended, results_of
+from flows.pipeline import refresh
 from flows.stage_tasks import workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
@@ -75,6 +76,7 @@ def sweep(cells: list[str], root: str, again: tuple[str, ...] = ()) -> Any:
 def run_sweep(workspace: Workspace, cells: list[str], again: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Run the sweep flow with the task runner of params.yaml."""
     runner = task_runner(workspace.params.flows)
+    refresh(workspace)  # DVC records the cells below: it has to know them
     with cancels_flow():
         return results_of(sweep.with_options(task_runner=runner)(cells, str(workspace.root), again, return_state=True))
 

@@ -21,10 +21,18 @@ def check_model(workspace: Workspace, name: str) -> None:
     if entry.weights.file is None:
         return
     file = local_file(entry.weights.file, workspace.root)
-    policy = Policy(_TIMEOUT_S, reads=(file.parent, file.resolve()))
-    header = run_in_sandbox("tvmflow.frontends.headers:read_header", {"path": str(file), "size": MAX_BYTES}, policy)
+    header = read_model_header(file)
     if header is not None:
         _compare(name, file, header, entry.framework, entry.input.shape)
+
+
+def read_model_header(file: Path) -> dict[str, Any] | None:
+    """Return a `headers.Header` as plain data, None where the format is not recognized. Raises ModelFileError."""
+    policy = Policy(_TIMEOUT_S, reads=(file.parent, file.resolve()))
+    found: dict[str, Any] | None = run_in_sandbox(
+        "tvmflow.frontends.headers:read_header", {"path": str(file), "size": MAX_BYTES}, policy
+    )
+    return found
 
 
 def _compare(name: str, file: Path, header: dict[str, Any], framework: str, wanted: tuple[int, ...]) -> None:

@@ -3,6 +3,7 @@
 from tvmflow.api.execution import load, predict
 from tvmflow.api.look import devices, examine, history, plan, scorecard, status
 from tvmflow.api.opening import cell_names, find_workspace, opened
+from tvmflow.api.projects import add_model, new_workspace
 from tvmflow.api.releases import promote, releases, rollback
 from tvmflow.api.results import (
     CellPlan,
@@ -44,6 +45,7 @@ __all__ = [
     "Verdict",
     "Workspace",
     "cell_names",
+    "add_model",
     "devices",
     "examine",
     "failed_candidates",
@@ -51,6 +53,7 @@ __all__ = [
     "history",
     "initialize",
     "load",
+    "new_workspace",
     "opened",
     "params_schema",
     "plan",

@@ -24,14 +24,16 @@ __all__ = [
 
 
 def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None:
-    """Make the DVC and MLflow stores of a workspace where they are missing. Safe to repeat.
+    """Make the DVC and MLflow stores of a workspace where they are missing, and dvc.yaml outside a clone anew. Safe to repeat.
 
     rebuild: record again in MLflow what artifacts/ and DVC's cache hold; returns what that did.
     """
+    from flows.pipeline import refresh
     from tvmflow.ledger import dvc
     from tvmflow.ledger.store_paths import open_mlflow
 
     where = opened(workspace)
+    refresh(where)
     dvc.initialize(where)
     if rebuild:
         from tasks.table import STAGES

@@ -46,11 +46,16 @@ class Input:
 
 @dataclass(frozen=True)
 class Header:
-    """frameworks: those that read such a file. inputs: None where the header does not tell them."""
+    """frameworks: those that read such a file. inputs: None where the header does not tell them.
+
+    channels_last: shapes are (N, H, W, C), where entries in params.yaml are (N, C, H, W). is_whole: not weights alone.
+    """
 
     kind: str
     frameworks: tuple[str, ...]
     inputs: tuple[Input, ...] | None = None
+    channels_last: bool = False
+    is_whole: bool = True
 
 
 def read_header(path: str, size: int) -> dict[str, Any] | None:
@@ -87,9 +92,9 @@ def _zip(file: Path) -> Header | None:
         if any("/code/" in name for name in names):
             return Header("a TorchScript file", ("torch",))
         if any(name.endswith("/data.pkl") for name in names):
-            return Header("a PyTorch state dict", ("torch",))
+            return Header("a PyTorch state dict", ("torch",), is_whole=False)
         if "config.json" in names:
-            return Header("a Keras model", ("keras",), _keras_inputs(_json_in(archive, "config.json")))
+            return _keras("a Keras model", _json_in(archive, "config.json"))
         if any(name.split("/")[-1] == "saved_model.pb" for name in names):
             return Header("a SavedModel", ("tensorflow",))
     return None
@@ -128,8 +133,20 @@ def _keras_inputs(model: Any) -> tuple[Input, ...] | None:
     return tuple(found) or None
 
 
-def _hdf5(_file: Path) -> Header:
-    return Header("an HDF5 file of Keras", ("keras",))
+def _keras(kind: str, model: Any) -> Header:
+    channels_last = '"channels_first"' not in json.dumps(model)
+    return Header(kind, ("keras",), _keras_inputs(model), channels_last)
+
+
+def _hdf5(file: Path) -> Header:
+    import h5py
+
+    with h5py.File(file, "r") as opened:
+        config = opened.attrs.get("model_config")
+    if config is None:
+        return Header("an HDF5 file of Keras weights", ("keras",), is_whole=False)
+    text = config.decode() if isinstance(config, bytes) else str(config)
+    return _keras("an HDF5 file of Keras", json.loads(text))
 
 
 def _tflite(file: Path) -> Header:
@@ -141,11 +158,11 @@ def _tflite(file: Path) -> Header:
         tensor = graph.Tensors(int(index))
         shape = tuple(int(size) for size in tensor.ShapeAsNumpy())
         found.append(Input(tensor.Name().decode(errors="replace"), shape, _TFLITE_DTYPES.get(tensor.Type(), "")))
-    return Header("a TFLite file", ("tensorflow",), tuple(found))
+    return Header("a TFLite file", ("tensorflow",), tuple(found), channels_last=True)
 
 
 def _safetensors(_file: Path) -> Header:
-    return Header("a safetensors file of weights", ("torch",))
+    return Header("a safetensors file of weights", ("torch",), is_whole=False)
 
 
 def _mxnet(file: Path) -> Header | None:

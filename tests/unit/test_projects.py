@@ -1,0 +1,216 @@
+"""A workspace of a user's own: made, given a model, understood by DVC, outside a clone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import onnx
+import pytest
+import torch
+import yaml
+from onnx import TensorProto, helper
+from safetensors.numpy import save_file
+from typer.testing import CliRunner, Result
+
+from flows.pipeline import refresh
+from tvmflow.cli.app import app
+from tvmflow.errors import ModelFileError, SourceError, TvmflowError, UnknownNameError, UsageError
+from tvmflow.ledger import unlisted
+from tvmflow.params import load_params
+from tvmflow.projects import Wish, add_model, make_workspace
+from tvmflow.workspace import Workspace
+
+
+def cli(root: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["--root", str(root), *arguments])
+
+
+def onnx_file(path: Path, shape: list[object], inputs: int = 1, dtype: int = TensorProto.FLOAT) -> Path:
+    names = [f"x{at}" for at in range(inputs)]
+    values = [helper.make_tensor_value_info(name, dtype, shape) for name in names]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", [names[0]], ["y"])],
+        "g",
+        values,
+        [helper.make_tensor_value_info("y", dtype, shape)],
+    )
+    onnx.save(helper.make_model(graph), path)
+    return path
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Workspace:
+    root = make_workspace(tmp_path / "project")
+    workspace = Workspace(root)
+    refresh(workspace)
+    return workspace
+
+
+def test_new_makes_a_workspace_and_overwrites_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    root.mkdir()
+    (root / "README.md").write_text("mine")
+    done = CliRunner().invoke(app, ["new", str(root)])
+    assert done.exit_code == 0, done.output
+    assert (root / "README.md").read_text() == "mine"
+    assert {path.name for path in root.iterdir()} >= {
+        "params.yaml", "dvc.yaml", "code.json", ".gitignore", ".dvcignore", ".dvc", ".git",
+    }  # fmt: skip
+    assert load_params(root / "params.yaml").models == {}
+    ignored = subprocess.run(["git", "-C", str(root), "status", "--short"], capture_output=True, text=True, check=True)
+    assert "artifacts" not in ignored.stdout
+    with pytest.raises(UsageError, match=r"has a params\.yaml already"):
+        make_workspace(root)
+
+
+def test_dvc_understands_the_workspace(project: Workspace) -> None:
+    assert CliRunner().invoke(app, ["--root", str(project.root), "init", "--quiet"]).exit_code == 0
+    add_model(project, onnx_file(project.root / "a.onnx", ["n", 3, 8, 8]), Wish())
+    refresh(project)
+    said = subprocess.run(
+        [sys.executable, "-m", "dvc", "status", "--json"], cwd=project.root, capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 0, said.stderr
+    assert sorted(json.loads(said.stdout)) == sorted(
+        f"{stage}@a" for stage in yaml.safe_load((project.root / "dvc.yaml").read_text())["stages"]
+    )
+    cell = project.params.cell("a@local-cpu:float16")
+    unlisted.keep(project, [cell])
+    kept = yaml.safe_load((project.root / "unlisted" / "dvc.yaml").read_text())["stages"]["fetch"]
+    assert list(kept["foreach"]) == [cell.slug] and kept["do"]["wdir"] == ".."
+
+
+def test_a_dvc_yaml_of_ones_own_is_not_touched(project: Workspace) -> None:
+    (project.root / "dvc.yaml").write_text("stages: {}\n")
+    assert refresh(project) is False
+    assert (project.root / "dvc.yaml").read_text() == "stages: {}\n"
+
+
+def test_changed_code_changes_what_dvc_compares(project: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = json.loads((project.root / "code.json").read_text())
+    monkeypatch.setattr("flows.pipeline.code_of", lambda module, runs: {"x": module})
+    refresh(project)
+    after = json.loads((project.root / "code.json").read_text())
+    assert set(after) == set(before) and all(after[name] != before[name] for name in before)
+
+
+def test_add_keeps_comments_and_writes_what_the_file_says(project: Workspace) -> None:
+    project.params_path.write_text("# mine\nmodels:  # all\n  # first\ntune:\n  seed: 3  # three\n")
+    (project.root / "data").mkdir()
+    added = add_model(project, onnx_file(project.root / "data" / "My net.v2.onnx", ["n", 3, 8, 8]), Wish())
+    assert added.name == "My-net" and str(added.cell) == "My-net@local-cpu:float32"
+    text = project.params_path.read_text()
+    assert all(word in text for word in ("# mine", "# all", "# first", "# three"))
+    params = load_params(project.params_path)
+    entry = params.models["My-net"]
+    assert entry.framework == "onnx" and entry.weights.file == "data/My net.v2.onnx"
+    assert yaml.safe_load(text)["models"]["My-net"]["input"] == {"shape": [1, 3, 8, 8]}
+    assert "cells" not in yaml.safe_load(text) and list(params.cells) == ["My-net"]
+
+
+def test_a_cell_that_is_not_the_default_is_listed_and_loses_none(project: Workspace) -> None:
+    file = onnx_file(project.root / "a.onnx", [1, 3, 8, 8])
+    add_model(project, file, Wish())
+    add_model(project, file, Wish(name="b", precision="int8"))
+    add_model(project, file, Wish(name="c"))
+    assert {name: str(cell) for name, cell in project.params.cells.items()} == {
+        "a": "a@local-cpu:float32", "b-int8": "b@local-cpu:int8", "c": "c@local-cpu:float32",
+    }  # fmt: skip
+
+
+def _pt2(path: Path) -> Path:
+    torch.export.save(torch.export.export(torch.nn.Flatten(), (torch.zeros(2, 3, 8, 8),)), path)
+    return path
+
+
+def _keras(path: Path, first: bool = False) -> Path:
+    layers = [{"class_name": "InputLayer", "config": {"name": "a", "batch_shape": [None, 8, 9, 3], "dtype": "float32"}}]
+    if first:
+        layers.append({"class_name": "Conv2D", "config": {"data_format": "channels_first"}})
+    config = {"class_name": "Functional", "config": {"layers": layers}}
+    if path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file.attrs["model_config"] = json.dumps(config)
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("config.json", json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "framework", "shape"),
+    [
+        (lambda folder: onnx_file(folder / "m.onnx", [4, 3, 8, 9]), "onnx", [4, 3, 8, 9]),
+        (lambda folder: _pt2(folder / "m.pt2"), "torch", [2, 3, 8, 8]),
+        (lambda folder: _keras(folder / "m.keras"), "keras", [1, 3, 8, 9]),
+        (lambda folder: _keras(folder / "m.h5"), "keras", [1, 3, 8, 9]),
+        (lambda folder: _keras(folder / "m.keras", first=True), "keras", [1, 8, 9, 3]),
+    ],
+)
+def test_framework_and_shape_come_from_the_file(
+    project: Workspace, make: object, framework: str, shape: list[int]
+) -> None:
+    added = add_model(project, make(project.root), Wish())  # type: ignore[operator]
+    assert (added.entry["framework"], added.entry["input"]) == (framework, {"shape": shape})
+
+
+def test_a_file_elsewhere_is_named_by_its_whole_path(project: Workspace, tmp_path: Path) -> None:
+    file = onnx_file(tmp_path / "m.onnx", [1, 3, 8, 8])
+    assert add_model(project, file, Wish()).entry["weights"] == {"file": str(file)}
+
+
+def _weights(path: Path) -> Path:
+    save_file({"w": np.zeros(3, "float32")}, path)
+    return path
+
+
+def _state(path: Path) -> Path:
+    torch.save({"w": torch.zeros(3)}, path)
+    return path
+
+
+def _bytes(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "wish", "kind", "says"),
+    [
+        (lambda f: f / "none.onnx", Wish(), SourceError, "no file"),
+        (lambda f: f, Wish(), SourceError, "is a folder"),
+        (lambda f: _bytes(f / "a.onnx", b"\x08garbage" * 9), Wish(), ModelFileError, "a.onnx"),
+        (lambda f: _bytes(f / "a.txt", b"hello"), Wish(), ModelFileError, "no model file that is known"),
+        (lambda f: _weights(f / "a.safetensors"), Wish(), ModelFileError, "weights without the network"),
+        (lambda f: _state(f / "a.pt"), Wish(), ModelFileError, "weights without the network"),
+        (lambda f: onnx_file(f / "a.onnx", [1, 3, "h", "w"]), Wish(), ModelFileError, "--shape 1,3,224,224"),
+        (lambda f: onnx_file(f / "a.bin", [1, 3, 8, 8]), Wish(), ModelFileError, "ends in .onnx"),
+        (lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]), Wish(precision="int9"), UnknownNameError, "did you mean 'int8'"),
+        (lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]), Wish(target="local_cpu"), UnknownNameError, "'local-cpu'"),
+        (lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]), Wish(name="a b"), TvmflowError, "not safe"),
+        (lambda f: onnx_file(f / "a.onnx", [1, 3, 10**9, 10**9]), Wish(), ModelFileError, "shape"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_and_nothing_is_written(
+    project: Workspace, make: object, wish: Wish, kind: type[TvmflowError], says: str
+) -> None:
+    before = project.params_path.read_text()
+    with pytest.raises(kind) as error:
+        add_model(project, make(project.root), wish)  # type: ignore[operator]
+    assert says in str(error.value) and len(str(error.value)) < 1500
+    assert project.params_path.read_text() == before
+
+
+def test_an_open_shape_can_be_said(project: Workspace) -> None:
+    file = onnx_file(project.root / "a.onnx", [1, 3, "h", "w"])
+    done = cli(project.root, "add", str(file), "--shape", "1,3,32,32", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["entry"]["input"] == {"shape": [1, 3, 32, 32]}
+    with pytest.raises(UsageError, match="there already"):
+        add_model(project, file, Wish())

@@ -1,0 +1,49 @@
+"""An entry is put into params.yaml without touching what a person wrote."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tvmflow.errors import UsageError
+from tvmflow.yaml_edits import with_entry
+
+ENTRY = {"framework": "onnx", "weights": {"file": "a b.onnx"}, "input": {"shape": [1, 3, 8, 8]}}
+TEXTS = {
+    "nothing": "",
+    "a comment": "# only this\n",
+    "an empty block": "models:\n# below\ntune: {seed: 1}\n",
+    "an empty mapping": "models: {}  # none yet\ntune: {seed: 1}\n",
+    "null": "models: ~\ntune: {seed: 1}",
+    "no such block": "tune:\n  seed: 1\n",
+    "comments around": "# top\nmodels:   # mine\n  a: {x: 1}  # one\n  b:\n    y: 2   # two\n\n# about tune\ntune: {seed: 1}\n",
+    "four spaces": "models:\n    a:\n        x: 1\n",
+    "last value empty": "models:\n  a:\n    x:\n\n# c\ntune: {seed: 1}\n",
+    "text of several lines": "models:\n  a:\n    x: |\n      one\n      two\ntune: {seed: 1}\n",
+    "windows": "models:\r\n  a: {x: 1}\r\ntune: {seed: 1}\r\n",
+    "flow over lines": "models:\n  a: {x: 1,\n      y: 2}\n  # end\ntune: {seed: 1}\n",
+    "list at the end": "models:\n  a:\n    x:\n    - 1\n    - 2\ntune: {seed: 1}\n",
+    "quoted": "models:\n  a:\n    x: 'one\n      two'\ntune: {seed: 1}\n",
+}
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("what", TEXTS)
+def test_only_the_entry_is_added(what: str, compact: bool) -> None:
+    before = TEXTS[what]
+    after = with_entry(before, "models", "mine", ENTRY, compact)
+    old, new = yaml.safe_load(before) or {}, yaml.safe_load(after)
+    assert list(new["models"])[-1] == "mine"
+    assert new["models"].pop("mine") == ENTRY
+    assert new == old | {"models": old.get("models") or {}}
+    kept = before.replace("{}  ", "").replace(" ~", "").split()
+    assert [word for word in kept if word not in after.split()] == []
+    assert ("\r\n" in after) == ("\r\n" in before)
+    again = with_entry(after, "models", "second", {"x": 1}, compact)
+    assert list(yaml.safe_load(again)["models"])[-2:] == ["mine", "second"]
+
+
+@pytest.mark.parametrize("text", ["{models: {}}", "models: {a: {x: 1}}", "models: [1]", "models: text"])
+def test_what_has_no_lines_is_refused_with_what_to_write(text: str) -> None:
+    with pytest.raises(UsageError, match=r"mine: \{framework: onnx"):
+        with_entry(text, "models", "mine", ENTRY)

@@ -1,0 +1,51 @@
+"""Calls that start: new_workspace, add_model."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tvmflow.api.opening import Where, opened
+
+if TYPE_CHECKING:
+    from tvmflow.projects import Added
+    from tvmflow.workspace import Workspace
+
+
+def new_workspace(folder: Path | str) -> Workspace:
+    """Make a workspace in a folder: params.yaml, dvc.yaml, a git repository, the DVC store. Overwrites nothing.
+
+    MLflow makes its store with the first measurement. Raises UsageError where there is a workspace already.
+    """
+    from flows.pipeline import refresh
+    from tvmflow.ledger.dvc import initialize
+    from tvmflow.projects import make_workspace
+    from tvmflow.workspace import workspace_at
+
+    root = make_workspace(Path(folder))
+    if shutil.which("git") and not any((place / ".git").exists() for place in (root, *root.parents)):
+        subprocess.run(["git", "init", "--quiet", str(root)], check=False, capture_output=True)
+    workspace = workspace_at(root)
+    refresh(workspace)
+    initialize(workspace)
+    return workspace
+
+
+def add_model(
+    model_file: Path | str, workspace: Where = None, name: str | None = None, target: str = "local-cpu",
+    precision: str = "float32", shape: tuple[int, ...] | None = None,
+) -> Added:  # fmt: skip
+    """Write the entry of a model file and its cell into params.yaml: framework, inputs, shapes and dtypes are the file's.
+
+    shape: of the input, where the file leaves it open. Raises ModelFileError for what cannot be read; then nothing is written.
+    """
+    from flows.pipeline import refresh
+    from tvmflow.projects import Wish
+    from tvmflow.projects import add_model as add
+
+    where = opened(workspace)
+    added = add(where, Path(model_file), Wish(name, target, precision, shape))
+    refresh(where)
+    return added

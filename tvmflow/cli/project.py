@@ -1,0 +1,56 @@
+"""Commands that start: new, a workspace; add, a model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvmflow.cli.app import Json, app, open_workspace
+from tvmflow.errors import UsageError
+from tvmflow.report.console import show_json, suggest
+
+
+@app.command()
+def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; made where it is missing.")]) -> None:
+    """Make a workspace: params.yaml, dvc.yaml, a git repository, the DVC store. Overwrites nothing."""
+    from tvmflow import api
+
+    print(api.new_workspace(folder).root)
+    suggest(f"cd {folder} && tvmflow add MODEL_FILE")
+
+
+@app.command()
+def add(
+    model_file: Annotated[Path, typer.Argument(metavar="MODEL_FILE", help=".onnx, .pt2, .keras, .h5, .tflite, ...")],
+    name: Annotated[str | None, typer.Option("--name", help="default: the file's name")] = None,
+    target: Annotated[str, typer.Option("--target", help="a name under targets:")] = "local-cpu",
+    precision: Annotated[str, typer.Option("--precision", help="float32, float16, bfloat16, int8, ...")] = "float32",
+    shape: Annotated[
+        str | None, typer.Option("--shape", help="of the input where the file leaves it open: 1,3,224,224")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Add a model to params.yaml: framework, inputs, shapes and dtypes are read from its file."""
+    from tvmflow import api
+
+    added = api.add_model(model_file, open_workspace(), name, target, precision, _shape(shape))
+    if as_json:
+        show_json({"model": added.name, "entry": added.entry, "cell": str(added.cell), "name": added.cell_name})
+    else:
+        print(f"models.{added.name}: {added.entry}\ncells.{added.cell_name}: {added.cell}")
+    if Path(added.entry["weights"]["file"]).is_absolute():
+        suggest(
+            f"copy {model_file.name} into the workspace if others are to run it too: it is named by its absolute path"
+        )
+    suggest(f"tvmflow run {added.cell_name}")
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}([,x][0-9]{1,9}){0,7}", text):
+        raise UsageError(f"--shape {text}", "up to eight sizes, batch first, as 1,3,224,224")
+    return tuple(int(size) for size in re.split("[,x]", text))
