@@ -43,4 +43,7 @@ def test_schedules_of_the_old_tvm_are_replayed_on_the_new_one(copy_of_finished: 
     assert tuning["replayed"] >= 5 and tuning["lost"] == 0
     manifest = json.loads((root / "artifacts" / "build" / SLUG / "manifest.json").read_text(encoding="utf-8"))
     assert tuning["replayed"] + tuning["searched"] == len({kernel["workload"] for kernel in manifest["kernels"]})
+    kernels = tuning["kernels"]
+    assert kernels["re-measured"] >= 5 and kernels["lost"] == 0 and sum(kernels.values()) <= len(manifest["kernels"])
+    assert "re-measured" in tvmflow(root, "retune", "digits").stdout  # nothing to do now, and the table says so
     assert "champion" in result["verdict"]

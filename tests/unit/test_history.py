@@ -8,6 +8,7 @@ from typing import Any
 from tests.unit.ledger_bench import LedgerBench
 from tvmflow.ledger.history import changes, measurements
 from tvmflow.ledger.store_paths import open_mlflow
+from tvmflow.params import STAGE_NAMES
 
 
 class _Data:
@@ -24,6 +25,8 @@ def test_what_changed_is_named_once_for_all_stages_that_read_it() -> None:
     assert sorted(changes(before, now)) == [
         "code (tune)", "target.mcpu: znver4 -> znver5 (build, tune)", "trials: 8 -> 16 (tune)", "tvm: 0.26.0 -> 0.27.0",
     ]  # fmt: skip
+    every = [_Data({f"code.{stage}": text for stage in STAGE_NAMES}, {}) for text in ("a", "b")]
+    assert changes(*every) == ["code (all stages)"]
     assert changes(now, now) == ["nothing: measured again"]
 
 

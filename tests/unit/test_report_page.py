@@ -188,6 +188,14 @@ def test_filters_and_choices_draw_anew(browser: Browser, page: Path) -> None:
     assert browser.problems == []
 
 
+def test_the_time_of_a_simulator_is_not_shown(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    shown = browser.ask(
+        "[...document.querySelectorAll('#matrix td')].find(td => td.textContent.includes('simulated')).textContent"
+    )
+    assert shown == "≈ 0.5 ms, simulated99.25 % (source 99.25 %)no champion"
+
+
 def test_links_lead_to_runs_versions_and_folders(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri(), 1400)
     links = browser.ask("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")

@@ -11,7 +11,7 @@ import typer
 from tvmflow.cli.app import CellName, Json, app, chosen_root, open_workspace
 from tvmflow.cli.plans import show_plans
 from tvmflow.errors import TvmflowError
-from tvmflow.report.console import show, show_json, show_table, suggest
+from tvmflow.report.console import show, show_json, show_table, show_text, suggest
 
 
 @app.command()
@@ -35,7 +35,8 @@ def status(as_json: Json = False) -> None:
         show_json(found.to_json())
         return
     show(status_table(workspace.root, [row.to_json() for row in found.cells]))
-    print(f"models: {', '.join(found.models)}\ntargets: {', '.join(found.targets)}")
+    show_text(f"models: {', '.join(found.models)}")
+    show_text(f"targets: {', '.join(found.targets)}")
     suggest("tvmflow sweep")
 
 
@@ -68,7 +69,9 @@ def history(cell: CellName, as_json: Json = False) -> None:
     rows = ([row[column.lower()] for column in columns] for row in shown)
     show_table(f"measurements of {cell}", columns, rows, ("device", "version", "changed"))
     for change in api.releases(cell, workspace):
-        print(f"{change.when} {change.what}: version {change.version}, before {change.before or 'none'}; {change.why}")
+        show_text(
+            f"{change.when} {change.what}: version {change.version}, before {change.before or 'none'}; {change.why}"
+        )
     suggest(f"tvmflow promote {cell}")
 
 

@@ -121,12 +121,16 @@ def changes(before: Any, now: Any) -> list[str]:
             stages.setdefault("code", []).append(stage)
         else:
             stages.setdefault(f"{rest}: {change}", [])
-    lines = [f"{what} ({', '.join(names)})" if names else what for what, names in stages.items()]
+    lines = [f"{what} ({_stages(names)})" if names else what for what, names in stages.items()]
     old, new = _tagged(before, "recipe"), _tagged(now, "recipe")
     recipes = [name for name in STAGE_NAMES if old.get(name) != new.get(name)]
     if not lines and recipes:
         return [f"inputs or code of {recipes[0]}"]
     return lines or ["nothing: measured again"]
+
+
+def _stages(names: list[str]) -> str:
+    return "all stages" if set(names) >= set(STAGE_NAMES) else ", ".join(names)
 
 
 def _leaves(data: Any) -> dict[str, Any]:

@@ -11,14 +11,15 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_LEAST_WORDS = 24  # a column of words that is narrower than this reads badly
+_LEAST_WORDS = 14  # a column of words that is narrower than this reads badly
+_MOST_BLOCKS = 4  # more of them are no overview
 _BORDER = 3  # of each column, and one more
 
 
@@ -50,9 +51,26 @@ def show(value: Grid) -> None:
     """Print a table in the form that fits."""
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
-        console = Console(width=max(_natural(value), 80), markup=False, highlight=False, emoji=False)
+        console = Console(
+            width=max(_natural(value), cell_len(value.title), 80), markup=False, highlight=False, emoji=False
+        )
+    print_to(console, value)
+
+
+def print_to(console: Console, value: Grid) -> None:
+    """Print a table in the form that fits a console."""
+    if value.title:
+        console.print(Text(value.title, style="bold"))
     for table in fitting(value, console.width):
         console.print(table)
+    if value.caption:
+        console.print(Text(value.caption))
+
+
+def show_text(text: str) -> None:
+    """Print a line; on a terminal it is folded at spaces, in a pipe it is whole."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    console.print(Text(printable(text)), soft_wrap=not console.is_terminal)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], words: Iterable[str] = ()) -> None:
@@ -62,57 +80,77 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 def fitting(value: Grid, width: int) -> list[Table]:
     """Return the tables, one below the other, that show a grid in a terminal of this width."""
-    if _natural(value) <= width or _least(value) <= width:
-        return [_table(value)]
+    if _least(value) <= width:
+        return [_table(value, width)]
     turned = _turned(value)
-    if len(value.rows) > 1 and _natural(turned) <= width:
-        return [_table(turned)]
-    blocks = [_block(value, at) for at in range(len(value.rows))]
-    return [_table(block) for block in blocks] or [_table(value)]
+    if len(value.rows) > 1 and _least(turned) <= width:
+        return [_table(turned, width)]
+    if len(value.rows) > _MOST_BLOCKS and _least(value, break_words=True) <= width:
+        return [_table(value, width, break_words=True)]
+    return [_table(_block(value, at), width, break_words=True) for at in range(len(value.rows))] or [
+        _table(value, width)
+    ]
 
 
 def _widths(value: Grid) -> list[int]:
+    """Return how wide each column is when nothing is folded."""
     return [max(cell_len(row[at]) for row in (value.columns, *value.rows)) for at in range(len(value.columns))]
 
 
-def _natural(value: Grid) -> int:
-    return sum(_widths(value)) + _BORDER * len(value.columns) + 1
-
-
-def _least(value: Grid) -> int:
-    """Return how narrow a table may get by folding its words at spaces."""
-    found = _BORDER * len(value.columns) + 1
-    for name, wide, at in zip(value.columns, _widths(value), range(len(value.columns)), strict=True):
-        longest = max((cell_len(word) for row in value.rows for word in row[at].split()), default=0)
-        found += min(wide, max(_LEAST_WORDS, longest, cell_len(name))) if name in value.words else wide
+def _least_widths(value: Grid, break_words: bool) -> list[int]:
+    """Return how narrow each column may get: those of words by folding at spaces, or anywhere."""
+    found = []
+    for at, (name, wide) in enumerate(zip(value.columns, _widths(value), strict=True)):
+        words = [] if break_words else [word for row in (value.columns, *value.rows) for word in row[at].split()]
+        longest = max((cell_len(word) for word in words), default=0)
+        found.append(min(wide, max(_LEAST_WORDS, longest)) if name in value.words else wide)
     return found
 
 
+def _whole(widths: list[int]) -> int:
+    return sum(widths) + _BORDER * len(widths) + 1
+
+
+def _natural(value: Grid) -> int:
+    return _whole(_widths(value))
+
+
+def _least(value: Grid, break_words: bool = False) -> int:
+    return _whole(_least_widths(value, break_words))
+
+
+def _folded(value: Grid, width: int, break_words: bool) -> list[int]:
+    """Return the widths with which a table fits: the widest column of words gives way first."""
+    widths, least = _widths(value), _least_widths(value, break_words)
+    while _whole(widths) > width:
+        wide = [(found, at) for at, found in enumerate(widths) if found > least[at]]
+        if not wide:
+            break
+        widths[max(wide)[1]] -= 1
+    return widths
+
+
 def _turned(value: Grid) -> Grid:
-    """Return the table with its columns as rows; the first of them is the head."""
+    """Return the table with its columns as rows; the first of them is the head. Each column holds words now."""
     first, *rest = value.columns
     heads = (first, *(row[0] for row in value.rows))
     rows = tuple((name, *(row[at + 1] for row in value.rows)) for at, name in enumerate(rest))
-    return Grid(value.title, heads, rows, frozenset({first}), value.caption)
+    return Grid("", heads, rows, frozenset(heads))
 
 
 def _block(value: Grid, at: int) -> Grid:
-    """Return one row as a table of names and values; titled once, at the first, and with the caption at the last."""
+    """Return one row as a table of names and values."""
     row = value.rows[at]
     pairs = tuple(zip(value.columns[1:], row[1:], strict=True))
-    title, caption = (value.title if at == 0 else ""), (value.caption if at == len(value.rows) - 1 else "")
-    return Grid(title, (value.columns[0], row[0]), pairs, frozenset({value.columns[0], row[0]}), caption)
+    return Grid("", (value.columns[0], row[0]), pairs, frozenset({value.columns[0], row[0]}))
 
 
-def _table(value: Grid) -> Table:
-    table = Table(
-        title=Text(value.title) if value.title else None, caption=Text(value.caption) if value.caption else None
-    )
-    for at, name in enumerate(value.columns):
-        left = at == 0 or name in value.words
-        table.add_column(
-            Text(name), justify="left" if left else "right", overflow="fold", no_wrap=name not in value.words
-        )
+def _table(value: Grid, width: int, break_words: bool = False) -> Table:
+    table = Table()
+    for at, (name, wide) in enumerate(zip(value.columns, _folded(value, width, break_words), strict=True)):
+        words = name in value.words
+        side: Literal["left", "right"] = "left" if at == 0 or words else "right"
+        table.add_column(Text(name), justify=side, overflow="fold", no_wrap=not words, width=wide)
     for row in value.rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

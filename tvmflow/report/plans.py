@@ -50,6 +50,7 @@ def plan_cells(
     return rows, errors
 
 
+_FEW = 3  # stages that are named one by one
 PLAN_COLUMNS = ("stage", "state", "key", "why")
 
 
@@ -64,7 +65,10 @@ def status_table(root: Path, cells: list[dict[str, object]]) -> Grid:
     for cell in cells:
         todo, error = cell["todo"], cell["error"]
         assert isinstance(todo, list)
-        state = f"to do: {', '.join(todo)}" if todo else "up to date"
+        few = len(todo) <= _FEW
+        state = (
+            f"to do: {', '.join(todo) if few else f'{len(todo)} stages from {todo[0]} on'}" if todo else "up to date"
+        )
         rows.append((cell["name"], cell["cell"], f"cannot be run: {error}" if error else state))
     columns = ("name", "cell", "state")
     return grid(f"cells of {root}", columns, rows, columns)

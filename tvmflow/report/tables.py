@@ -16,6 +16,7 @@ from tvmflow.tuning.origins import ORIGINS
 from tvmflow.workspace import Workspace
 
 FORMS = ("source", "imported", "quantized", "built")
+_LARGE = 100.0  # times faster, from where on digits behind the point say nothing
 STEPS = tuple(f"{before}-{after}" for before, after in itertools.pairwise(FORMS))
 
 
@@ -103,13 +104,18 @@ def shown_advantage(card: dict[str, Any], peer: str) -> str:
         return "-"  # an older scorecard, whose peers were measured one after another
     if found["times_faster"] is None:
         return str(found["reason"])
-    return f"{found['times_faster']:.2f}x, {found['low']:.2f} to {found['high']:.2f}"
+    return f"{_times(found['times_faster'])}x, {_times(found['low'])} to {_times(found['high'])}"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f}" if factor < _LARGE else f"{factor:,.0f}"
 
 
 def scorecard_table(cards: list[dict[str, Any]]) -> Grid:
     """Return a row per cell; a column each for the accuracy after every stage, agreement, latency and every peer."""
     peers = sorted({name for card in cards for name in card["peers"]})
-    columns = ("cell", "device", *FORMS, "top-1 agreement", "error", "latency", *peers, "library")
+    beside = [f"vs {peer}" for peer in peers]
+    columns = ("cell", "device", *FORMS, "top-1 agreement", "error", "latency", *beside, "library")
     rows = []
     for card in cards:
         accuracy = card["accuracy"]
@@ -121,7 +127,7 @@ def scorecard_table(cards: list[dict[str, Any]]) -> Grid:
             latency, advantage = "-" if theirs is None else shown_latency(theirs), shown_advantage(card, peer)
             cells.append(latency if advantage in ("-", latency) else f"{latency} ({advantage})")
         rows.append([*cells, f"{card['library_bytes'] / 1e6:.2f} MB"])
-    return grid("scorecards", columns, rows, ("cell", "device"))
+    return grid("scorecards", columns, rows, ("cell", "device", *beside))
 
 
 def has_counters(card: dict[str, Any]) -> bool:
@@ -158,16 +164,15 @@ def latency_table(card: dict[str, Any]) -> Grid:
     for name, latency in measured.items():
         steady = latency["steady"]
         numbers = [f"{latency[f'{step}_ms']:.4f}" if steady else "-" for step in steps]
-        rows.append([name, *numbers, str(latency["runs"]), "" if steady else shown_latency(latency)])
-    columns = ["", *(f"{step} (ms)" for step in steps), "runs", "why no number"]
-    if not any(row[-1] for row in rows):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
+        rows.append([name, *numbers, str(latency["runs"])])
+    columns = ["", *(f"{step} (ms)" for step in steps), "runs"]
     title = f"execution time of {card['cell']}, batch {card['batch']}, {card['device']['threads']} threads"
     if card["part"] and card["part"]["simulated"]:
         title += ", of the simulator"
     cold = sorted(card["cold_start_ms"])
     caption = f"cold start (load and first run): {cold[len(cold) // 2]:.2f} ms, median of {len(cold)}"
-    return grid(title, columns, rows, ("why no number",), caption)
+    reasons = [f"{name}: {shown_latency(latency)}" for name, latency in measured.items() if not latency["steady"]]
+    return grid(title, columns, rows, (), "; ".join([caption, *reasons]))
 
 
 def retune_table(results: list[dict[str, Any]]) -> Grid:

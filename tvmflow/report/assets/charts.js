@@ -45,14 +45,14 @@ function trendChart(width, cells) {
   const rows = cells.flatMap((cell) => cell.history.filter((row) => typeof row.latency_ms === "number").map((row) => ({...row, time: new Date(row.time_ms)})));
   if (!rows.length) return null;
   const names = [...new Set(rows.map((row) => row.cell))];
-  const [first, last] = d3.extent(rows, (row) => row.time_ms), pad = Math.max(36e5, 0.06 * (last - first));
+  const [first, last] = d3.extent(rows, (row) => row.time_ms), pad = Math.max(36e5, 0.06 * (last - first)), days = (last - first) / 864e5;
   const [least, most] = d3.extent(rows, (row) => row.latency_ms), wide = most > 8 * least;
   const steps = cells.flatMap((cell) => cell.history.filter((row, at) => at && cell.history[at - 1].tvm !== row.tvm).map((row) => ({tvm: row.tvm, time: new Date(row.time_ms)})));
   const versions = [...d3.group(steps, (step) => `${step.tvm} ${step.time.toISOString().slice(0, 10)}`).values()].map((group) => group[0]);
   const withRange = rows.filter((row) => typeof row.low_ms === "number");
   return plot(width, {
     height: 340, marginLeft: 56, marginTop: 34, r: {type: "identity"}, ariaLabel: "median latency over time",
-    x: {type: "utc", domain: [new Date(first - pad), new Date(last + pad)], label: null, ticks: width < 500 ? 4 : 8},
+    x: {type: "utc", domain: [new Date(first - pad), new Date(last + pad)], label: `UTC, from ${d3.utcFormat("%Y-%m-%d")(new Date(first))}`, ticks: width < 500 ? 4 : 8, tickFormat: d3.utcFormat(days < 3 ? "%H:%M" : days < 200 ? "%d %b" : "%b %Y")},
     y: {type: wide ? "log" : "linear", zero: !wide, label: "median latency (ms)", grid: true, ticks: 6, tickFormat: (x) => number(x)},
     color: {domain: names, range: names.map((_, at) => colorOf(at)), legend: true, tickFormat: (name) => short(name)},
     marks: [
@@ -103,7 +103,7 @@ function roofChart(width, points, roofs, axis) {
     color: {domain: names, range: names.map((_, at) => colorOf(at)), legend: names.length > 1, tickFormat: (name) => short(name)},
     marks: [
       Plot.line(lines, {x: "x", y: "y", z: "at", stroke: "currentColor", strokeWidth: 1.5}),
-      Plot.text(roofs, {x: to, y: "peak", text: "label", textAnchor: "end", dy: -9, fill: "currentColor"}),
+      Plot.text(roofs, {x: to, y: (roof) => 1.55 * roof.peak, text: "label", textAnchor: "end", fill: "currentColor"}),
       Plot.dot(points, {x: "intensity", y: "speed", r: (row) => 3 + 9 * Math.sqrt(row.share), fill: "group", fillOpacity: 0.75, stroke: "var(--panel)", tip: true, title: (row) => `${row.label}\n${number(row.speed)} ${axis}\n${number(row.intensity)} operations per byte`}),
     ],
     r: {type: "identity"},

@@ -20,10 +20,10 @@ function matrixCell(cell) {
   if (!cell) return "";
   if (!cell.card) return h("span", {class: "tie"}, "not measured");
   const card = cell.card, last = newest(cell), compute = card.latency.compute;
-  const steady = compute.steady || (card.part && card.part.simulated);
+  const simulated = Boolean(card.part?.simulated), steady = compute.steady || simulated;
   const champion = cell.history.findLast((row) => row.roles.includes("champion"));
   const lines = [h("b", {class: steady ? "" : "warn"}, computeText(card))];
-  if (steady && typeof compute.low_ms === "number") lines.push(h("small", null, rangeText(compute)));
+  if (compute.steady && !simulated && typeof compute.low_ms === "number") lines.push(h("small", null, rangeText(compute)));
   if (card.accuracy) lines.push(h("small", null, `${percent(card.accuracy.built)} (source ${percent(card.accuracy.source)})`));
   for (const name of Object.keys(card.peers)) {
     const found = peerOf(card, name);
@@ -47,9 +47,9 @@ function matrixSection(cells, unmeasured) {
 function peersSection(cells, width) {
   const rows = cells.flatMap((cell) => Object.keys(cell.card.peers).map((name) => ({label: `${name}: ${nameOf(cell)}`, ...peerOf(cell.card, name)})));
   const names = [...new Set(cells.flatMap((cell) => Object.keys(cell.card.peers)))].sort();
-  const columns = [["cell", "left name"], ["device", "left"], ["accuracy", ""], ["source", ""], ["top-1 agreement", ""], ["error", ""], ["latency", ""], ...names.map((name) => [name, ""]), ["cold start", ""], ["library", ""]];
+  const columns = [["cell", "left name"], ["device", "left"], ["accuracy", ""], ["top-1 agreement", ""], ["error", ""], ["latency", ""], ...names.map((name) => [name, ""]), ["cold start", ""], ["library", ""]];
   const lines = cells.map(({card}) => [
-    code(card.cell), card.device.kind, percent(card.accuracy?.built), percent(card.accuracy?.source), percent(card.agreement.top1_agreement), number(card.agreement.max_relative_error, 2),
+    code(card.cell), card.device.kind, percent(card.accuracy?.built), percent(card.agreement.top1_agreement), number(card.agreement.max_relative_error, 2),
     h("b", {class: card.latency.compute.steady ? "" : "warn"}, computeText(card)),
     ...names.map((name) => (card.peers[name] ? [latencyText(card.peers[name]), peerOf(card, name) ? h("small", {class: peerOf(card, name).verdict}, peerOf(card, name).text) : ""] : "–")),
     ms(card.cold_start_ms.toSorted((a, b) => a - b)[card.cold_start_ms.length >> 1]), megabytes(card.library_bytes),
@@ -142,10 +142,10 @@ function tuningSection(cells, width) {
   const before = (cell) => cell.workloads.filter((row) => row.before_ms);
   const moved = (cell) => (before(cell).length ? `${ms(d3.sum(before(cell), (row) => row.before_ms * row.calls))} → ${ms(d3.sum(before(cell), (row) => row.total_ms))}` : "–");
   const retuned = known.map((cell) => [code(nameOf(cell)), cell.toolchain.tvm ?? "–", ...origins.map((name) => cell.workloads.filter((row) => row.origin === name).length), moved(cell)]);
-  const columns = [["cell", "left name"], ["kernels", ""], ["measured schedule", ""], ["template's default", ""], ["unscheduled", ""], ["coverage", ""], ["trials", ""], ["per minute", ""], ["failed", ""], ["device hours", ""], ["saved by reuse", ""]];
+  const columns = [["cell", "left name"], ["kernels", ""], ["schedules: measured / default / none", "wrap right"], ["coverage", ""], ["trials", ""], ["per minute", ""], ["failed", ""], ["device hours", ""], ["saved by reuse", ""]];
   const schedule = (cell, how) => cell.kernels.filter((row) => row.schedule === how).length;
   const lines = cells.map((cell) => [
-    code(nameOf(cell)), cell.kernels.length, schedule(cell, "record"), schedule(cell, "default"), schedule(cell, "none"), percent(cell.coverage, 1), cell.ledger.measured ?? "–", whole(cell.ledger.trials_per_minute),
+    code(nameOf(cell)), cell.kernels.length, `${schedule(cell, "record")} / ${schedule(cell, "default")} / ${schedule(cell, "none")}`, percent(cell.coverage, 1), cell.ledger.measured ?? "–", whole(cell.ledger.trials_per_minute),
     d3.sum(Object.values(cell.ledger.failures ?? {})), number(cell.ledger.device_hours), typeof cell.ledger.saved_s === "number" ? `${whole(cell.ledger.saved_s)} s` : "–",
   ]);
   return [
