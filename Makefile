@@ -11,7 +11,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK := true
 
-.PHONY: demo test check browser setup format pipeline schema constraints clean
+.PHONY: demo test check browser setup format pipeline docs schema constraints clean
 
 demo: setup  ## set up, run the main job on the embedded default, show the result
 	$(BIN)/tvmflow run digits
@@ -56,6 +56,11 @@ format:
 
 pipeline:  ## write dvc.yaml anew from the table of stages
 	$(BIN)/python -m flows.pipeline > dvc.yaml.new && mv dvc.yaml.new dvc.yaml
+
+docs: setup  ## build the documentation site into site/
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
 
 schema:  ## write the JSON schema of params.yaml anew
 	$(BIN)/tvmflow schema > params.schema.json.new && mv params.schema.json.new params.schema.json

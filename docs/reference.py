@@ -1,0 +1,131 @@
+"""Pages of the documentation site that are generated: every command, every parameter, the README and the changelog.
+
+A hook of MkDocs (mkdocs.yml names it). The functions return Markdown and need no MkDocs, so that tests can read them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[1]
+_LIMITS = {
+    "minimum": ">= {}", "exclusiveMinimum": "> {}", "maximum": "<= {}", "exclusiveMaximum": "< {}",
+    "minItems": "at least {}", "maxItems": "at most {}", "pattern": "`{}`",
+}  # fmt: skip
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages to the site."""
+    from mkdocs.structure.files import File
+
+    pages = {
+        "index.md": at_the_root("README.md"), "changelog.md": at_the_root("CHANGELOG.md"),
+        "contributing.md": at_the_root("CONTRIBUTING.md"), "commands.md": commands_page(), "parameters.md": parameters_page(),
+    }  # fmt: skip
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def at_the_root(name: str) -> str:
+    """Return a page of the repository's root, its links to docs/ made relative to docs/."""
+    return re.sub(r"\]\(docs/", "](", (REPOSITORY / name).read_text(encoding="utf-8"))
+
+
+def commands_page() -> str:
+    """Return every command with its arguments and options, from Typer."""
+    import typer
+    from typer.main import get_command
+
+    from tvmflow.cli import app
+
+    root: Any = get_command(app)
+    parts = [
+        "# Commands", "Generated from the command line itself.",
+        "## tvmflow", *_command(root, typer.Context(root, info_name="tvmflow")),
+    ]  # fmt: skip
+    for name, command in root.commands.items():
+        parts += [f"## tvmflow {name}", *_command(command, typer.Context(command, info_name=f"tvmflow {name}"))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _command(command: Any, context: Any) -> Iterator[str]:
+    yield " ".join((command.help or "").split())
+    yield f"```\n{context.get_usage().removeprefix('Usage: ')}\n```"
+    records = [parameter.get_help_record(context) for parameter in command.get_params(context)]
+    rows = [f"| `{_cell(record[0])}` | {_cell(record[1])} |" for record in records if record]
+    yield "\n".join(["| argument or option | meaning |", "|---|---|", *rows])
+
+
+def parameters_page() -> str:
+    """Return every key of params.yaml with type, bounds and default, from the models that validate it."""
+    from tvmflow.params_schema import params_schema
+
+    schema = params_schema()
+    parts = [
+        "# Parameters", "Every key of params.yaml, generated from the models that validate it. What the keys mean: "
+        "[params.yaml](params.md). `NAME` is a name of your choice.",
+    ]  # fmt: skip
+    for name, block in schema["properties"].items():
+        rows = [f"| `{key}` | {kind} | {default} |" for key, kind, default in _rows(name, block, schema["$defs"])]
+        parts += [f"## {name}", "\n".join(["| key | value | default |", "|---|---|---|", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(name: str, field: dict[str, Any], definitions: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    field = _plain(field, definitions)
+    if "properties" in field:
+        for key, inner in field["properties"].items():
+            yield from _rows(f"{name}.{key}", inner, definitions)
+    elif isinstance(field.get("additionalProperties"), dict) and "properties" in _plain(
+        field["additionalProperties"], definitions
+    ):
+        yield from _rows(f"{name}.NAME", field["additionalProperties"], definitions)
+    else:
+        yield name, _cell(_kind(field, definitions)), _default(field)
+
+
+def _plain(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Follow a reference; of a value that may be null return the rest."""
+    if "anyOf" in field:
+        kinds = [kind for kind in field["anyOf"] if kind.get("type") != "null"]
+        if len(kinds) == 1:
+            return _plain({**kinds[0], **{k: v for k, v in field.items() if k != "anyOf"}}, definitions)
+    if "$ref" in field:
+        found = definitions[field["$ref"].rpartition("/")[2]]
+        return {**found, **{k: v for k, v in field.items() if k != "$ref"}}
+    return field
+
+
+def _default(field: dict[str, Any]) -> str:
+    value = field.get("default")
+    return "" if value is None else f"`{_cell(value if isinstance(value, str) else json.dumps(value))}`"
+
+
+def _kind(field: dict[str, Any], definitions: dict[str, Any]) -> str:
+    field = _plain(field, definitions)
+    if "anyOf" in field:
+        return " or ".join(_kind(kind, definitions) for kind in field["anyOf"])
+    if "const" in field or "enum" in field:
+        return ", ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+    kind = str(field.get("type", "any value"))
+    limits = ", ".join(text.format(_number(field[limit])) for limit, text in _LIMITS.items() if limit in field)
+    if kind == "array" and "items" in field:
+        return f"list of {_kind(field['items'], definitions)}" + (f" ({limits})" if limits else "")
+    if kind == "object" and isinstance(field.get("additionalProperties"), dict):
+        keys = field.get("propertyNames", {}).get("enum")
+        of = f" by {', '.join(f'`{key}`' for key in keys)}" if keys else ""
+        return f"mapping{of} to {_kind(field['additionalProperties'], definitions)}"
+    return f"{kind} {limits}".strip()
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
