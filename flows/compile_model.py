@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.run_page import run_name, tag_run
 from flows.stage_tasks import workspace_of
 from flows.walk import COMPILE_STAGES, walk
 from tvmflow.ledger.dvc import publish
 
 
-@flow(name="compile_model")
-def compile_model(cell: str, root: str) -> dict[str, str]:
+@flow(name="compile_model", flow_run_name=run_name)
+def compile_model(cell: str, root: str = "") -> dict[str, str]:
     """Compile one cell and record with DVC what was made. Returns stage -> hit, restored or made."""
     workspace = workspace_of(root)
     found = workspace.params.cell(cell)
+    tag_run([str(found)])
     outcomes = walk(workspace, found, COMPILE_STAGES)
     publish(workspace, [found], COMPILE_STAGES)
     return outcomes

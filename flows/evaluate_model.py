@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.run_page import run_name, show_cell, tag_run
 from flows.stage_tasks import workspace_of
 from flows.walk import EVALUATE_STAGES, walk
 from tvmflow.ledger.dvc import publish
 
 
-@flow(name="evaluate_model")
-def evaluate_model(cell: str, root: str, again: bool = False) -> dict[str, str]:
+@flow(name="evaluate_model", flow_run_name=run_name)
+def evaluate_model(cell: str, root: str = "", again: bool = False) -> dict[str, str]:
     """Deploy and evaluate one cell that is built. `again` measures even when nothing changed."""
     workspace = workspace_of(root)
     found = workspace.params.cell(cell)
+    tag_run([str(found)])
     outcomes = walk(workspace, found, EVALUATE_STAGES, again=("evaluate",) if again else ())
+    show_cell(workspace, found)
     publish(workspace, [found], EVALUATE_STAGES)
     return outcomes

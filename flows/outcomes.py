@@ -7,12 +7,16 @@ from typing import Any
 from prefect.states import Failed
 
 
-def ended(results: list[dict[str, Any]]) -> Any:
-    """Return what a flow is to return: its results, as those of a failed run where one of them has an error."""
+def ended(results: list[dict[str, Any]], also: str = "") -> Any:
+    """Return what a flow is to return: its results, as those of a failed run where one of them has an error.
+
+    also: what else went wrong, '' for nothing.
+    """
     failed = [result["cell"] for result in results if result.get("error") is not None]
-    if not failed:
+    if not failed and not also:
         return results
-    return Failed(message=f"{len(failed)} of {len(results)} cells failed: {', '.join(failed)[:500]}", data=results)
+    what = [f"{len(failed)} of {len(results)} cells failed: {', '.join(failed)[:500]}"] if failed else []
+    return Failed(message="; ".join([*what, *([also[:500]] if also else [])]), data=results)
 
 
 def results_of(state: Any) -> list[dict[str, Any]]:

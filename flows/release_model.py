@@ -6,7 +6,9 @@ from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
+from prefect.states import Failed
 
+from flows.run_page import run_name, show_cell, tag_run
 from flows.stage_tasks import workspace_of
 from tvmflow.ledger.releases import promote
 from tvmflow.params import Cell
@@ -44,15 +46,21 @@ def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str,
     }
 
 
-@flow(name="release_model")
-def release_model(cell: str, root: str, dry_run: bool = False) -> dict[str, Any]:
-    """Release the newest library of a cell if the gate lets it pass."""
+@flow(name="release_model", flow_run_name=run_name)
+def release_model(cell: str, root: str = "", dry_run: bool = False) -> Any:
+    """Release the newest library of a cell if the gate lets it pass; where it does not, the run ends as Refused, a failure."""
     workspace = workspace_of(root)
-    verdict = decide(workspace, workspace.params.cell(cell), dry_run)
-    create_markdown_artifact(verdict["text"], key="release", description=f"release of {cell}")
-    return verdict
+    found = workspace.params.cell(cell)
+    tag_run([str(found)])
+    verdict = decide(workspace, found, dry_run)
+    create_markdown_artifact(verdict["text"], key="release", description=f"release of {found}")
+    show_cell(workspace, found)
+    return verdict if verdict["passed"] else Failed(name="Refused", message=verdict["text"][:500], data=verdict)
 
 
 def run_release(workspace: Workspace, cell: Cell, dry_run: bool) -> dict[str, Any]:
-    verdict: dict[str, Any] = release_model(str(cell), str(workspace.root), dry_run)
+    """Run the flow. Returns the verdict, also where the gate refused."""
+    state: Any = release_model(str(cell), str(workspace.root), dry_run, return_state=True)
+    found = state.result(raise_on_failure=False)
+    verdict: dict[str, Any] = found if isinstance(found, dict) else state.result()
     return verdict

@@ -10,11 +10,14 @@ from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
+from prefect.runtime import deployment
 from prefect.states import Cancelled
 
+from flows.notify import as_rows, as_text, notify
 from flows.outcomes import ended, results_of
 from flows.release_model import decide
-from flows.stage_tasks import workspace_of
+from flows.run_page import run_name, tag_run
+from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
 from tasks.tune import TOOLS
@@ -22,6 +25,7 @@ from tvmflow.errors import StoreError, TvmflowError
 from tvmflow.ledger.dvc import publish
 from tvmflow.ledger.registry import CHAMPION, version_by_alias
 from tvmflow.params import Cell
+from tvmflow.report.tables import retune_table
 from tvmflow.toolchain import versions
 from tvmflow.workspace import Workspace
 
@@ -68,20 +72,35 @@ def _tuning(workspace: Workspace, cell: Cell) -> dict[str, Any]:
     return counts | {"kernels": facts.get("kernels", {})}
 
 
-@flow(name="retune")
-def retune(cells: list[str], root: str, force: bool = False) -> Any:
-    """Re-tune the cells one after the other: measurements on one machine must not disturb each other."""
+@flow(name="retune", flow_run_name=run_name)
+def retune(cells: list[str] | None = None, root: str = "", force: bool = False) -> Any:
+    """Re-tune the cells (default: all of params.yaml) one after the other: measurements must not disturb each other.
+
+    A run of a deployment, as the scheduled one is, sends its table to flows.notify.
+    """
     workspace = workspace_of(root)
+    cells = cells_of(workspace, cells)
+    tag_run(cells)
     with stops_on_signals():
         results = [retune_cell(workspace, text, force) for text in cells]
     if is_stopping():
         return Cancelled(message="interrupted by the user")
-    create_table_artifact(
-        key="retune",
-        table=[{"cell": r["cell"], "verdict": r["verdict"]} for r in results],
-        description="re-tune after an upgrade",
-    )
-    return ended(results)
+    create_table_artifact(key="retune", table=as_rows(retune_table(results)), description="re-tune after an upgrade")
+    return ended(results, _told(workspace, results))
+
+
+def _told(workspace: Workspace, results: list[dict[str, Any]]) -> str:
+    """Send the table where this run is a deployment's. Returns why it could not be sent, '' where all is well."""
+    name = workspace.params.flows.notify
+    if name is None or deployment.id is None:
+        return ""
+    failed, promoted = sum(r["error"] is not None for r in results), sum(r["promoted"] for r in results)
+    subject = f"tvmflow re-tune: {len(results)} cells, {promoted} promoted, {failed} failed"
+    try:
+        notify(name, subject, as_text(retune_table(results)))
+    except TvmflowError as error:
+        return error.found
+    return ""
 
 
 def run_retune(workspace: Workspace, cells: list[str], force: bool) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from prefect.deployments.runner import RunnerDeployment
 
+from flows.notify import notification_block
 from flows.retune import retune
 from tvmflow.errors import StageError, first_line
 from tvmflow.workspace import Workspace
@@ -28,6 +29,8 @@ def serve_schedule(workspace: Workspace) -> None:
     """Serve until interrupted; runs one at a time. Raises StageError when the server is gone."""
     from prefect import serve
 
+    if workspace.params.flows.notify is not None:
+        notification_block(workspace.params.flows.notify)  # now, and not when the first run has something to tell
     try:
         serve(scheduled_retune(workspace), limit=1)
     except Exception as error:

@@ -17,8 +17,9 @@ def configure_prefect(workspace: Workspace) -> None:
     defaults = {
         **PRIVACY,
         "PREFECT_HOME": str(workspace.root / ".prefect"),
-        "PREFECT_LOGGING_LEVEL": "CRITICAL",  # an error is told once, by the command line
-        "PREFECT_LOGGING_TO_API_ENABLED": "false",
+        "PREFECT_LOGGING_LEVEL": "INFO",  # for the page of the run
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # an error is told once, by the command line
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
     }

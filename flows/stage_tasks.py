@@ -15,12 +15,13 @@ from prefect.serializers import JSONSerializer
 from prefect.tasks import Task
 
 from flows.events import tell
+from flows.run_page import StageLog
 from flows.stage_process import StageRequest, run_stage
 from tasks.table import STAGES
 from tvmflow.errors import TvmflowError
 from tvmflow.params import Cell
 from tvmflow.store import Plan, Store
-from tvmflow.workspace import Workspace, workspace_at
+from tvmflow.workspace import Workspace, find_workspace
 
 
 @dataclass
@@ -48,19 +49,22 @@ def is_worth_a_retry(_task: Any, _task_run: Any, state: Any) -> bool:
 class _Shown:
     """Progress to the listeners at once, to Prefect's artifact at most once in two seconds."""
 
-    def __init__(self, cell: str, stage: str) -> None:
+    def __init__(self, cell: str, stage: str, log: Path) -> None:
         self.cell, self.stage, self.last = cell, stage, 0.0
         self.artifact: Any = None
+        self.log = StageLog(log)
 
     def __enter__(self) -> _Shown:
         tell(self.cell, self.stage, "started", 0, 0)
         return self
 
-    def __exit__(self, kind: Any, *_rest: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, _trace: Any) -> None:
+        self.log.end(f"failed: {error}" if error else "done")
         tell(self.cell, self.stage, "failed" if kind else "done", 0, 0)
 
     def progress(self, text: str, done: int, total: int) -> None:
         tell(self.cell, self.stage, text, done, total)
+        self.log.progress(text, done, total)
         if total and time.monotonic() - self.last > 2:
             self.last = time.monotonic()
             with contextlib.suppress(Exception):  # an artifact that cannot be written must not fail a stage
@@ -77,12 +81,14 @@ def _task_for(stage: str, workspace: Workspace) -> Task[..., dict[str, Any]]:
     cached = STAGES[stage].is_cached
 
     def run(request: dict[str, Any], slug: str, key: str | None) -> dict[str, Any]:
-        with _Shown(request["cell"], stage) as shown:
+        log = workspace.log_path(stage, workspace.params.cell(request["cell"]))
+        with _Shown(request["cell"], stage, log) as shown:
             outcome = run_stage(StageRequest(**request), shown.progress, workspace.digests)
         return {"stage": stage, "slug": slug, "key": key, "outcome": outcome}
 
     return task(
         name=stage,
+        task_run_name=f"{stage} {{request[cell]}}",
         cache_policy=RecipePolicy() if cached else NO_CACHE,
         persist_result=cached,
         result_serializer=JSONSerializer(object_encoder=None, object_decoder=None),
@@ -112,5 +118,12 @@ def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = F
     return "hit" if is_hit else outcome
 
 
+def cells_of(workspace: Workspace, cells: list[str] | None) -> list[str]:
+    """Return the full names of the cells of a flow's parameter; of all that params.yaml lists where none is named."""
+    named = [workspace.params.cell(cell) for cell in cells or ()]
+    return [str(cell) for cell in named or workspace.params.cells.values()]
+
+
 def workspace_of(root: str) -> Workspace:
-    return workspace_at(Path(root))
+    """Return the workspace of a flow's parameter; '' is the nearest one above the current folder, as for a worker's run."""
+    return find_workspace(Path(root) if root else None)

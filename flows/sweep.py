@@ -13,7 +13,8 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.outcomes import ended, results_of
 from flows.pipeline import refresh
-from flows.stage_tasks import workspace_of
+from flows.run_page import run_name, show_cell, tag_run
+from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
 from tvmflow.errors import TvmflowError, UsageError
@@ -22,7 +23,7 @@ from tvmflow.params import FlowParams
 from tvmflow.workspace import Workspace
 
 
-@task(name="run_cell", cache_policy=NO_CACHE, persist_result=False)
+@task(name="run_cell", task_run_name="{cell}", cache_policy=NO_CACHE, persist_result=False)
 def run_cell(cell: str, root: str, stages: tuple[str, ...], again: tuple[str, ...]) -> Any:
     """Walk one cell; its failure is part of the result."""
     workspace = workspace_of(root)
@@ -32,6 +33,7 @@ def run_cell(cell: str, root: str, stages: tuple[str, ...], again: tuple[str, ..
     except TvmflowError as error:
         result.error = error.to_json()
         return Failed(message=f"{result.failed_stage}: {error.found[:500]}", data=asdict(result))
+    show_cell(workspace, workspace.params.cell(cell))
     return asdict(result)
 
 
@@ -52,13 +54,18 @@ def task_runner(flows: FlowParams) -> TaskRunner[Any]:
     return runner
 
 
-@flow(name="sweep")
-def sweep(cells: list[str], root: str, again: tuple[str, ...] = ()) -> Any:
-    """Run every stage of the cells. Returns one WalkResult per cell, as a mapping, in the order of `cells`."""
+@flow(name="sweep", flow_run_name=run_name)
+def sweep(cells: list[str] | None = None, root: str = "", again: tuple[str, ...] = ()) -> Any:
+    """Run every stage of the cells (default: all of params.yaml), in the workspace `root` (default: the nearest).
+
+    Returns one WalkResult per cell, as a mapping, in the order of `cells`. again: stages to make even when nothing changed.
+    """
     workspace = workspace_of(root)
+    cells = cells_of(workspace, cells)
+    tag_run(cells)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():
-        running = [run_cell.submit(cell, root, stages, again) for cell in cells]
+        running = [run_cell.submit(cell, str(workspace.root), stages, again) for cell in cells]
         results: list[dict[str, Any]] = [future.result(raise_on_failure=False) for future in running]
     if is_stopping():
         return Cancelled(message="interrupted by the user")

@@ -102,6 +102,9 @@ PathText = Annotated[str, Field(max_length=4000), AfterValidator(_check_line)]
 Line = Annotated[str, Field(max_length=4000), AfterValidator(_check_line)]
 Program = Annotated[str, Field(max_length=4000), AfterValidator(_check_program)]
 Host = Annotated[str, AfterValidator(_check_host)]
+BlockName = Annotated[
+    str, Field(max_length=200, pattern=r"^[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*$")
+]  # Prefect's type/name
 Cron = Annotated[str, Field(max_length=200), AfterValidator(_check_cron)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seed = Annotated[int, Field(ge=0, lt=1 << 31)]  # xgboost's and MXNet's are the narrowest

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from tvmflow.bounds import (
+    BlockName,
     Cron,
     Finite,
     Line,
@@ -216,6 +217,7 @@ class FlowParams(Frozen):
     device_retries: NotNegative = 2
     retry_delay_s: PositiveFloat = 2.0
     retune_cron: Cron = "0 3 * * 6"
+    notify: BlockName | None = None
     push_to_remote: bool = True
     timeout_s: dict[str, PositiveFloat] = Field(default_factory=lambda: dict(STAGE_TIMEOUTS_S))
 

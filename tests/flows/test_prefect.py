@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import requests
 import yaml
 
 from flows.stage_process import StageRequest, run_stage
@@ -102,3 +103,67 @@ def test_the_flows_can_be_run_one_by_one(copy_of_finished: Path, with_prefect_se
     )
     assert done.returncode == 0, done.stderr
     assert "'build': 'hit'" in done.stdout and "'evaluate': 'hit'" in done.stdout and "deploy" not in done.stdout
+    assert done.stderr == "", "what stages say is on the page of the run, not on the terminal"
+    root = str(copy_of_finished)
+    [compiled], [evaluated] = (runs_of(with_prefect_server, name, root) for name in ("compile_model", "evaluate_model"))
+    assert compiled["name"] == "compile_model digits" and compiled["tags"] == [CELL] == evaluated["tags"]
+    tasks = ask(with_prefect_server, "task_runs", compiled)
+    assert f"build {CELL}" in [run["name"] for run in tasks] and {run["state_type"] for run in tasks} == {"COMPLETED"}
+    lines = [line["message"] for line in ask(with_prefect_server, "logs", compiled)]
+    assert lines.count("done") == 6, lines
+    link, card = sorted(ask(with_prefect_server, "artifacts", evaluated), key=lambda found: str(found["key"]))
+    assert card["key"] == "scorecard-digits-torch-local-cpu-float32" and "accuracy, built" in card["data"]
+    assert "/#/experiments/" in link["data"] and "127.0.0.1:5000" in link["data"]
+
+
+def runs_of(address: str, flow: str, root: str) -> list[dict[str, Any]]:
+    """Return the runs of a flow in a workspace, the newest first."""
+    body = {"flows": {"name": {"any_": [flow]}}, "sort": "START_TIME_DESC"}
+    found: list[dict[str, Any]] = requests.post(f"{address}/flow_runs/filter", json=body, timeout=20).json()
+    return [run for run in found if run["parameters"].get("root") == root]
+
+
+def ask(address: str, what: str, run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return task_runs, logs or artifacts of a flow run."""
+    key = {"task_runs": "flow_runs", "logs": "logs", "artifacts": "artifacts"}[what]
+    where = {"id": {"any_": [run["id"]]}} if what == "task_runs" else {"flow_run_id": {"any_": [run["id"]]}}
+    found: list[dict[str, Any]] = requests.post(f"{address}/{what}/filter", json={key: where}, timeout=20).json()
+    return found
+
+
+def test_progress_and_log_lines_of_a_stage_are_on_its_page(tmp_path: Path, with_prefect_server: str) -> None:
+    """A flow of its own in a process of its own: Prefect reads its settings when it is imported."""
+    code = """
+import sys
+from pathlib import Path
+from flows.settings import configure_prefect
+from tvmflow.workspace import Workspace
+configure_prefect(Workspace(Path(sys.argv[1])))
+from prefect import flow
+from flows.run_page import StageLog
+@flow(name="says")
+def says(root: str):
+    path = Path(root) / "stage.log"
+    log = StageLog(path)
+    path.write_text("first\\nhalf a li")
+    log.progress("measuring kernel 1", 1, 40)
+    log.progress("measuring kernel 2", 2, 40)
+    with path.open("a") as file:
+        file.write("ne\\n" + "x" * 5000 + "\\n" + "many\\n" * 600)
+    log.end("done")
+says(sys.argv[1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    [run] = runs_of(with_prefect_server, "says", str(tmp_path))
+    body = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
+    lines = [
+        line["message"] for line in requests.post(f"{with_prefect_server}/logs/filter", json=body, timeout=20).json()
+    ]
+    start = lines.index("measuring kernel 1 (1 of 40)")
+    assert lines[start + 1 : start + 3] == ["first", "half a line"], (
+        "a line is told when it is whole, progress at intervals"
+    )
+    assert len(lines[start + 3]) == 2000 and lines[start + 4] == "many"

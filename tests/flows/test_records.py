@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import requests
 
 from flows.stage_process import StageRequest, run_stage
 from tests.conftest import CELL, SLUG, stage, tvmflow
@@ -49,6 +53,22 @@ def test_a_second_run_starts_nothing(finished: Path) -> None:
     assert "nothing to do" in done.stderr and "Prefect" not in done.stderr
     assert before == {p: p.stat().st_mtime_ns for p in (finished / ".prefect").rglob("*.db*")}
     assert all(row["state"] == "hit" for row in _json(finished, "why", "digits")[CELL])
+
+
+def test_a_prefect_server_with_this_home_shows_the_runs(finished: Path) -> None:
+    """`PREFECT_HOME=.prefect prefect server start` opens this database: the address comes from Prefect itself."""
+    code = "from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL as url; print(url.value())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PREFECT_HOME": str(finished / ".prefect")}, check=True,
+        capture_output=True, text=True, cwd=finished,
+    )  # fmt: skip
+    path = Path(done.stdout.strip().partition("///")[2])
+    with sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True) as store:
+        runs = store.execute("SELECT name, state_type, tags FROM flow_run").fetchall()
+        artifacts = {key for (key,) in store.execute("SELECT key FROM artifact")}
+        [lines] = store.execute("SELECT count(*) FROM log WHERE task_run_id IS NOT NULL").fetchone()
+    assert (f"sweep {CELL}", "COMPLETED", json.dumps([CELL])) in runs
+    assert {f"{kind}-digits-torch-local-cpu-float32" for kind in ("scorecard", "mlflow")} <= artifacts and lines >= 8
 
 
 def test_every_reading_command_gives_json(finished: Path) -> None:
@@ -158,8 +178,15 @@ def test_mlflow_has_numbers_tags_model_and_history(finished: Path) -> None:
     client = open_mlflow(Workspace(finished))
     experiment = client.get_experiment_by_name("digits_torch")
     assert experiment is not None
-    runs = {run.data.tags["tvmflow.kind"]: run for run in client.search_runs([experiment.experiment_id])}
-    measured, history = runs["measurement"], runs["history"]
+    [measured] = client.search_runs([experiment.experiment_id])
+    trend = client.get_experiment_by_name("history of cells")
+    assert trend is not None
+    [history] = client.search_runs([trend.experiment_id])
+    assert history.data.tags["tvmflow.kind"] == "history", "among measurements are only measurements"
+    tvm, sha256 = measured.data.tags["toolchain.tvm"], measured.data.tags["library.sha256"]
+    assert measured.info.run_name.startswith(f"local-cpu:float32 TVM {tvm} {sha256[:7]} 20")
+    [dataset] = measured.inputs.dataset_inputs
+    assert dataset.dataset.name == "digits_torch evaluation set" and measured.outputs.model_outputs[0].step == 0
     assert {
         "accuracy",
         "latency_ms.median",
@@ -176,7 +203,8 @@ def test_mlflow_has_numbers_tags_model_and_history(finished: Path) -> None:
     models = client.search_logged_models([experiment.experiment_id])
     assert [model.model_type for model in models] == ["tvm-library"]
     folder = Path(models[0].artifact_location.removeprefix("file://"))
-    assert sorted(p.name for p in folder.iterdir()) == ["library.so", "manifest.json"]
+    assert {"MLmodel", "requirements.txt", "input_example.json", "data"} <= {p.name for p in folder.iterdir()}
+    assert sorted(p.name for p in folder.rglob("data/*/*")) == ["library.so", "manifest.json"]
     version = version_by_alias(Workspace(finished), Workspace(finished).params.cell("digits"), "challenger")
     assert version is not None and version.sha256 == measured.data.tags["library.sha256"]
 
@@ -217,6 +245,10 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefe
     _edit(root, "max_spread: 5.0", "max_spread: 1.0e-09")
     tvmflow(root, "run", "digits")
     refused = tvmflow(root, "promote", "digits", code=3)
+    body = {"flows": {"name": {"any_": ["release_model"]}}, "sort": "START_TIME_DESC"}
+    run = requests.post(f"{with_prefect_server}/flow_runs/filter", json=body, timeout=20).json()[0]
+    assert (run["state_type"], run["state_name"]) == ("FAILED", "Refused"), "automations can notify"
+    assert run["name"] == f"release_model {CELL}" and run["tags"] == [CELL]
     assert "unsteady" in refused.stderr
     _edit(root, "max_spread: 1.0e-09", "max_spread: 5.0")
     tvmflow(root, "run", "digits")

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,45 @@ from tests.conftest import CELL, free_port, tvmflow
 
 BROKEN = "broken@local-cpu:float32"
 OTHER = "digits_torch@local-cpu:float16"
+
+
+class Webhook:
+    """A service on loopback that takes notifications. received: the JSON of each."""
+
+    def __init__(self) -> None:
+        self.received: list[dict[str, str]] = []
+        received = self.received
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_address[1]}/hook"
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    found = Webhook()
+    thread = threading.Thread(target=found.server.serve_forever, daemon=True)
+    thread.start()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+def _save_block(address: str) -> None:
+    """Save a notification block as a user does, in a process of its own."""
+    code = (
+        "import sys; from prefect.blocks.notifications import CustomWebhookNotificationBlock as Block\n"
+        "Block(name='retune', url=sys.argv[1], json_data={'subject': '{{subject}}', 'body': '{{body}}'}).save('retune', overwrite=True)"
+    )
+    subprocess.run([sys.executable, "-c", code, address], check=True, timeout=120)
 
 
 def _with_broken_cell(root: Path, **flows: Any) -> None:
@@ -79,13 +120,16 @@ def test_retune_of_several_cells_each_by_its_own_champion(copy_of_finished: Path
     assert "digits_torch.local-cpu.float32 has no previous" in tvmflow(root, "rollback", CELL, code=1).stderr
 
 
-def test_the_scheduled_retune_fires_and_runs(copy_of_finished: Path, with_prefect_server: str) -> None:
+def test_the_scheduled_retune_fires_runs_and_notifies(
+    copy_of_finished: Path, with_prefect_server: str, webhook: Webhook
+) -> None:
     """With a wrong SQLAlchemy everything looks well and no run is ever scheduled; so wait for one that is done."""
     root = copy_of_finished
     params = yaml.safe_load((root / "params.yaml").read_text())
-    params["flows"]["retune_cron"] = "* * * * *"
+    params["flows"] |= {"retune_cron": "* * * * *", "notify": "custom-webhook/retune"}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     tvmflow(root, "promote", "digits")
+    _save_block(webhook.address)
     environment = {**os.environ, "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
     with (root / "serve.log").open("w") as log:
         process = subprocess.Popen(
@@ -106,9 +150,25 @@ def test_the_scheduled_retune_fires_and_runs(copy_of_finished: Path, with_prefec
         body = {"artifacts": {"flow_run_id": {"any_": [ended[0]["id"]]}}}
         [table] = requests.post(f"{with_prefect_server}/artifacts/filter", json=body, timeout=20).json()
         assert CELL in table["data"] and "nothing to do" in table["data"]
+        assert ended[0]["name"] == f"retune {CELL}" and CELL in ended[0]["tags"]
+        [told] = webhook.received[:1]
+        assert told["subject"] == "tvmflow re-tune: 1 cells, 0 promoted, 0 failed"
+        header, _, row = told["body"].splitlines()
+        assert header.startswith("| cell | TVM | reused | re-measured | re-tuned | lost | ")
+        assert row.startswith(f"| {CELL} | ") and "nothing to do" in row
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def test_serve_refuses_a_block_that_is_not_there(make_workspace: Callable[..., Path], with_prefect_server: str) -> None:
+    root = make_workspace(lambda params: params["flows"].update(notify="custom-webhook/none"))
+    done = tvmflow(root, "serve", code=2)
+    assert (
+        "flows.notify is 'custom-webhook/none'" in done.stderr
+        and "under Blocks" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_serve_without_a_server_says_what_to_start(make_workspace: Callable[..., Path]) -> None:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from tasks.table import STAGES
@@ -53,6 +54,10 @@ class LedgerBench:
             folder.mkdir(parents=True)
             for file, text in self._files(name, cell, library).items():
                 (folder / file).write_text(text)
+            if name == "fetch":
+                np.savez(folder / "golden.npz", x=np.zeros((2, 4), np.float32))
+            if name == "quantize":
+                np.savez(folder / "reference.npz", golden=np.ones((2, 3), np.float32))
             recipe = {
                 "schema": 1, "stage": name, "params": self.params, "toolchain": self.toolchain, "code": self.code,
                 "inputs": {source: records[source].digest(only) for source, only in stage.inputs.items()},
@@ -92,6 +97,7 @@ class LedgerBench:
             texts["curve.csv"] = "trial,kernels_ms\n0,2.0\n1,1.0\n"
         if stage == "build":
             texts["library.so"] = library
+            texts["manifest.json"] = json.dumps({"input": {"name": "x", "shape": [1, 4], "dtype": "float32"}})
         if stage == "evaluate":
             texts |= {"scorecard.json": json.dumps(self._card(cell, library)), "metrics.json": "{}"}
             texts |= {"confusion.csv": "actual,predicted\n", "latency.csv": "what,median_ms\n"}

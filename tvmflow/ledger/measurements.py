@@ -1,8 +1,4 @@
-"""Put a scorecard into MLflow, once: parameters, tags, numbers, the tuning curve, the library as a LoggedModel.
-
-Beside the run of each measurement there is one long-lived history run per cell and device, to which every measurement
-adds a step; selecting the history runs in the UI gives charts across time and devices.
-"""
+"""Put a scorecard into MLflow, once: parameters, tags, numbers, the tuning curve, the library as a LoggedModel."""
 
 from __future__ import annotations
 
@@ -20,8 +16,13 @@ from pathlib import Path
 
 from tvmflow.artifacts import RECORD_NAME, Record, digest_of, read_record, write_atomic
 from tvmflow.errors import StoreError
+from tvmflow.evaluation.in_process import input_specs
+from tvmflow.ledger import golden
+from tvmflow.ledger.links import run_url
+from tvmflow.ledger.pyfunc import save_model
 from tvmflow.ledger.registry import mlflow_lock, open_registry, register_version
-from tvmflow.ledger.store_paths import experiment_id, holds_measurement
+from tvmflow.ledger.store_paths import experiment_id, holds_measurement, open_mlflow
+from tvmflow.ledger.trend import Step, add_step
 from tvmflow.params import STAGE_NAMES, Cell
 from tvmflow.workspace import Workspace
 
@@ -59,6 +60,15 @@ def is_recorded(workspace: Workspace, cell: Cell) -> bool:
         return True  # nothing to record
     run_id = _marker(workspace, record).get("run_id")
     return run_id is not None and holds_measurement(workspace, run_id)
+
+
+def run_page(workspace: Workspace, cell: Cell) -> str | None:
+    """Return the address in MLflow's UI of the measurement in the cell's folder, None where it is not recorded."""
+    try:
+        run_id = _marker(workspace, read_record(workspace.folder("evaluate", cell) / RECORD_NAME)).get("run_id")
+    except StoreError:
+        return None
+    return run_id and run_url(str(open_mlflow(workspace).get_run(run_id).info.experiment_id), run_id)
 
 
 def _marker(workspace: Workspace, record: Record) -> dict[str, str]:
@@ -118,18 +128,24 @@ class _Recording:
 
     def write(self) -> str:
         self._drop_unfinished()
-        created = self.records["evaluate"].created
-        run = self.client.create_run(
-            self.experiment, self.measurement.measured_ms, self._tags, run_name=f"{self.cell} {created}"
-        )
+        run = self.client.create_run(self.experiment, self.measurement.measured_ms, self._tags, run_name=self._run_name)
         run_id = str(run.info.run_id)
         self._write_numbers(run_id)
         model_id = self._log_library(run_id)
         register_version(self.client, self.cell, model_id, run_id, self._version_tags())
-        self._add_history()
+        self._log_dataset(run_id)
+        step = Step(self.digest, self._tags, self._numbers, self.measurement.measured_ms)
+        add_step(self.client, self.workspace, step)
         self.client.set_tag(run_id, "tvmflow.complete", "true")
         self.client.set_terminated(run_id)
         return run_id
+
+    @property
+    def _run_name(self) -> str:
+        """What tells runs apart where they stand side by side: the cell, the toolchain, the library, when."""
+        sha256 = self.records["build"].outputs["library.so"].sha256
+        when = self.records["evaluate"].created[:16].replace("T", " ")
+        return f"{self.cell.target}:{self.cell.precision} TVM {self._toolchain.get('tvm', '?')} {sha256[:7]} {when}"
 
     def _drop_unfinished(self) -> None:
         """Delete what an earlier attempt at this same measurement left when it was killed."""
@@ -231,7 +247,17 @@ class _Recording:
         tuned = self.records["tune"].facts if "tune" in self.records else {}
         found |= {
             f"tuning.{name}": float(tuned[name])
-            for name in ("measured", "device_hours", "trials_per_minute", "saved_s", "winograd")
+            for name in (
+                "measured",
+                "replayed",
+                "slower",
+                "lost",
+                "searched",
+                "device_hours",
+                "trials_per_minute",
+                "saved_s",
+                "winograd",
+            )
             if name in tuned
         }
         found |= {f"tuning.kernels.{name}": float(count) for name, count in tuned.get("kernels", {}).items()}
@@ -248,60 +274,48 @@ class _Recording:
                 yield f"{stage}.{key}", value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
     def _log_library(self, run_id: str) -> str:
-        """Keep the library and its manifest as a LoggedModel whose metrics are this measurement's."""
-        from mlflow.entities import Metric
+        """Keep the library as a LoggedModel that MLflow can load, whose metrics are this measurement's; golden samples beside it."""
+        from mlflow.entities import LoggedModelOutput, Metric
 
         model = self.client.create_logged_model(
             self.experiment, name=f"{self.cell.target}-{self.cell.precision}", source_run_id=run_id,
             model_type="tvm-library", tags={"cell": str(self.cell), "sha256": self.records["build"].outputs["library.so"].sha256},
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
-            for name in ("library.so", "manifest.json"):
-                shutil.copyfile(self.measurement.path("build", name), Path(folder) / name)
-            self.client.log_model_artifacts(model.model_id, folder)
+            self._write_model(Path(folder), run_id)
+            self.client.log_model_artifacts(model.model_id, str(Path(folder) / "model"))
         self.client.finalize_logged_model(model.model_id, "READY")
+        self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
         now = self.measurement.measured_ms
         self.client.log_batch(
             run_id, [Metric(k, v, now, 0, model_id=model.model_id, run_id=run_id) for k, v in self._numbers.items()]
         )
         return str(model.model_id)
 
-    def _add_history(self) -> None:
-        from mlflow.entities import Metric
+    def _write_model(self, folder: Path, run_id: str) -> None:
+        library = folder / "library"
+        library.mkdir()
+        for name in ("library.so", "manifest.json"):
+            shutil.copyfile(self.measurement.path("build", name), library / name)
+        names = [spec.name for spec in input_specs(json.loads(self._text("build", "manifest.json")))]
+        path = self.measurement.path
+        inputs, outputs = golden.golden(path("fetch", "golden.npz"), path("quantize", "reference.npz"), names)
+        golden.save(folder / "golden.npz", inputs, outputs)
+        self.client.log_artifact(run_id, str(folder / "golden.npz"))
+        save_model(folder / "model", library, inputs, outputs, self._toolchain["tvm"])
 
-        device = self.card["device"]
-        where = (
-            f"tags.`tvmflow.kind` = 'history' and tags.cell = '{self.cell}' and tags.`device.kind` = '{device['kind']}'"
-        )
-        runs = self.client.search_runs([self.experiment], where)
-        if runs:
-            run = runs[0]
-        else:
-            tags = {
-                k: v
-                for k, v in self._tags.items()
-                if k in ("cell", "model", "target", "precision", "device.key", "device.kind")
-            }
-            run = self.client.create_run(
-                self.experiment, tags={**tags, "tvmflow.kind": "history"}, run_name=f"history {self.cell} on {device['kind']}"
+    def _log_dataset(self, run_id: str) -> None:
+        """Say which evaluation set was used: a run's input in MLflow's words."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        file = self.records["fetch"].outputs.get("evaluation.npz")
+        if file is not None:
+            count = self.card["agreement"]["samples"]
+            found = Dataset(
+                name=f"{self.cell.model} evaluation set", digest=file.sha256[:12], source_type="dvc",
+                source=json.dumps({"md5": file.md5, "sha256": file.sha256}), profile=json.dumps({"num_rows": count}),
             )  # fmt: skip
-        done = self.client.get_run(run.info.run_id).data.tags
-        if done.get("tvmflow.last") != self.digest:
-            step = int(done.get("tvmflow.steps", "0")) + 1
-            now = self.measurement.measured_ms
-            shown = (
-                "accuracy",
-                "latency_ms.median",
-                "library_bytes",
-                "cold_start_ms",
-                "agreement.max_relative_error",
-                "agreement.sqnr_db",
-            )
-            numbers = {key: value for key, value in self._numbers.items() if key in shown}
-            self.client.log_batch(run.info.run_id, [Metric(k, v, now, step) for k, v in numbers.items()])
-            self.client.set_tag(run.info.run_id, "tvmflow.steps", str(step))
-            self.client.set_tag(run.info.run_id, "tvmflow.last", self.digest)
-        self.client.set_terminated(run.info.run_id)
+            self.client.log_inputs(run_id, [DatasetInput(found, [InputTag("mlflow.data.context", "evaluation")])])
 
 
 def _agreement(prefix: str, agreement: dict[str, float | None]) -> dict[str, float]:

@@ -33,6 +33,8 @@ _FILES = {
     "evaluate": ("scorecard.json", "confusion.csv", "latency.csv"),
     "tune": ("curve.csv",),
     "build": ("library.so", "manifest.json"),
+    "fetch": ("golden.npz",),
+    "quantize": ("reference.npz",),
 }
 Found = dict[str, list[Record]]
 

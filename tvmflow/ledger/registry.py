@@ -156,8 +156,8 @@ def logged_library(workspace: Workspace, version: Version, target: Path) -> None
     source = client.get_model_version(version.name, version.version).source
     try:
         folder = artifacts.download_artifacts(artifact_uri=source)
-        shutil.copyfile(Path(folder) / "library.so", target)
-    except (MlflowException, OSError) as error:
+        shutil.copyfile(next(Path(folder).rglob("library.so")), target)  # at the top in models of before
+    except (MlflowException, OSError, StopIteration) as error:
         raise StoreError(
             f"the library of {version.name} version {version.version} is gone from MLflow: {error}"
         ) from error

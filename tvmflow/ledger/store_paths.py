@@ -47,14 +47,21 @@ def sqlite_path(workspace: Workspace) -> Path | None:
 
 def open_mlflow(workspace: Workspace) -> MlflowClient:
     """Return a client of the workspace's store, made where it is missing. Its calls raise StoreError."""
-    for name, value in {**PRIVACY, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}.items():
+    for name, value in {**PRIVACY, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_UV_AUTO_DETECT": "false"}.items():
         os.environ.setdefault(name, value)
     check_store(workspace)
     try:
         (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, "opening the MLflow store in") from None
-    for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking", "urllib3.connectionpool"):
+    for noisy in (
+        "alembic",
+        "mlflow.store.db.utils",
+        "mlflow.tracking",
+        "mlflow.pyfunc",
+        "mlflow.utils.requirements_utils",
+        "urllib3.connectionpool",
+    ):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # what they have to say is in the StoreError
     import mlflow
     from mlflow import MlflowClient

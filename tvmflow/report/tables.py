@@ -190,3 +190,17 @@ def retune_table(results: list[dict[str, Any]]) -> Grid:
         "kernels: reused or re-measured as they were; re-tuned because they got slower, or their schedule was lost"
     )
     return grid("re-tune", columns, rows, ("cell", "verdict"), caption)
+
+
+def scorecard_markdown(card: dict[str, Any]) -> str:
+    """Return a scorecard as Markdown: accuracy of every form, agreement, latency beside the peers."""
+    rows = [("device", card["device"]["kind"]), ("latency", shown_compute(card))]
+    rows += [
+        (f"accuracy, {form}", f"{card['accuracy'][form]:.2%}") for form in FORMS if form in (card["accuracy"] or {})
+    ]
+    rows += [("top-1 agreement", shown_top1(card["agreement"])), ("error", shown_error(card["agreement"]))]
+    for name, peer in sorted(card["peers"].items()):
+        rows.append((name, f"{shown_latency(peer)} ({shown_advantage(card, name)})"))
+    rows.append(("library", f"{card['library_bytes'] / 1e6:.2f} MB"))
+    lines = [f"**{card['cell']}**", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    return "\n".join(lines)

@@ -1,0 +1,50 @@
+"""Tell people how a scheduled re-tune ended, through the notification block of Prefect that params.yaml names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect.blocks.abstract import NotificationBlock
+from prefect.blocks.core import Block
+
+from tvmflow.errors import StageError, UsageError, first_line
+from tvmflow.report.console import Grid
+
+
+def notification_block(name: str) -> NotificationBlock:
+    """Return the saved block `type/name`. Raises UsageError where the server has none, or it is no notification block."""
+    expected = "type and name of a notification block that was saved, as slack-webhook/team"
+    hint = "save it in Prefect's UI under Blocks, or in Python: SlackWebhook(url=...).save('team')"
+    import prefect.blocks.notifications  # noqa: F401  (Block.load knows the classes that were imported)
+
+    try:
+        block: Any = Block.load(name)
+    except ValueError as error:
+        raise UsageError(f"flows.notify is {name!r}: {first_line(error)}", expected, hint) from None
+    if not isinstance(block, NotificationBlock):
+        raise UsageError(f"flows.notify is {name!r}, a block of another kind: {type(block).__name__}", expected, hint)
+    return block
+
+
+def notify(name: str, subject: str, body: str) -> None:
+    """Send a notification. Raises UsageError, and StageError where it could not be delivered."""
+    block: Any = notification_block(name)
+    try:
+        with block.raise_on_failure():
+            block.notify(body=body, subject=subject)
+    except Exception as error:  # each service has its own types
+        raise StageError(
+            f"the notification {name} was not sent: {first_line(error)}", "a service that takes it"
+        ) from error
+
+
+def as_rows(table: Grid) -> list[dict[str, str]]:
+    """Return a table as Prefect's table artifacts have it."""
+    return [dict(zip(table.columns, map(str, row), strict=True)) for row in table.rows]
+
+
+def as_text(table: Grid) -> str:
+    """Return a table as Markdown, which services show as it is where they do not render it."""
+    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+    cells = ([str(cell).replace("|", "/").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -1,0 +1,105 @@
+"""What Prefect shows of a run: a name and tags with its cells, the log lines of stages, scorecards and links to MLflow."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.client.orchestration import get_client
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from tvmflow.ledger.measurements import run_page
+from tvmflow.params import Cell
+from tvmflow.report.tables import scorecard, scorecard_markdown
+from tvmflow.workspace import Workspace
+
+MOST_TAGS = 50
+_MOST_LINES = 500  # of one stage
+_LONGEST_LINE = 2000
+_LOG_EVERY_S = 5.0
+
+
+def run_name() -> str:
+    """Return a name for the flow run that is about to start: its flow and its cells."""
+    parameters: dict[str, Any] = flow_run.parameters
+    cells = parameters.get("cells", parameters.get("cell")) or "all cells"
+    text = (
+        cells if isinstance(cells, str) else ", ".join(cells[:3]) + (f" and {len(cells) - 3}" if len(cells) > 3 else "")
+    )
+    return f"{flow_run.flow_name} {text}"[:200]
+
+
+def tag_run(cells: list[str]) -> None:
+    """Give the run of this flow its cells as tags, by which the UI, the API and automations find it."""
+    if flow_run.id is None:
+        return
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *cells[:MOST_TAGS]}))
+
+
+class StageLog:
+    """Pass on to Prefect what a stage says: its progress now and then, the lines of its log, how it ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.logger = path, get_run_logger()
+        self.text, self.told, self.lines, self.offset = "", time.monotonic(), 0, 0
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        """Log a new text at once, how far it is every few seconds."""
+        what, now = re.sub(r"[\d.]+", "", text), time.monotonic()
+        if what != self.text or now - self.told > _LOG_EVERY_S:
+            self.text, self.told = what, now
+            self._log(f"{text} ({done} of {total})" if total else text)
+            self.forward()
+
+    def forward(self) -> None:
+        """Log the complete lines that the stage has written to its log since the last time."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read(1 << 20)
+        except OSError:
+            return
+        end = data.rfind(b"\n") + 1
+        self.offset += end
+        for line in data[:end].decode("utf-8", errors="replace").splitlines():
+            if line.strip():
+                self._log(line)
+
+    def _log(self, line: str) -> None:
+        self.lines += 1
+        if self.lines < _MOST_LINES:
+            self.logger.info("%s", line[:_LONGEST_LINE])
+        elif self.lines == _MOST_LINES:
+            self.logger.info("more lines are in %s", self.path)
+
+    def end(self, outcome: str) -> None:
+        self.forward()
+        self.logger.info("%s", outcome)
+
+
+def artifact_key(text: str) -> str:
+    """Return a key as Prefect allows them: lower case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def show_cell(workspace: Workspace, cell: Cell) -> None:
+    """Put the scorecard of a cell and the address of its page in MLflow beside the run. A page that fails stops no run."""
+    with contextlib.suppress(Exception):
+        card = scorecard(workspace, cell)
+        if card is not None:
+            key = artifact_key(str(cell))
+            create_markdown_artifact(
+                scorecard_markdown(card), key=f"scorecard-{key}", description=f"scorecard of {cell}"
+            )
+            page = run_page(workspace, cell)
+            if page is not None:
+                create_link_artifact(
+                    page, link_text=f"measurement of {cell} in MLflow", key=f"mlflow-{key}",
+                    description="`mlflow ui` has to run there; TVMFLOW_MLFLOW_UI names another address",
+                )  # fmt: skip

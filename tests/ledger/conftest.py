@@ -1,0 +1,5 @@
+"""The ledger's fixtures, for calls that need no finished workspace."""
+
+from tests.unit.conftest import empty_store, ledger
+
+__all__ = ["empty_store", "ledger"]

@@ -1,0 +1,33 @@
+"""The golden samples of a cell: what its models in MLflow take their signature and input example from, and are compared by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+MOST_NUMBERS = 1 << 21  # of inputs and outputs together; what is larger is cut to its first sample
+
+
+def arrays_of(path: Path, group: str) -> list[NDArray[Any]]:
+    """Return the arrays of a group in an .npz file of a stage: NAME, NAME.1, NAME.2 and so on."""
+    with np.load(path, allow_pickle=False) as data:
+        count = sum(name == group or name.startswith(f"{group}.") for name in data.files)
+        return [np.asarray(data[f"{group}.{at}" if at else group]) for at in range(count)]
+
+
+def golden(inputs: Path, outputs: Path, names: list[str]) -> tuple[Arrays, Arrays]:
+    """Return the golden inputs, by the names of the model's inputs, and the outputs that its library must give."""
+    given = dict(zip(names, arrays_of(inputs, "x"), strict=True))
+    made = {f"output_{at}" if at else "output": x for at, x in enumerate(arrays_of(outputs, "golden"))}
+    if sum(x.size for x in (*given.values(), *made.values())) > MOST_NUMBERS:
+        given, made = ({name: x[:1] for name, x in group.items()} for group in (given, made))
+    return given, made
+
+
+def save(path: Path, inputs: Arrays, outputs: Arrays) -> None:
+    """Write inputs and outputs into one .npz file under their names."""
+    np.savez(path, **{f"input.{k}": x for k, x in inputs.items()}, **{f"output.{k}": x for k, x in outputs.items()})  # type: ignore[arg-type]

@@ -1,0 +1,69 @@
+"""The library as a model of MLflow: what `mlflow.pyfunc.load_model` and `mlflow models predict` load and run.
+
+A logged model is a folder: MLmodel (the signature, and this module's name), requirements.txt, an input example, and data/ with
+library.so and manifest.json. No pickle and no workspace is needed to load it, only tvmflow and a processor that the library is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmflow import __version__
+
+if TYPE_CHECKING:
+    from tvmflow.evaluation.in_process import LoadedLibrary
+
+Arrays = Mapping[str, NDArray[Any]]
+LOADER = "tvmflow.ledger.pyfunc"
+DATA = "data"
+MOST_EXAMPLE_NUMBERS = 1 << 20  # they are written as JSON
+
+
+class PyfuncLibrary:
+    """What MLflow calls. One input comes as an array, several as a mapping of their names."""
+
+    def __init__(self, library: LoadedLibrary) -> None:
+        self.library = library
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+        """Return the outputs (N, ...), of several outputs a mapping output_0, output_1, ..."""
+        if isinstance(model_input, Mapping):
+            found = self.library(**model_input)
+        else:
+            values = getattr(model_input, "values", model_input)  # a DataFrame has a row for each sample
+            found = self.library(np.asarray(values))
+        return {f"output_{at}": x for at, x in enumerate(found)} if isinstance(found, tuple) else found
+
+
+def _load_pyfunc(path: str) -> PyfuncLibrary:
+    """Load the model whose data folder is at `path`; MLflow calls this."""
+    from tvmflow.evaluation.in_process import LoadedLibrary
+
+    return PyfuncLibrary(LoadedLibrary(Path(path)))
+
+
+def save_model(folder: Path, data: Path, inputs: Arrays, outputs: Arrays, tvm: str) -> None:
+    """Write the model folder. data: holds library.so and manifest.json; inputs, outputs: golden arrays (N, ...) by name.
+
+    The signature is inferred from them, with any N; the first sample is the input example. tvm: the version that built it.
+    """
+    from mlflow import pyfunc
+    from mlflow.models import infer_signature
+
+    given, made = _alone(inputs), _alone(outputs)
+    first = {name: x[:1] for name, x in inputs.items()}
+    is_small = sum(x.size for x in first.values()) <= MOST_EXAMPLE_NUMBERS
+    pyfunc.save_model(
+        str(folder), loader_module=LOADER, data_path=str(data), signature=infer_signature(given, made),
+        input_example=_alone(first) if is_small else None,
+        pip_requirements=[f"tvmflow=={__version__}", f"apache-tvm=={tvm}"],
+    )  # fmt: skip
+
+
+def _alone(arrays: Arrays) -> Any:
+    return next(iter(arrays.values())) if len(arrays) == 1 else dict(arrays)
