@@ -27,6 +27,7 @@ from tvmflow.params import STAGE_NAMES, Cell
 from tvmflow.workspace import Workspace
 
 MAX_PARAM_LENGTH = 500
+_TUNING = ("measured", "device_hours", "trials_per_minute", "saved_s", "winograd")
 
 
 @dataclass(frozen=True)
@@ -245,22 +246,9 @@ class _Recording:
         if card.get("part"):
             found |= {name: float(value) for name, value in card["part"]["metrics"].items()}
         tuned = self.records["tune"].facts if "tune" in self.records else {}
-        found |= {
-            f"tuning.{name}": float(tuned[name])
-            for name in (
-                "measured",
-                "replayed",
-                "slower",
-                "lost",
-                "searched",
-                "device_hours",
-                "trials_per_minute",
-                "saved_s",
-                "winograd",
-            )
-            if name in tuned
-        }
-        found |= {f"tuning.kernels.{name}": float(count) for name, count in tuned.get("kernels", {}).items()}
+        found |= {f"tuning.{name}": float(tuned[name]) for name in _TUNING if name in tuned}
+        kernels = tuned.get("kernels", {})
+        found |= {f"tuning.kernels.{origin}": float(count) for origin, count in kernels.items()}
         found |= {f"stage_s.{name}": record.elapsed_s for name, record in self.records.items()}
         return found
 
