@@ -4,6 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 OLD_TVM := .venv-tvm-0.26
+PYTEST = TVMFLOW_OLD_TVM=$(CURDIR)/$(OLD_TVM)/bin/python TVMFLOW_PICTURES=$(CURDIR)/.pictures \
+	$(BIN)/python -m pytest tests -n 2 --dist worksteal
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DO_NOT_TRACK := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -11,26 +13,34 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK := true
 
-.PHONY: demo test check browser setup format pipeline docs schema constraints clean
+.PHONY: demo test test-all test-fast check style browser setup format pipeline docs schema constraints clean
 
 demo: setup  ## set up, run the main job on the embedded default, show the result
 	$(BIN)/tvmflow run digits
 	$(BIN)/tvmflow report
 
-test: check browser $(OLD_TVM)/.installed  ## all checks and tests, as CI runs them; one of them re-tunes from TVM 0.26.0
-	TVMFLOW_OLD_TVM=$(CURDIR)/$(OLD_TVM)/bin/python TVMFLOW_PICTURES=$(CURDIR)/.pictures $(BIN)/python -m pytest tests -n 2 --dist worksteal
+test: style browser $(OLD_TVM)/.installed  ## all checks and tests, as CI runs them; one of them re-tunes from TVM 0.26.0
+	$(PYTEST) -m "not slow"
+
+test-all: style browser $(OLD_TVM)/.installed  ## the same, and further networks and sizes of what it covers
+	$(PYTEST)
+
+test-fast: setup  ## what starts no servers, sandboxes or stages: under two minutes
+	$(BIN)/python -m pytest tests/contract tests/unit tests/golden -m "not slow and not heavy" -n 2 --dist worksteal
 
 browser:  ## Chromium, in which the report is tested; without it, and without root to install it, those tests are skipped
 	@command -v chromium chromium-browser google-chrome > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
 		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; } \
 		|| echo "no Chromium and no way to install it: the tests of the report in a browser are skipped"
 
-check: setup  ## style, types, direction of imports, documentation against the disk
+check: style  ## the same, and documentation against the disk
+	$(BIN)/python -m pytest tests/contract
+
+style: setup  ## style, types, direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/contract
 
 setup: $(VENV)/.installed
 	@$(BIN)/tvmflow init --quiet

@@ -47,7 +47,15 @@ def _load(folder: Path, framework: str, file: str, shape: tuple[int, ...], netwo
 # -- MXNet, against MXNet itself ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("network", ["mobilenetv2_0.25", "resnet18_v2", "squeezenet1.1", "inceptionv3"])
+@pytest.mark.parametrize(
+    "network",
+    [
+        "mobilenetv2_0.25",
+        "squeezenet1.1",
+        pytest.param("resnet18_v2", marks=pytest.mark.slow),
+        pytest.param("inceptionv3", marks=pytest.mark.slow),
+    ],
+)
 def test_gluon_networks(tmp_path: Path, network: str) -> None:
     request = WeightsRequest(
         "mxnet",
@@ -198,12 +206,18 @@ def test_saved_model_and_tflite_float_and_int8(tmp_path: Path) -> None:
 # -- Keras -------------------------------------------------------------------------------------------------------------
 
 
-def _keras_model(**options: Any) -> Any:
+def _keras_model() -> Any:
     from tvmflow.sources.keras_networks import keras_on_torch
 
     keras = keras_on_torch()
     keras.utils.set_random_seed(1)
-    return keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, weights=None, classes=10, **options)
+    layers, x = keras.layers, keras.Input((32, 32, 3))
+    y = layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(x)  # pads right and below only
+    y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
+    z = layers.BatchNormalization()(layers.DepthwiseConv2D(3, padding="same", use_bias=False)(y))
+    y = layers.Add()([y, layers.Conv2D(8, 1)(layers.ReLU(6.0)(z))])
+    y = layers.Conv2D(16, 3, strides=2)(layers.ZeroPadding2D(((0, 1), (0, 1)))(y))
+    return keras.Model(x, layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling2D()(y)))
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".h5"])
@@ -216,7 +230,7 @@ def test_a_channels_last_keras_file_computes_channels_first(tmp_path: Path, suff
     source = _load(tmp_path, "keras", f"model{suffix}", (1, 3, 32, 32))
     assert _error(source, x) < 5e-4  # batch norms of few numbers enlarge what float32 rounds
     ops = Counter(step.op for step in read_graph(canonicalize(source.to_relax())).steps)
-    assert ops["relax.nn.conv2d"] == 52 and ops["relax.permute_dims"] == 0
+    assert ops["relax.nn.conv2d"] == 4 and ops["relax.permute_dims"] == 0
     last = _load(tmp_path, "keras", f"model{suffix}", (1, 32, 32, 3))
     assert _error(last, x.transpose(0, 2, 3, 1).copy()) < 5e-4  # batch norms of few numbers enlarge what float32 rounds
 

@@ -18,6 +18,8 @@ from tvmflow.cli import main
 from tvmflow.ledger.registry import CHALLENGER, version_by_alias
 from tvmflow.ledger.releases import promote
 
+pytestmark = pytest.mark.heavy
+
 CELL = "digits_torch@local-cpu:float32"
 SLUG = "digits_torch.local-cpu.float32"
 FILES = {  # and the command that its first damage meets; the next damage meets the next command

@@ -23,6 +23,8 @@ from tvmflow.stages import AnyStage, Stage, StageContext, no_limits
 from tvmflow.store import Plan, Store
 from tvmflow.workspace import Workspace, workspace_at
 
+pytestmark = pytest.mark.heavy
+
 SIZE = 100_000
 NAMES = ("fetch", "import_model", "quantize", "graph_pack", "tune", "build", "deploy", "evaluate")
 SETTLED_S = 0.06

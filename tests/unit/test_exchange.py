@@ -24,6 +24,8 @@ from tvmflow.tuning.exchange import _MAX_DATABASE_BYTES, FILES, _record, export_
 from tvmflow.tuning.records import OK, TuningRecord
 from tvmflow.tuning.traces import trace_json
 
+pytestmark = pytest.mark.heavy
+
 WORKLOADS, RECORDS = FILES
 GOOD = {
     "workload": "k", "name": "n", "trace": [[["GetSBlock", [], ["B", "main"], ["b0"]]], []], "seconds": [1e-3],

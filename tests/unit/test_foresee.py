@@ -10,6 +10,8 @@ import pytest
 from tests.unit.test_store import Bench, bench  # noqa: F401  (a fixture)
 from tvmflow.store import Plan
 
+pytestmark = pytest.mark.heavy
+
 
 def _foreseen(bench: Bench) -> dict[str, str]:  # noqa: F811
     found = {}

@@ -15,6 +15,8 @@ from tvmflow.errors import ModelFileError, TvmflowError, UnsupportedOperatorErro
 from tvmflow.frontends.source_model import SourceDescription, run_in_batches
 from tvmflow.frontends.table import load_source
 
+pytestmark = pytest.mark.heavy
+
 
 class Evil:
     def __reduce__(self) -> tuple[object, tuple[str]]:

@@ -16,6 +16,8 @@ from tvmflow.errors import ModelFileError
 from tvmflow.frontends.keras_files import check_file
 from tvmflow.sources.keras_networks import build
 
+pytestmark = pytest.mark.heavy
+
 FILES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

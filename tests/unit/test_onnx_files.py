@@ -28,6 +28,8 @@ from tvmflow.sources.datasets import Samples
 from tvmflow.sources.onnx_files import external_files
 from tvmflow.workspace import Workspace
 
+pytestmark = pytest.mark.heavy
+
 MINE = "mine@local-cpu:float32"
 FILES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

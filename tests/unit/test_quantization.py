@@ -29,6 +29,8 @@ from tvmflow.vta.config import VtaConfig
 from tvmflow.vta.extract import Found, extract
 from tvmflow.vta.region import Sum
 
+pytestmark = pytest.mark.heavy
+
 Array = np.ndarray[Any, Any]
 
 

@@ -23,6 +23,8 @@ from tvmflow.ledger.releases import promote, releases, rollback
 from tvmflow.ledger.store_paths import open_mlflow
 from tvmflow.params import Cell
 
+pytestmark = pytest.mark.heavy
+
 
 def _directory(path: Path) -> None:
     path.unlink()

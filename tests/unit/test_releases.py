@@ -27,6 +27,8 @@ from tvmflow.ledger.releases import promote, rollback
 from tvmflow.ledger.store_paths import open_mlflow
 from tvmflow.params import Cell
 
+pytestmark = pytest.mark.heavy
+
 ALIASES = (CHAMPION, CHALLENGER, PREVIOUS)
 
 

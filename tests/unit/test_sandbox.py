@@ -20,6 +20,8 @@ from tvmflow.errors import ModelFileError, StageTimeoutError
 from tvmflow.sandbox import syscalls
 from tvmflow.sandbox.process import Policy, Sandbox, run_in_sandbox
 
+pytestmark = pytest.mark.heavy
+
 DEEDS = "tests.unit.sandbox_deeds"
 TESTS = (REPOSITORY / "tests",)
 ALLOWED = {

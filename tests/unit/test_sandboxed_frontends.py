@@ -26,6 +26,8 @@ from tvmflow.sources.datasets import Samples
 from tvmflow.sources.tool_environments import TOOL_ENVIRONMENTS
 from tvmflow.stages import StageContext
 
+pytestmark = pytest.mark.heavy
+
 ALLOWED = {
     "write in its own folder", "write in the stage's folder", "make a temporary file", "start a child", "start a thread",
     "keep nothing open", "talk to itself",

@@ -14,6 +14,8 @@ from tvmflow.sources.keras_networks import build as build_keras
 from tvmflow.sources.seeded import settle, varies
 from tvmflow.sources.torch_networks import NETWORKS, seeded, torchvision_models
 
+pytestmark = pytest.mark.heavy
+
 SMALL = ("mobilenet_v3_small", "squeezenet1_1", "mnasnet0_5")
 
 

@@ -28,6 +28,8 @@ from tvmflow.frontends.torch_operators import (
 )
 from tvmflow.sandbox.process import Policy, run_in_sandbox
 
+pytestmark = pytest.mark.heavy
+
 FILES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

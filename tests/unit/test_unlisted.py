@@ -16,6 +16,8 @@ from tvmflow.errors import StoreError
 from tvmflow.ledger import dvc, unlisted
 from tvmflow.params import STAGE_NAMES
 
+pytestmark = pytest.mark.heavy
+
 
 def _dvc(ledger: LedgerBench, *arguments: str) -> str:
     done = subprocess.run(
