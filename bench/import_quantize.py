@@ -54,12 +54,13 @@ def _step(options: Any) -> dict[str, float]:
     warnings.simplefilter("ignore")
     from bench.quantizers import onnxruntime_outputs, seeded
     from tvmflow.frontends.exported import ExportedModel
+    from tvmflow.frontends.source_model import one_input
     from tvmflow.passes.canonicalize import canonicalize
     from tvmflow.quantization.options import Int8Options
     from tvmflow.quantization.quantizer import quantize_int8
 
     network, calibration, evaluation = seeded(options.network)
-    model = ExportedModel(network, "input", (1, 3, 224, 224))
+    model = ExportedModel(network, one_input("input", (1, 3, 224, 224)))
     samples = calibration.x[: options.samples]
     started = time.perf_counter()
     if options.step == "import":

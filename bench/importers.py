@@ -21,7 +21,7 @@ import numpy as np
 
 from tvmflow.errors import TvmflowError
 from tvmflow.evaluation.agreement import compare
-from tvmflow.frontends.source_model import SourceDescription, SourceModel
+from tvmflow.frontends.source_model import SourceDescription, SourceModel, one_input
 from tvmflow.frontends.table import FRONTENDS, load_source
 from tvmflow.ir.definition import run_graph
 from tvmflow.ir.graph import read_graph
@@ -65,18 +65,18 @@ def fetched(framework: str, network: str, folder: Path) -> SourceModel:
         run_tool("tensorflow", ["make", "1", str(folder / "saved")])
         if network == "SavedModel":
             shutil.make_archive(str(folder / "model"), "zip", folder / "saved")
-            return load_source(folder, SourceDescription(framework, None, "model.zip", "input", shape))
+            return load_source(folder, SourceDescription(framework, None, "model.zip", one_input("input", shape)))
         run_tool("tensorflow", ["convert", str(folder / "saved"), str(folder / "model.tflite")])
-        return load_source(folder, SourceDescription(framework, None, "model.tflite", "input", shape))
+        return load_source(folder, SourceDescription(framework, None, "model.tflite", one_input("input", shape)))
     origin = "torch" if framework == "onnx" else framework
     request = WeightsRequest(
         origin, network, {"seeded": 1}, folder, DownloadLimits(1, 1, 1.0), folder, FRONTENDS[origin].files
     )
     path = bring_weights(request, folder, None, silent)
-    model = load_source(folder, SourceDescription(origin, network, path.name, "input", shape))
+    model = load_source(folder, SourceDescription(origin, network, path.name, one_input("input", shape)))
     if framework == "onnx":
         model.to_onnx(folder / "model.onnx")
-        model = load_source(folder, SourceDescription("onnx", None, "model.onnx", "input", shape))
+        model = load_source(folder, SourceDescription("onnx", None, "model.onnx", one_input("input", shape)))
     return model
 
 
@@ -102,7 +102,7 @@ def main() -> None:
 def _row(framework: str, network: str, folder: Path, compiled: bool) -> str:
     source = fetched(framework, network, folder)
     x = np.random.default_rng(0).standard_normal(source.shape, dtype=np.float32)  # type: ignore[attr-defined]
-    reference = source.run(x)
+    reference = source.run(x)[0]
     started = time.perf_counter()
     module = canonicalize(source.to_relax())
     seconds = time.perf_counter() - started
@@ -110,7 +110,7 @@ def _row(framework: str, network: str, folder: Path, compiled: bool) -> str:
         from tvmflow.backends.cpu import host_backend
         from tvmflow.building.library import LocalRunner
 
-        output = LocalRunner(module, host_backend()).run(x)
+        output = LocalRunner(module, host_backend()).run(x)[0]
     else:
         output = run_graph(read_graph(module), x)
     found = compare(output, reference)

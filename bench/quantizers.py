@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.definition import run_graph
 from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
@@ -41,7 +42,7 @@ SEEDED = ("resnet18", "mobilenet_v2", "squeezenet1_1", "densenet121")
 def digits(name: str) -> tuple[Any, Samples, Samples]:
     """Train a digits network; return it, calibration and evaluation samples."""
     raw = load_dataset("digits", Path())
-    parts = split(Samples(preprocess(raw.x, 0.0625, (0.0,), (1.0,)), raw.y), SplitSizes(200, 400, 0))
+    parts = split(Samples((preprocess(raw.x, 0.0625, (0.0,), (1.0,)),), raw.y), SplitSizes(200, 400, 0))
     network = build(name, 7)
     train(network, parts.train, {"epochs": 30, "batch_size": 64, "learning_rate": 0.004, "seed": 7}, silent)
     return network, parts.calibration, parts.evaluation
@@ -66,7 +67,7 @@ def seeded(name: str) -> tuple[Any, Samples, Samples]:
     network.train()
     with torch.no_grad():
         network(torch.from_numpy(calibration))
-    return network.eval(), Samples(calibration, None), Samples(evaluation, None)
+    return network.eval(), Samples((calibration,)), Samples((evaluation,))
 
 
 def onnxruntime_outputs(model: ExportedModel, calibration: Array, x: Array, entropy: bool) -> Array:
@@ -116,7 +117,7 @@ def main() -> None:
 
 
 def _rows(name: str, network: Any, calibration: Samples, evaluation: Samples) -> None:
-    model = ExportedModel(network, "input", (1, *evaluation.x.shape[1:]))
+    model = ExportedModel(network, one_input("input", (1, *evaluation.x.shape[1:])))
     module = canonicalize(model.to_relax())
     graph = read_graph(module)
     reference = np.concatenate([run_graph(graph, sample[None]) for sample in evaluation.x])

@@ -31,6 +31,7 @@ from tvmflow.devices.session import DeviceSession, SessionLimits, open_session
 from tvmflow.devices.tracker import TrackerAddress, connect, queue_of
 from tvmflow.errors import TrackerError
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import one_input
 from tvmflow.kernels.workloads import Workload, anchor_extents, extract_workloads
 from tvmflow.params import DeviceEntry
 from tvmflow.passes.canonicalize import canonicalize
@@ -53,7 +54,7 @@ BACKEND = host_backend()
 
 def kernels(network: str, shape: tuple[int, ...] = (3, 224, 224)) -> list[Workload]:
     """Return the distinct kernels of a network with random weights."""
-    model = ExportedModel(build(network, 0).eval(), "input", (1, *shape))
+    model = ExportedModel(build(network, 0).eval(), one_input("input", (1, *shape)))
     return extract_workloads(lower(PackChannels(16)(canonicalize(model.to_relax())), BACKEND))
 
 

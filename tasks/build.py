@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.golden import GOLDEN, check_module
 from tvmflow.backends.table import backend_of, resolve
-from tvmflow.frontends.source_model import read_description
+from tvmflow.frontends.source_model import OUTPUTS_NAME, read_description
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module
 from tvmflow.params import Cell
 from tvmflow.stages import Stage, StageContext, no_limits
@@ -68,7 +68,9 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
         golden = check_module(context, "build", LoadedLibrary(library, target.threads), settings.max_relative_error)
         facts["golden"] = golden.to_json()
     description = read_description(context.inputs["fetch"])
-    manifest = manifest_of(context.cell, library, description, target, choices, versions(_toolchain(settings)))
+    outputs = json.loads((context.inputs["import_model"] / OUTPUTS_NAME).read_text(encoding="utf-8"))
+    tools = versions(_toolchain(settings))
+    manifest = manifest_of(context.cell, library, description, target, choices, outputs, tools)
     manifest["part"] = part
     (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
     return facts | ({"part": part["metrics"]} if part else {})
@@ -76,6 +78,8 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
 
 STAGE = Stage(
     name="build", settings=_settings, limits=no_limits, toolchain=_toolchain, run=build,
-    inputs={**GOLDEN, "graph_pack": (IR_NAME, WEIGHTS_NAME), "tune": ("best.json",)},
+    inputs={
+        **GOLDEN, "import_model": (OUTPUTS_NAME,), "graph_pack": (IR_NAME, WEIGHTS_NAME), "tune": ("best.json",),
+    },
     reads=(*TARGET_READS, "build.max_relative_error.{precision}"),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from tvmflow.evaluation.on_device import DeviceRules, measure_on_device
 from tvmflow.evaluation.peers import open_peers
 from tvmflow.evaluation.scorecard import quality, write_scorecard
 from tvmflow.evaluation.turns import Contestant
+from tvmflow.frontends.source_model import read_description
 from tvmflow.frontends.table import frontend_named
 from tvmflow.params import Cell
 from tvmflow.recipe import FRONTENDS
@@ -70,20 +71,21 @@ def evaluate(context: Context) -> dict[str, Any]:
     samples = Samples.load(context.inputs["fetch"] / "evaluation.npz")
     library = context.inputs["build"] / "library.so"
     manifest = json.loads((context.inputs["build"] / "manifest.json").read_text(encoding="utf-8"))
-    batch = manifest["input"]["shape"][0]
+    description = read_description(context.inputs["fetch"])
+    batch, task = description.batch, description.task
     with session_of(context.limits, settings.target) as session, _peers(context) as peers:
         threads, here = settings.target.threads, settings.on_this_host and backend.is_cpu
         rules = DeviceRules(settings, settings.cold_starts, threads, here, tuple(peers))
-        numbers = measure_on_device(session, library, samples.x, batch, rules, context.progress)
+        numbers = measure_on_device(session, library, samples.inputs, batch, rules, context.progress)
         part, unit = backend.verify(manifest["part"], session.call), session.unit
     device = {"key": settings.device_key, "kind": backend.device_kind, "unit": unit, "threads": settings.target.threads}
     card = {
         "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": library.stat().st_size,
         "coverage": manifest["coverage"], **numbers.to_json(),
-        **quality(context.inputs, numbers.outputs, samples, settings.max_relative_error), "part": part,
+        **quality(context.inputs, numbers.outputs, samples, settings.max_relative_error, task), "part": part,
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
     }  # fmt: skip
-    write_scorecard(context.out, card, numbers.outputs, samples)
+    write_scorecard(context.out, card, numbers.outputs, samples, task)
     return {"steady": card["latency"]["compute"]["steady"]}
 
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.frontends.table import frontend_named
 from tvmflow.params import Cell, ModelEntry
 from tvmflow.sources.datasets import Samples, SplitSizes
@@ -65,14 +65,14 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
     weights = bring_weights(request, context.out, parts.get("train"), context.progress)
     for name in ("calibration", "evaluation"):
         parts[name].save(context.out / f"{name}.npz")
-    Samples(parts["evaluation"].x[: settings.golden_samples], None).save(context.out / "golden.npz")
+    Samples(parts["evaluation"].part(slice(settings.golden_samples)).inputs).save(context.out / "golden.npz")
     (context.out / "labels.json").write_text(json.dumps(labels_of(model, root)), encoding="utf-8")
     description = SourceDescription(
         framework=model.framework, network=copy_network(model.network, root, context.out), weights_file=weights.name,
-        input_name=model.input.name, input_shape=model.input.shape,
+        inputs=tuple(TensorSpec(name, tensor.shape, tensor.dtype) for name, tensor in model.tensors.items()), task=model.task,
     )  # fmt: skip
     (context.out / "source.json").write_text(json.dumps(asdict(description), sort_keys=True), encoding="utf-8")
-    return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"].x)}
+    return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"])}
 
 
 STAGE = Stage(

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from tvmflow.artifacts import load_arrays
 from tvmflow.evaluation.agreement import Agreement, check_golden
-from tvmflow.frontends.source_model import Runner, read_description, run_in_batches
+from tvmflow.frontends.source_model import Arrays, Runner, read_description, run_in_batches
 from tvmflow.stages import StageContext
 
 GOLDEN = {"fetch": ("golden.npz", "source.json"), "quantize": ("reference.npz",)}
 
 
-def golden_inputs(context: StageContext[Any, Any]) -> np.ndarray[Any, Any]:
-    with np.load(context.inputs["fetch"] / "golden.npz", allow_pickle=False) as data:
-        return np.asarray(data["x"])
+def golden_inputs(context: StageContext[Any, Any]) -> Arrays:
+    """Return the golden samples of every input of the model, each (N, ...)."""
+    return load_arrays(context.inputs["fetch"] / "golden.npz", "x")
 
 
 def check_module(context: StageContext[Any, Any], stage: str, model: Runner, bound: float) -> Agreement:
-    """Run the golden inputs through a module of a stage. Raises AgreementError naming the stage."""
-    batch = read_description(context.inputs["fetch"]).input_shape[0]
-    with np.load(context.inputs["quantize"] / "reference.npz", allow_pickle=False) as data:
-        reference = np.asarray(data["golden"])
-    return check_golden(stage, run_in_batches(model, golden_inputs(context), batch), reference, bound)
+    """Run the golden inputs through a form of the model. Raises AgreementError naming the stage."""
+    description = read_description(context.inputs["fetch"])
+    reference = load_arrays(context.inputs["quantize"] / "reference.npz", "golden")
+    found = run_in_batches(model, golden_inputs(context), description.batch)
+    return check_golden(stage, found, reference, bound, description.task)

@@ -2,8 +2,8 @@
 
 In:  what fetch brought
 Out: model.json + weights.safetensors (Relax, constants folded, batch norms in the convolutions), reference.npz (the
-     source framework's outputs for the golden and the evaluation inputs, and the imported module's to the latter), peer.onnx
-     (for peers), import.json
+     source framework's outputs to the golden and the evaluation inputs, and the imported form's to the latter), peer.onnx
+     (for peers), outputs.json (name, shape and dtype of each output), import.json
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tasks.golden import golden_inputs
+from tvmflow.artifacts import load_arrays, save_arrays
 from tvmflow.backends.cpu import host_backend
 from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import check_golden
@@ -62,22 +61,22 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     module, report = to_precision(load_module(context.inputs["import_model"]), settings.precision, request)
     save_module(module, context.out)
     (context.out / REPORT_NAME).write_text(json.dumps(report, sort_keys=True, indent=1), encoding="utf-8")
-    batch, golden = read_description(fetched).input_shape[0], golden_inputs(context)
+    description, golden = read_description(fetched), golden_inputs(context)
+    batch, task = description.batch, description.task
     context.progress("checking the quantized module", 0, 0)
     runner = LocalRunner(module, host_backend())
     outputs = run_in_batches(runner, golden, batch)
-    with np.load(context.inputs["import_model"] / "reference.npz", allow_pickle=False) as data:
-        golden_reference = np.asarray(data["golden"])
+    reference = load_arrays(context.inputs["import_model"] / "reference.npz", "golden")
     with _hint_of_scale(settings, report):
-        found = check_golden("quantize", outputs, golden_reference, settings.max_relative_error)
+        found = check_golden("quantize", outputs, reference, settings.max_relative_error, task)
     facts: dict[str, Any] = {"golden": found.to_json()}
     if settings.precision in INTEGER:
         facts["definition"] = check_definition(module, golden, batch, outputs).to_json()
         facts |= {
             name: report[name] for name in ("output_sqnr_db", "worst", "moved_to_float", "goal_met") if name in report
         }
-    evaluation = run_in_batches(runner, Samples.load(fetched / "evaluation.npz").x, batch)
-    np.savez(context.out / "reference.npz", golden=outputs, evaluation=evaluation)
+    evaluation = run_in_batches(runner, Samples.load(fetched / "evaluation.npz").inputs, batch)
+    save_arrays(context.out / "reference.npz", golden=outputs, evaluation=evaluation)
     return facts
 
 

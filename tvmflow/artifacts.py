@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,3 +132,22 @@ def first_difference(
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
     return None
+
+
+def save_arrays(path: Path, **groups: Sequence[Any]) -> None:
+    """Write groups of numpy arrays to an .npz file: the first of a group under its name, the others as NAME.1, NAME.2, ..."""
+    import numpy as np
+
+    arrays = {
+        name if at == 0 else f"{name}.{at}": array for name, group in groups.items() for at, array in enumerate(group)
+    }
+    np.savez(path, **arrays)
+
+
+def load_arrays(path: Path, name: str) -> tuple[Any, ...]:
+    """Return a group of arrays that `save_arrays` wrote, empty where there is none."""
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as data:
+        count = sum(stored == name or stored.startswith(f"{name}.") for stored in data.files)
+        return tuple(np.asarray(data[name if at == 0 else f"{name}.{at}"]) for at in range(count))

@@ -21,21 +21,21 @@ from pydantic import (
 from tvmflow.bounds import (
     BlockName,
     Cron,
-    Finite,
     Line,
     Name,
     NotNegative,
     NotNegativeFloat,
     Parallel,
-    PathText,
-    Positive,
     PositiveFloat,
     Program,
-    Seed,
-    Sha256,
-    Shape,
 )
 from tvmflow.errors import ParamsError, UnknownNameError, did_you_mean, similar_name
+from tvmflow.model_params import DTYPES as DTYPES
+from tvmflow.model_params import Input as Input
+from tvmflow.model_params import InputTensor as InputTensor
+from tvmflow.model_params import ModelEntry as ModelEntry
+from tvmflow.model_params import Preprocess as Preprocess
+from tvmflow.model_params import Weights as Weights
 from tvmflow.options import explain
 from tvmflow.stage_params import PRECISIONS as PRECISIONS
 from tvmflow.stage_params import (
@@ -55,86 +55,6 @@ from tvmflow.stage_params import Precision as Precision
 from tvmflow.yaml_files import load_yaml
 
 MAX_PARAMS_BYTES = 1_000_000
-
-
-class Training(Frozen):
-    """How a `train:` weights source trains its network; all of it is in the recipe key."""
-
-    epochs: Positive = 20
-    batch_size: Positive = 64
-    learning_rate: PositiveFloat = 0.004
-    seed: Seed = 7
-
-
-class Part(Frozen):
-    """A further file of a model that comes from a url: MXNet's parameters, ONNX's external data under its own name."""
-
-    url: Line
-    sha256: Sha256
-    name: PathText | None = None
-
-
-class Weights(Frozen):
-    """Where weights come from: exactly one of url, file, zoo, seeded, train."""
-
-    url: Line | None = None
-    file: PathText | None = None
-    zoo: Line | None = None
-    seeded: Seed | None = None
-    train: Training | None = None
-    sha256: Sha256 | None = None
-    parts: Annotated[tuple[Part, ...], Field(strict=False)] = ()
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Weights:
-        given = [k for k in ("url", "file", "zoo", "seeded", "train") if getattr(self, k) is not None]
-        if len(given) != 1:
-            raise ValueError(f"exactly one of url, file, zoo, seeded, train; found {given or 'none'}")
-        if self.url is not None and self.sha256 is None:
-            raise ValueError("a url needs its sha256, so that the bytes can be trusted")
-        if self.parts and self.url is None:
-            raise ValueError("parts belong to a url; the further files of a local file are found beside it")
-        if self.sha256 is not None and given[0] in ("seeded", "train"):
-            raise ValueError(f"sha256 has no meaning for weights made by {given[0]}")
-        return self
-
-    @property
-    def kind(self) -> str:
-        return next(k for k in ("url", "file", "zoo", "seeded", "train") if getattr(self, k) is not None)
-
-
-class Input(Frozen):
-    """The model's one input: name, shape (batch first, NCHW for images) and dtype."""
-
-    name: Name = "input"
-    shape: Shape
-    dtype: Literal["float32"] = "float32"
-
-
-class Preprocess(Frozen):
-    """x -> (x * scale - mean) / std, per channel where lists are given."""
-
-    scale: Finite = 1.0
-    mean: Annotated[tuple[Finite, ...], Field(strict=False)] = (0.0,)
-    std: Annotated[tuple[PositiveFloat, ...], Field(strict=False)] = (1.0,)
-
-
-class ModelEntry(Frozen):
-    framework: Name
-    network: Line | None = None
-    weights: Weights
-    input: Input
-    preprocess: Preprocess = Preprocess()
-    dataset: PathText | None = None
-    labels: PathText | None = None
-
-    @model_validator(mode="after")
-    def _network_or_file(self) -> ModelEntry:
-        if self.network is None and self.weights.kind not in ("file", "url"):
-            raise ValueError(f"weights from '{self.weights.kind}' need network: the factory that they belong to")
-        if self.weights.kind == "train" and self.dataset is None:
-            raise ValueError("weights: {train: ...} need a dataset to train on")
-        return self
 
 
 class DeviceEntry(Frozen):

@@ -56,16 +56,17 @@ def library_calling(program: Program, path: Path) -> Path:
 
     from tvmflow.building.library import build_scheduled
     from tvmflow.ir.emit import constant, straight_line
-    from tvmflow.ir.graph import Graph
+    from tvmflow.ir.graph import Graph, TensorKind
     from tvmflow.vta.config import RUN_FUNCTION
 
     builder, shape = relax.BlockBuilder(), packed_shape(program.config, SHAPE)
     blob = constant(np.frombuffer(program_to_blob(program), np.uint8), "uint8")
 
-    def body(x: Any) -> Any:
-        return builder.emit(relax.call_dps_packed(RUN_FUNCTION, [blob, x], relax.TensorType(shape, "int8")))
+    def body(parameters: dict[str, Any]) -> list[Any]:
+        call = relax.call_dps_packed(RUN_FUNCTION, [blob, parameters["x"]], relax.TensorType(shape, "int8"))
+        return [builder.emit(call)]
 
-    module = straight_line(builder, Graph("x", shape, "int8"), body)
+    module = straight_line(builder, Graph({"x": TensorKind(shape, "int8")}), body)
     executable, _ = build_scheduled(module, host_backend(), {})
     host_backend().export(executable, path)
     return path
@@ -88,7 +89,7 @@ def tracker() -> Iterator[int]:
 
 def _run_there(device: DeviceEntry, program: Program, path: Path, x: Array) -> None:
     with open_session(device, vta_backend(CONFIG), SessionLimits(60.0, 20.0)) as session:
-        output = session.model(library_calling(program, path)).run(pack(CONFIG, x))
+        output = session.model(library_calling(program, path)).run(pack(CONFIG, x))[0]
         assert np.array_equal(output, expected(program, x))
         ((digest, found),) = json.loads(session.call(COUNTERS_FUNCTION)).items()
         assert digest == program_to_blob(program)[:32].hex() and found["runs"] == 1

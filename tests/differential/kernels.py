@@ -13,6 +13,7 @@ from tvm import relax
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import compile_lowered
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import one_input
 from tvmflow.kernels.workloads import Workload
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
@@ -25,7 +26,7 @@ BOUND = 1e-5  # float32 sums of at most some hundred terms in another order, rel
 
 
 def imported(module: torch.nn.Module, shape: tuple[int, ...]) -> tuple[Any, ExportedModel]:
-    model = ExportedModel(module.eval(), "input", shape)
+    model = ExportedModel(module.eval(), one_input("input", shape))
     return FoldBatchNorm()(FoldConstants()(model.to_relax())), model
 
 

@@ -93,11 +93,14 @@ class Numbers:
     def use_threads(self, threads: int) -> None:
         """It has one."""
 
-    def run(self, x: Array) -> Array:
-        return np.maximum(x @ self.weights, 0)
+    def run(self, *inputs: Array) -> tuple[Array, ...]:
+        return (np.maximum(inputs[0] @ self.weights, 0),)
 
-    def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
-        yield "matmul", x @ self.weights
+    def output_names(self) -> tuple[str, ...]:
+        return ("scores",)
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
+        yield "matmul", inputs[0] @ self.weights
 
     def to_relax(self) -> Any:
         from tvm import relax
@@ -117,7 +120,7 @@ class Numbers:
 
 def _load(folder: Path, description: SourceDescription) -> Numbers:
     rows = json.loads((folder / description.weights_file).read_text(encoding="utf-8"))
-    return Numbers(np.asarray(rows, np.float32), description.input_shape)
+    return Numbers(np.asarray(rows, np.float32), description.only_input.shape)
 
 
 NUMBERS = Frontend(_load, ("numpy",), WeightFiles((".numbers",)), has_networks=False)

@@ -14,7 +14,7 @@ import pytest
 from tests.fuzz.seeds import params_bytes, symbol_json
 from tvmflow.errors import AgreementError, ModelFileError
 from tvmflow.evaluation.first_difference import first_differing_layer
-from tvmflow.frontends.source_model import SourceDescription, SourceModel
+from tvmflow.frontends.source_model import SourceDescription, SourceModel, one_input
 from tvmflow.frontends.table import FRONTENDS, load_source
 from tvmflow.ir.definition import run_graph
 from tvmflow.ir.graph import read_graph
@@ -35,13 +35,13 @@ def _x(shape: tuple[int, ...]) -> Array:
 
 
 def _error(source: SourceModel, x: Array) -> float:
-    output, reference = run_graph(read_graph(canonicalize(source.to_relax())), x), source.run(x)
+    output, reference = run_graph(read_graph(canonicalize(source.to_relax())), x), source.run(x)[0]
     assert output.shape == reference.shape
     return float(np.abs(output - reference).max() / np.abs(reference).max())
 
 
 def _load(folder: Path, framework: str, file: str, shape: tuple[int, ...], network: str | None = None) -> SourceModel:
-    return load_source(folder, SourceDescription(framework, network, file, "input", shape))
+    return load_source(folder, SourceDescription(framework, network, file, one_input("input", shape)))
 
 
 # -- MXNet, against MXNet itself ---------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_a_softmax_head_and_a_second_epoch(tmp_path: Path) -> None:
     )
     path = bring_weights(request, tmp_path / "out", None, silent)
     source = _load(tmp_path / "out", "mxnet", path.name, (2, 4))
-    assert _error(source, _x((2, 4))) < BOUND and np.ptp(source.run(_x((2, 4)))) > 0.1
+    assert _error(source, _x((2, 4))) < BOUND and np.ptp(source.run(_x((2, 4)))[0]) > 0.1
     (tmp_path / "alone-symbol.json").write_text("{}")
     with pytest.raises(ModelFileError, match=r"alone-0000\.params beside"):
         FRONTENDS["mxnet"].files.companions(tmp_path / "alone-symbol.json")
@@ -185,13 +185,13 @@ def test_saved_model_and_tflite_float_and_int8(tmp_path: Path) -> None:
     )
     for source in (saved, plain):
         assert _error(source, x) < BOUND
-    assert np.abs(saved.run(x) - plain.run(x)).max() < 1e-5
+    assert np.abs(saved.run(x)[0] - plain.run(x)[0]).max() < 1e-5
     assert _error(_load(tmp_path, "tensorflow", "model.tflite", last), x.transpose(0, 2, 3, 1).copy()) < BOUND
     ops = Counter(step.op for step in read_graph(canonicalize(plain.to_relax())).steps)
     assert ops["relax.permute_dims"] == 0 and ops["relax.nn.conv2d"] == 3
     integer = _load(tmp_path, "tensorflow", "int8.tflite", first)
     module = canonicalize(integer.to_relax())
-    reference = integer.run(x)
+    reference = integer.run(x)[0]
     step = 1 / 256  # of the softmax's output scale
     assert np.abs(run_graph(read_graph(module), x) - reference).max() <= 2 * step
     quantized, report = quantize_int8(module, x, None, Int8Options())
@@ -261,7 +261,7 @@ def test_the_legacy_weight_file_of_the_android_document(tmp_path: Path) -> None:
 
     with torch.no_grad():
         expected = model(torch.from_numpy(x)).numpy()
-    assert np.array_equal(source.run(x), expected)
+    assert np.array_equal(source.run(x)[0], expected)
 
 
 # -- PyTorch -----------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_an_exported_program_with_any_batch(tmp_path: Path) -> None:
     import tvm
     from tvm import relax
 
-    module = ExportedModel(network, "input", (1, 1, 8, 8)).to_relax(max_batch=8)
+    module = ExportedModel(network, one_input("input", (1, 1, 8, 8))).to_relax(max_batch=8)
     machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target("llvm")), tvm.cpu())
     for count in (1, 3, 8):
         samples = _x((count, 1, 8, 8))
@@ -301,7 +301,7 @@ def test_torchscript_and_a_factory_of_the_users_own(tmp_path: Path) -> None:
     torch.jit.trace(network, torch.zeros(1, 1, 8, 8)).save(str(tmp_path / "model.torchscript"))
     source = _load(tmp_path, "torch", "model.torchscript", x.shape)
     assert _error(source, x) < BOUND
-    assert np.abs(source.run(x) - network(torch.from_numpy(x)).detach().numpy()).max() < 1e-5
+    assert np.abs(source.run(x)[0] - network(torch.from_numpy(x)).detach().numpy()).max() < 1e-5
     (tmp_path / "network.py").write_text(
         "import torch\ndef mine():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))\n"
     )
@@ -400,7 +400,7 @@ def test_a_quantized_onnx_model_keeps_its_integers(tmp_path: Path, activation: s
     )  # fmt: skip
     source = _load(tmp_path, "onnx", "model.onnx", (1, 3, 8, 8))
     module = canonicalize(source.to_relax())
-    reference = np.concatenate([source.run(sample[None]) for sample in samples])
+    reference = np.concatenate([source.run(sample[None])[0] for sample in samples])
     graph = read_graph(module)
     emulated = np.concatenate([run_graph(graph, sample[None]) for sample in samples])
     assert np.abs(emulated - reference).max() <= 0.01 * np.abs(reference).max()

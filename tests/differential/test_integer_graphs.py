@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.definition import run_graph
 from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
@@ -58,10 +59,10 @@ CHOICES = st.fixed_dictionaries({
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(choice=CHOICES, activations=st.sampled_from(["uint8", "int8", "global", "calibrated"]))
 def test_the_compiled_graph_equals_the_definition(choice: dict[str, Any], activations: str) -> None:
-    model = ExportedModel(Net(**choice).eval(), "input", (1, 3, 13, 11))
+    model = ExportedModel(Net(**choice).eval(), one_input("input", (1, 3, 13, 11)))
     module = canonicalize(model.to_relax())
     samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
-    assert np.abs(run_graph(read_graph(module), samples[:1]) - model.run(samples[:1])).max() < 1e-5
+    assert np.abs(run_graph(read_graph(module), samples[:1]) - model.run(samples[:1])[0]).max() < 1e-5
     if activations in ("uint8", "int8"):
         quantized, report = quantize_int8(module, samples, None, Int8Options(activations=activations))
     else:
@@ -78,11 +79,11 @@ def test_the_compiled_graph_equals_the_definition(choice: dict[str, Any], activa
         runner = LocalRunner(packed, host_backend())
         for sample in samples[:3]:
             defined = run_graph(graph, sample[None])
-            assert np.abs(runner.run(sample[None]) - defined).max() <= bound * np.abs(defined).max()
+            assert np.abs(runner.run(sample[None])[0] - defined).max() <= bound * np.abs(defined).max()
 
 
 def test_a_batch_runs_as_its_samples_do() -> None:
-    model = ExportedModel(Net(16, 1, True, True, "valid", 1).eval(), "input", (1, 3, 13, 11))
+    model = ExportedModel(Net(16, 1, True, True, "valid", 1).eval(), one_input("input", (1, 3, 13, 11)))
     module = canonicalize(model.to_relax())
     samples = np.random.default_rng(0).standard_normal((5, 3, 13, 11), dtype=np.float32)
     quantized, _ = quantize_int8(module, samples, None, Int8Options())
@@ -95,7 +96,7 @@ def test_a_batch_runs_as_its_samples_do() -> None:
     [("float16", "float16", 5e-3), ("float16", "float32", 2e-3), ("bfloat16", "float32", 2e-2)],
 )
 def test_mixed_precision_computes_low_what_the_list_says(dtype: str, accumulate: str, bound: float) -> None:
-    model = ExportedModel(Net(16, 1, False, False, "none", 1).eval(), "input", (1, 3, 13, 11))
+    model = ExportedModel(Net(16, 1, False, False, "none", 1).eval(), one_input("input", (1, 3, 13, 11)))
     module = canonicalize(model.to_relax())
     x = np.random.default_rng(0).standard_normal((1, 3, 13, 11), dtype=np.float32)
     high = ("softmax", "mean", "sum", "max_pool2d")
@@ -105,6 +106,6 @@ def test_mixed_precision_computes_low_what_the_list_says(dtype: str, accumulate:
     assert matmul.dtype == "float32" and low_steps(low, dtype)[0] >= 3
     convolutions = [step for step in graph.steps if step.op == "relax.nn.conv2d"]
     assert len(convolutions) == 3 and {step.dtype for step in convolutions} == {accumulate}
-    reference = model.run(x)
-    for module in (low, PackChannels(16)(low)):
-        assert np.abs(LocalRunner(module, host_backend()).run(x) - reference).max() <= bound * np.abs(reference).max()
+    reference = model.run(x)[0]
+    for form in (low, PackChannels(16)(low)):
+        assert np.abs(LocalRunner(form, host_backend()).run(x)[0] - reference).max() <= bound * np.abs(reference).max()

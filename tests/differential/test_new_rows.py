@@ -125,9 +125,9 @@ def test_a_new_tuner_decides_the_order_and_a_new_transport_measures(workspace: W
 
 
 def _description() -> Any:
-    from tvmflow.frontends.source_model import SourceDescription
+    from tvmflow.frontends.source_model import SourceDescription, one_input
 
-    return SourceDescription("numbers", None, "mine.numbers", "x", (1, 48))
+    return SourceDescription("numbers", None, "mine.numbers", one_input("x", (1, 48)))
 
 
 def test_the_shipped_rows_are_documented() -> None:

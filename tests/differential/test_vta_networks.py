@@ -13,6 +13,7 @@ from tests.differential.vta_cases import (
     Array,
 )
 from tvmflow.errors import ProgramError
+from tvmflow.frontends.source_model import one_input
 from tvmflow.vta.audit import check_ran
 from tvmflow.vta.compiler import compile_region
 from tvmflow.vta.config import VtaConfig
@@ -56,7 +57,7 @@ def quantized_module(scale: str, pooled: bool = True) -> tuple[Any, Array]:
             return self.head(self.last(self.pool(self.blocks(torch.relu(self.first(x))))).mean((2, 3)))
 
     torch.manual_seed(0)
-    module = canonicalize(ExportedModel(Net().eval(), "input", (1, 3, 18, 14)).to_relax())
+    module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 3, 18, 14))).to_relax())
     samples = np.random.default_rng(0).standard_normal((4, 3, 18, 14), dtype=np.float32)
     return quantize_vta(module, samples, None, VtaOptions(scale, keep_float=("first",)))[0], samples
 
@@ -91,7 +92,7 @@ def check_forms(config: VtaConfig, module: Any, offloaded: Any, samples: Array) 
     compiled = with_blobs(offloaded, dict(zip(blobs_of(offloaded), new, strict=True)))
     runners = [LocalRunner(stage, host_backend()) for stage in (module, offloaded, compiled)]
     for sample in samples:
-        plain, defined, run = (runner.run(sample[None]) for runner in runners)
+        plain, defined, run = (runner.run(sample[None])[0] for runner in runners)
         assert np.array_equal(plain, defined) and np.array_equal(plain, run)
     assert runtime.runs == 2 * len(samples) * len(programs)
     parts = [
@@ -131,7 +132,7 @@ def pieces_module() -> tuple[Any, Array]:
             return self.four(torch.cat([function.max_pool2d(z, 2), y], 1)).mean((2, 3))
 
     torch.manual_seed(0)
-    module = canonicalize(ExportedModel(Net().eval(), "input", (1, 16, 8, 8)).to_relax())
+    module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 16, 8, 8))).to_relax())
     samples = np.random.default_rng(0).standard_normal((2, 16, 8, 8), dtype=np.float32)
     return quantize_vta(module, samples, None, VtaOptions("calibrated", keep_float=()))[0], samples
 
@@ -161,7 +162,7 @@ def generator_module() -> tuple[Any, Array]:
         up(16, 24, 3, 2, 1, output_padding=1), torch.nn.ReLU6(), up(24, 3, 4, 2, 1),
     )  # fmt: skip
     torch.manual_seed(0)
-    module = canonicalize(ExportedModel(net.eval(), "input", (1, 20, 1, 1)).to_relax())
+    module = canonicalize(ExportedModel(net.eval(), one_input("input", (1, 20, 1, 1))).to_relax())
     samples = np.random.default_rng(0).standard_normal((3, 20, 1, 1), dtype=np.float32)
     return quantize_vta(module, samples, None, VtaOptions("calibrated", keep_float=("first",)))[0], samples
 
@@ -181,7 +182,7 @@ def test_transposed_convolutions_of_a_generator_are_computed() -> None:
 
     graph, runner = read_graph(module), LocalRunner(module, host_backend())
     for sample in samples:
-        assert np.allclose(run_graph(graph, sample[None]), runner.run(sample[None]), rtol=0, atol=1e-6)
+        assert np.allclose(run_graph(graph, sample[None]), runner.run(sample[None])[0], rtol=0, atol=1e-6)
 
 
 def test_every_layer_that_stays_on_the_cpu_has_its_reason() -> None:
@@ -230,6 +231,6 @@ def test_a_float_network_has_nothing_for_the_accelerator() -> None:
     from tvmflow.passes.offload_vta import offload_vta
     from tvmflow.sources.torch_networks import build
 
-    model = ExportedModel(build("digits_cnn", 3), "input", (1, 1, 8, 8))
+    model = ExportedModel(build("digits_cnn", 3), one_input("input", (1, 1, 8, 8)))
     with pytest.raises(ProgramError, match="nothing in this network that VTA can compute"):
         offload_vta(canonicalize(model.to_relax()), CONFIG)

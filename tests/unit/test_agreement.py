@@ -229,7 +229,8 @@ def _walked(folder: Path, outputs: Array) -> dict[str, Path]:
         path.mkdir()
     numbers = np.arange(len(outputs), dtype=np.float32)[:, None]
     np.savez(inputs["fetch"] / "golden.npz", x=numbers[:4])
-    description = {"framework": "torch", "network": None, "weights_file": "", "input_name": "x", "input_shape": [1, 1]}
+    one = {"name": "x", "shape": [1, 1], "dtype": "float32"}
+    description = {"framework": "torch", "network": None, "weights_file": "", "inputs": [one]}
     (inputs["fetch"] / "source.json").write_text(json.dumps(description))
     np.savez(inputs["import_model"] / "reference.npz", golden=outputs[:4], evaluation=outputs, imported=outputs)
     np.savez(inputs["quantize"] / "reference.npz", golden=outputs[:4], evaluation=outputs)
@@ -242,8 +243,8 @@ class _Module:
     def __init__(self, table: Array) -> None:
         self.table = table
 
-    def run(self, x: Array) -> Array:
-        return self.table[x[:, 0].astype(int)]
+    def run(self, *inputs: Array) -> tuple[Array, ...]:
+        return (self.table[inputs[0][:, 0].astype(int)],)
 
 
 @pytest.mark.parametrize("name", [*BROKEN, *SUBTLE, "as it is"])
@@ -252,7 +253,7 @@ def test_golden_check_and_evaluate_refuse_the_same_products(name: str, tmp_path:
     product = ({**BROKEN, **SUBTLE, "as it is": np.copy}[name])(b)
     inputs = _walked(tmp_path, b)
     context: Any = SimpleNamespace(inputs=inputs)
-    samples = Samples(np.zeros((12, 1), np.float32), b.argmax(axis=1))
+    samples = Samples((np.zeros((12, 1), np.float32),), b.argmax(axis=1))
     if name == "as it is":
         assert check_module(context, "build", _Module(product), 0.05).max_relative_error == 0.0
         assert quality(inputs, product, samples, 0.05)["accuracy"]["built"] == 1.0

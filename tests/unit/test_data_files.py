@@ -126,7 +126,7 @@ def test_a_bomb_is_refused_before_it_unpacks(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SourceError, match="unpacks to"):
         datasets.load_dataset("d.npz", tmp_path)
     with pytest.raises(SourceError, match="random inputs"):
-        datasets.random_inputs(1000, (3, 224, 224), 0)
+        datasets.random_inputs(1000, [datasets.RandomInput((3, 224, 224))], 0)
 
 
 @FILES

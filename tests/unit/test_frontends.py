@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tvmflow.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
-from tvmflow.frontends.source_model import SourceDescription, run_in_batches
+from tvmflow.frontends.source_model import SourceDescription, one_input, run_in_batches
 from tvmflow.frontends.table import load_source
 
 pytestmark = pytest.mark.heavy
@@ -28,7 +28,7 @@ class Evil:
 def _describe(
     framework: str, file: str, network: str | None = None, shape: tuple[int, ...] = (1, 1, 8, 8)
 ) -> SourceDescription:
-    return SourceDescription(framework, network, file, "input", shape)
+    return SourceDescription(framework, network, file, one_input("input", shape))
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
@@ -104,8 +104,8 @@ def test_an_onnx_model_runs_and_imports(tmp_path: Path) -> None:
     _onnx(tmp_path)
     model = load_source(tmp_path, _describe("onnx", "model.onnx", shape=(1, 4)))
     x = np.array([[-1, 2, -3, 4]], np.float32)
-    assert model.run(x).tolist() == [[0, 2, 0, 4]]
-    assert LocalRunner(model.to_relax(), host_backend()).run(x).tolist() == [[0, 2, 0, 4]]
+    assert model.run(x)[0].tolist() == [[0, 2, 0, 4]]
+    assert LocalRunner(model.to_relax(), host_backend()).run(x)[0].tolist() == [[0, 2, 0, 4]]
 
 
 def test_an_operator_that_tvm_does_not_know_is_named(tmp_path: Path) -> None:
@@ -125,15 +125,15 @@ def test_a_torch_operator_that_tvm_does_not_know_is_named() -> None:
             return torch.special.bessel_j0(x)
 
     with pytest.raises(UnsupportedOperatorError, match="bessel_j0"):
-        ExportedModel(Net(), "input", (1, 4)).to_relax()
+        ExportedModel(Net(), one_input("input", (1, 4))).to_relax()
 
 
 def test_a_wrong_input_shape_says_which_key_to_correct(tmp_path: Path) -> None:
     from tvmflow.frontends.exported import ExportedModel
     from tvmflow.sources.torch_networks import build
 
-    with pytest.raises(ModelFileError, match=r"refuses an input of shape \[1, 3, 8, 8\]") as error:
-        ExportedModel(build("digits_cnn"), "input", (1, 3, 8, 8)).run(np.zeros((1, 3, 8, 8), np.float32))
+    with pytest.raises(ModelFileError, match=r"refuses inputs of float32 \[1, 3, 8, 8\]") as error:
+        ExportedModel(build("digits_cnn"), one_input("input", (1, 3, 8, 8))).run(np.zeros((1, 3, 8, 8), np.float32))
     assert "input.shape" in str(error.value)
 
 
@@ -151,15 +151,16 @@ def test_torn_and_altered_onnx_files_never_raise_anything_else(tmp_path: Path, c
 
 
 class _Echo:
-    def run(self, x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-        assert len(x) == 4
-        return x * 2
+    def run(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:  # type: ignore[type-arg]
+        assert all(len(x) == 4 for x in inputs)
+        return tuple(x * 2 for x in inputs)
 
 
 @given(st.integers(1, 13))
 def test_batches_are_filled_up_and_cut_again(count: int) -> None:
     x = np.arange(count, dtype=np.float32)[:, None]
-    assert np.array_equal(run_in_batches(_Echo(), x, 4), x * 2)  # type: ignore[arg-type]
+    found = run_in_batches(_Echo(), (x, -x), 4)
+    assert len(found) == 2 and np.array_equal(found[0], x * 2) and np.array_equal(found[1], -x * 2)
 
 
 @pytest.mark.parametrize("threads", [2, 4])
@@ -183,7 +184,7 @@ def test_a_torch_source_runs_on_as_many_threads_as_it_is_told() -> None:
 
     from tvmflow.frontends.exported import ExportedModel
 
-    model, before = ExportedModel(torch.nn.Linear(2, 2).eval(), "x", (1, 2)), torch.get_num_threads()
+    model, before = ExportedModel(torch.nn.Linear(2, 2).eval(), one_input("x", (1, 2))), torch.get_num_threads()
     try:
         for threads in (1, 3):
             model.use_threads(threads)

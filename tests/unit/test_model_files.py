@@ -17,14 +17,14 @@ from tests.fuzz.seeds import params_bytes, symbol_json
 from tvmflow.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
 from tvmflow.frontends.mxnet import import_symbol
 from tvmflow.frontends.mxnet_files import read_params, read_symbol
-from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.frontends.source_model import SourceDescription, one_input
 from tvmflow.frontends.table import load_source
 
 FILES = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _describe(framework: str, file: str, shape: tuple[int, ...] = (1, 1, 8, 8)) -> SourceDescription:
-    return SourceDescription(framework, None, file, "input", shape)
+    return SourceDescription(framework, None, file, one_input("input", shape))
 
 
 # -- MXNet ------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tests.conftest import REPOSITORY, stage
 from tvmflow.errors import ModelFileError, TvmflowError
 from tvmflow.evaluation.peers import sandboxed_peer
 from tvmflow.frontends.onnx_companions import beside, onnx_external_data
-from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.frontends.source_model import SourceDescription, one_input
 from tvmflow.frontends.table import load_source
 from tvmflow.preflight import check_model
 from tvmflow.sources.datasets import Samples
@@ -35,7 +35,7 @@ FILES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 def _describe(file: str, shape: tuple[int, ...]) -> SourceDescription:
-    return SourceDescription("onnx", None, file, "x", shape)
+    return SourceDescription("onnx", None, file, one_input("x", shape))
 
 
 def _model(weights: int = 1) -> Any:
@@ -123,14 +123,13 @@ def test_an_onnx_model_needs_no_other_framework(tmp_path: Path) -> None:
     _save(tmp_path, _model(2), location="mine.onnx.data")
     x = np.random.default_rng(1).standard_normal((4, 16), np.float32)
     for name in ("evaluation", "golden"):
-        Samples(x, None).save(fetched / f"{name}.npz")
+        Samples((x,)).save(fetched / f"{name}.npz")
     (fetched / "labels.json").write_text("null")
     source = {
         "framework": "onnx",
         "network": None,
         "weights_file": "model.onnx",
-        "input_name": "x",
-        "input_shape": [1, 16],
+        "inputs": [{"name": "x", "shape": [1, 16], "dtype": "float32"}],
     }
     (fetched / "source.json").write_text(json.dumps(source))
     done = subprocess.run(

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from tvmflow.errors import ModelFileError, TvmflowError
 from tvmflow.frontends.headers import read_header
+from tvmflow.params import ModelEntry
 from tvmflow.preflight import MAX_BYTES, _compare
 
 SHAPE = (1, 3, 8, 8)
@@ -74,10 +75,15 @@ def _make(kind: str, folder: Path) -> Path:
     return made[kind]()
 
 
+def _entry(framework: str, **inputs: Any) -> ModelEntry:
+    shown = {"inputs": inputs} if inputs else {"input": {"shape": SHAPE}}
+    return ModelEntry.model_validate({"framework": framework, "weights": {"file": "m.onnx"}, **shown})
+
+
 def _check(path: Path, framework: str) -> None:
     header = read_header(str(path), MAX_BYTES)
     assert header is not None, "the format is not recognized"
-    _compare("mine", path, header, framework, SHAPE)
+    _compare("mine", path, header, _entry(framework))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +148,6 @@ def test_no_damage_of_a_header_is_more_than_an_error(tmp_path: Path, kind: str) 
         try:
             header = read_header(str(path), MAX_BYTES)
             if header is not None:
-                _compare("mine", path, header, "onnx", SHAPE)
+                _compare("mine", path, header, _entry("onnx"))
         except TvmflowError as error:
             assert len(str(error)) < 2000

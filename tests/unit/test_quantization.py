@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tvmflow.errors import UnknownNameError
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.definition import run_graph
 from tvmflow.ir.emit import float_module
 from tvmflow.ir.graph import read_graph
@@ -122,7 +123,7 @@ class Depthwise(torch.nn.Module):
 @pytest.fixture(scope="module")
 def depthwise() -> tuple[Any, Array, Array]:
     """Return the module, calibration and other samples (N, 3, 8, 8)."""
-    module = canonicalize(ExportedModel(Depthwise().eval(), "input", (1, 3, 8, 8)).to_relax())
+    module = canonicalize(ExportedModel(Depthwise().eval(), one_input("input", (1, 3, 8, 8))).to_relax())
     samples = np.random.default_rng(0).standard_normal((48, 3, 8, 8), dtype=np.float32)
     return module, samples[:32], samples[32:]
 
@@ -213,7 +214,9 @@ def test_one_scale_for_all_is_chosen_from_what_the_network_computes(size: float)
     layers = [torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3), torch.nn.Flatten()]
     layers[0].bias.data.mul_(size)
     layers[2].bias.data.mul_(size)
-    module = canonicalize(ExportedModel(torch.nn.Sequential(*layers).eval(), "input", (1, 4, 8, 8)).to_relax())
+    module = canonicalize(
+        ExportedModel(torch.nn.Sequential(*layers).eval(), one_input("input", (1, 4, 8, 8))).to_relax()
+    )
     x = np.random.default_rng(0).standard_normal((16, 4, 8, 8), dtype=np.float32) * np.float32(size)
 
     def sqnr(options: VtaOptions) -> tuple[float, float | None]:
@@ -242,7 +245,7 @@ def test_a_residual_sum_and_its_operands_have_one_scale_where_calibrated() -> No
             y = torch.relu(self.first(x))
             return torch.relu(self.small(y) + self.large(y)).flatten(1)
 
-    module = canonicalize(ExportedModel(Net().eval(), "input", (1, 4, 8, 8)).to_relax())
+    module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 4, 8, 8))).to_relax())
     x = np.random.default_rng(0).standard_normal((8, 4, 8, 8), dtype=np.float32)
     quantized, report = quantize_vta(module, x, None, VtaOptions("calibrated", keep_float=()))
     scales = {layer.name: layer.scale for layer in report.layers}
@@ -281,7 +284,7 @@ def test_vta_equals_the_specification_written_down_anew(seed: int, bias_size: fl
             y = torch.relu(self.a(x))
             return torch.relu(self.b(y) + y).flatten(1)
 
-    module = canonicalize(ExportedModel(Net().eval(), "input", (1, 4, 5, 5)).to_relax())
+    module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 4, 5, 5))).to_relax())
     x = np.random.default_rng(seed).standard_normal((1, 4, 5, 5), dtype=np.float32) * 3
     quantized, _ = quantize_vta(module, x, None, VtaOptions(global_scale=8.0, keep_float=()))
     output = run_graph(read_graph(quantized), x)

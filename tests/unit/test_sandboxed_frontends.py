@@ -20,7 +20,7 @@ from tests.conftest import REPOSITORY
 from tests.fuzz.seeds import params_bytes, symbol_json
 from tvmflow.artifacts import digest_of
 from tvmflow.errors import ModelFileError, TvmflowError
-from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.frontends.source_model import SourceDescription, one_input
 from tvmflow.sandbox.process import Policy, Sandbox
 from tvmflow.sources.datasets import Samples
 from tvmflow.sources.tool_environments import TOOL_ENVIRONMENTS
@@ -53,9 +53,9 @@ def _import(folder: Path, framework: str, name: str, files: dict[str, bytes]) ->
         (fetched / file).write_bytes(content)
     x = np.zeros((2, 1, 8, 8), np.float32)
     for part in ("evaluation", "golden"):
-        Samples(x, None).save(fetched / f"{part}.npz")
+        Samples((x,)).save(fetched / f"{part}.npz")
     (fetched / "labels.json").write_text("null")
-    description = SourceDescription(framework, None, name, "input", (1, 1, 8, 8))
+    description = SourceDescription(framework, None, name, one_input("input", (1, 1, 8, 8)))
     (fetched / "source.json").write_text(json.dumps(asdict(description)))
     context = StageContext(
         cast(Any, None), ImportSettings(framework, 1e-3), ImportLimits(200.0), {"fetch": fetched}, out, folder, folder / "log"

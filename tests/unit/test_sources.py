@@ -50,7 +50,7 @@ def test_the_split_is_fixed_and_shares_no_sample() -> None:
     raw = datasets.load_dataset("digits", Path())
     assert raw.x.shape == (1797, 1, 8, 8)
     sizes = SplitSizes(200, 400, 0)
-    numbered = Samples(np.arange(1797, dtype=np.float32)[:, None, None, None], raw.y)
+    numbered = Samples((np.arange(1797, dtype=np.float32)[:, None, None, None],), raw.y)
     one, two = datasets.split(numbered, sizes), datasets.split(numbered, sizes)
     parts = [set(part.x.ravel()) for part in (one.train, one.calibration, one.evaluation)]
     assert [len(part) for part in parts] == [1197, 200, 400]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import REPOSITORY
 from tvmflow.errors import ModelFileError, StageTimeoutError, TvmflowError, UnsupportedOperatorError
-from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.frontends.source_model import SourceDescription, one_input
 from tvmflow.frontends.table import load_source
 from tvmflow.frontends.torch_operators import (
     _PRIMS,
@@ -34,7 +34,7 @@ FILES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 
 
 def _describe(framework: str, file: str, network: str | None = None) -> SourceDescription:
-    return SourceDescription(framework, network, file, "input", (1, 1, 8, 8))
+    return SourceDescription(framework, network, file, one_input("input", (1, 1, 8, 8)))
 
 
 class Evil:
@@ -124,7 +124,7 @@ def test_python_in_a_program_does_not_run(
     _altered(exported, tmp_path / "model.pt2", {"models/model.json": change})
     if place == "guards":
         model = load_source(tmp_path, _describe("torch", "model.pt2"))
-        assert model.run(np.zeros((1, 1, 8, 8), np.float32)).shape == (1, 10) and list(
+        assert model.run(np.zeros((1, 1, 8, 8), np.float32))[0].shape == (1, 10) and list(
             model.layers(np.zeros((1, 1, 8, 8), np.float32))
         )
     else:
@@ -166,7 +166,7 @@ def test_torchscript_that_writes_files_is_refused(tmp_path: Path) -> None:
         load_source(tmp_path, _describe("torch", "model.torchscript"))
     torch.jit.script(Plain()).save(str(tmp_path / "model.pt"))
     x = np.zeros((1, 1, 8, 8), np.float32)
-    assert load_source(tmp_path, _describe("torch", "model.pt")).run(x).max() == 1
+    assert load_source(tmp_path, _describe("torch", "model.pt")).run(x)[0].max() == 1
 
 
 PLAIN = """class Plain(Module):

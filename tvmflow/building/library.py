@@ -16,6 +16,7 @@ from tvmflow.passes.round_bfloat16 import with_rounding
 from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
 
 Array = np.ndarray[Any, Any]
+Arrays = tuple[Array, ...]
 
 
 def prepared(mod: Any, target: Any) -> Any:
@@ -64,8 +65,8 @@ class LocalRunner:
         set_threads(backend.target.threads)
         self.machine = relax.VirtualMachine(executable, tvm.cpu())
 
-    def run(self, x: Array) -> Array:
-        return _call(self.machine, x)
+    def run(self, *inputs: Array) -> Arrays:
+        return _call(self.machine, inputs)
 
 
 class LoadedLibrary:
@@ -78,15 +79,15 @@ class LoadedLibrary:
         set_threads(threads)
         self.machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
 
-    def run(self, x: Array) -> Array:
-        return _call(self.machine, x)
+    def run(self, *inputs: Array) -> Arrays:
+        return _call(self.machine, inputs)
 
 
-def _call(machine: Any, x: Array) -> Array:
+def _call(machine: Any, inputs: Arrays) -> Arrays:
     import tvm
 
-    output = machine["main"](tvm.runtime.tensor(np.ascontiguousarray(x)))
-    return np.asarray((output if hasattr(output, "numpy") else output[0]).numpy())
+    found = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs))
+    return tuple(np.asarray(tensor.numpy()) for tensor in ([found] if hasattr(found, "numpy") else found))
 
 
 def set_threads(threads: int) -> None:

@@ -11,7 +11,7 @@ from tvmflow.params import Cell
 from tvmflow.passes.schedule_kernels import Choice, coverage
 from tvmflow.targets.resolve import ResolvedTarget
 
-MANIFEST_SCHEMA = 1
+MANIFEST_SCHEMA = 2
 
 
 def covered(choices: list[Choice]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def covered(choices: list[Choice]) -> dict[str, Any]:
 
 def manifest_of(
     cell: Cell, library: Path, description: SourceDescription, target: ResolvedTarget, choices: list[Choice],
-    toolchain: dict[str, str],
+    outputs: list[dict[str, Any]], toolchain: dict[str, str],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the manifest of a library file as a JSON-able value."""
     file = describe_file(library)
@@ -31,7 +31,8 @@ def manifest_of(
         "schema": MANIFEST_SCHEMA,
         "cell": {"model": cell.model, "target": cell.target, "precision": cell.precision},
         "library": {"file": library.name, "sha256": file.sha256, "size": file.size, "entry": "main"},
-        "input": {"name": description.input_name, "shape": list(description.input_shape), "dtype": "float32"},
+        "inputs": [{"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} for spec in description.inputs],
+        "outputs": outputs,
         "target": target.to_json(),
         "coverage": coverage(choices),
         "toolchain": toolchain,

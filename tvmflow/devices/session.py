@@ -18,6 +18,7 @@ from tvmflow.errors import DeviceError, DeviceLostError, last_line
 from tvmflow.params import DeviceEntry
 
 Array = np.ndarray[Any, Any]
+Arrays = tuple[Array, ...]
 
 
 class DeviceSession:
@@ -86,25 +87,27 @@ class RemoteModel:
     def __init__(self, session: DeviceSession, machine: Any) -> None:
         self.session, self.machine = session, machine
 
-    def set_input(self, x: Array) -> None:
-        tensor = self.session.tensor(x)
-        with translated(self.session.name, "setting an input"):
-            self.machine.set_input("main", tensor)
+    def set_inputs(self, *inputs: Array) -> None:
+        """Copy the inputs to the device, in the model's order."""
+        tensors = [self.session.tensor(x) for x in inputs]
+        with translated(self.session.name, "setting the inputs"):
+            self.machine.set_input("main", *tensors)
 
     def invoke(self) -> None:
         with translated(self.session.name, "running the library"):
             self.machine.invoke_stateful("main")
 
-    def output(self) -> Array:
+    def outputs(self) -> Arrays:
+        """Copy the outputs of the last run from the device."""
         with translated(self.session.name, "copying an output"):
-            output = self.machine.get_outputs("main")
-            return np.asarray((output if hasattr(output, "numpy") else output[0]).numpy())
+            found = self.machine.get_outputs("main")
+            return tuple(np.asarray(tensor.numpy()) for tensor in ([found] if hasattr(found, "numpy") else found))
 
-    def run(self, x: Array) -> Array:
-        """Run one batch x with the shape of the model's input; returns (batch, outputs)."""
-        self.set_input(x)
+    def run(self, *inputs: Array) -> Arrays:
+        """Run one batch of inputs with the shapes of the model's; returns all outputs."""
+        self.set_inputs(*inputs)
         self.invoke()
-        return self.output()
+        return self.outputs()
 
     def time_runs(self, repeat: int) -> list[float]:
         """Return `repeat` times of one run each on the device's own clock, in seconds; copies not included."""

@@ -1,8 +1,8 @@
 """How far two sets of outputs are apart, judged by how much the outputs vary; the check at each arrow of the walk.
 
 An error is small or large beside what distinguishes one output from another, not beside the largest number in it: a model
-that adds 1000 to all of its outputs, or that gives the same output for every input, would forgive any error otherwise.
-For outputs b (N inputs, C classes; further axes count as classes), in float64:
+that adds 1000 to all of its outputs, or that outputs the same to everything, would forgive any error otherwise.
+For one output b (N inputs, C classes; further axes count as classes), in float64:
 
     over inputs   s_i = sqrt( sum (b - mean of its class)^2 / ((N - 1) C) )     how an output follows the input
     over classes  s_c = sqrt( sum (b - mean of its input)^2 / (N (C - 1)) )     how the classes of one input differ
@@ -16,11 +16,17 @@ replaces the other: outputs that differ by class only hide that the input is ign
 hide that classes are permuted. Classes are pooled: one that varies by far the most sets the scale (a saturated softmax looks
 so, and there the others do not matter), one that never varies (a padded class) only dilutes it. A reference whose spread is
 below RESOLUTION of its largest output is refused: beside float32's rounding no error could be told from none.
+
+Every output of a model is judged by itself. Of several, one that does not vary (boxes to start from) is judged beside its largest
+number, as long as another does vary. Integers are judged by the share that is equal. Beside the error stands what people look at, where it
+has a meaning: top-1 of class scores (N, C), the share of equal classes over the pixels of a map (N, C, H, W), the cosine of
+embeddings. Which of them follows from the shape, or from the `task` of the model.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,9 +34,11 @@ import numpy as np
 from tvmflow.errors import AgreementError
 
 Array = np.ndarray[Any, Any]
-RESOLUTION = 1e-5  # a hundred roundings of float32: a deep network that ignores its input still has outputs 1e-7 apart
+Arrays = tuple[Array, ...]
+RESOLUTION = 1e-5  # a hundred roundings of float32: a deep network that ignores its input still outputs 1e-7 apart
 NO_NOISE_DB = 200.0
 LEAST_SQNR_DB = 6.0  # whatever the bound: noise of half the spread; outputs that ignore their input reach 3 dB at most
+LEAST_EQUAL = 0.9  # of integers, whatever the bound: a class that was close to another may change
 _BOUND_OF = {
     "import_model": "import_model.max_relative_error", "quantize": "quantize.max_relative_error",
     **dict.fromkeys(("graph_pack", "build", "deploy", "evaluate"), "build.max_relative_error"),
@@ -52,7 +60,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Agreement:
-    """outputs against reference, both (N, outputs). top1_agreement: share of equal top-1, None where there is one class."""
+    """One output against its reference, or the worst of several.
+
+    top1_agreement: share of equal top-1. pixel_agreement: of equal classes over pixels. cosine: the lowest over the samples.
+    equal: share of equal integers. Each None where it has no meaning.
+    """
 
     top1_agreement: float | None
     max_absolute_error: float
@@ -60,6 +72,9 @@ class Agreement:
     sqnr_db: float
     spread: float
     samples: int
+    pixel_agreement: float | None = None
+    cosine: float | None = None
+    equal: float | None = None
 
     def to_json(self) -> dict[str, float | None]:
         return asdict(self)
@@ -95,48 +110,147 @@ def check_reacts(reference: Array, what: str = "the source") -> Spread:
     return spread
 
 
-def compare(outputs: Array, reference: Array) -> Agreement:
+def compare(outputs: Array, reference: Array, task: str | None = None) -> Agreement:
     """Compare two arrays of one shape (N, ...). Raises AgreementError: shapes differ, not finite, reference does not vary."""
+    _check_shapes(outputs, reference)
+    return _compare(outputs, reference, check_reacts(reference).smaller, task)
+
+
+def compare_all(outputs: Array | Arrays, references: Array | Arrays, task: str | None = None) -> list[Agreement]:
+    """Compare all outputs of two forms, each with its reference. Raises AgreementError as `compare` does."""
+    found, wanted = as_outputs(outputs), as_outputs(references)
+    if len(found) != len(wanted):
+        raise AgreementError(f"{len(found)} outputs", f"{len(wanted)}, as the source framework gives")
+    for a, b in zip(found, wanted, strict=True):
+        _check_shapes(a, b)
+    return [
+        _equal_integers(a, b) if b.dtype.kind in "iub" else _compare(a, b, spread, task)
+        for a, b, spread in zip(found, wanted, _spreads(wanted), strict=True)
+    ]
+
+
+def worst_of(found: Sequence[Agreement]) -> Agreement:
+    """Return the worst of each number over the outputs."""
+    if len(found) == 1:
+        return found[0]
+
+    def least(name: str) -> float | None:
+        return min((value for one in found if (value := getattr(one, name)) is not None), default=None)
+
+    worst = max(found, key=lambda one: one.max_relative_error)
+    shares = {name: least(name) for name in ("top1_agreement", "pixel_agreement", "cosine", "equal")}
+    return replace(worst, sqnr_db=min(one.sqnr_db for one in found), **shares)  # type: ignore[arg-type]
+
+
+def as_outputs(outputs: Array | Arrays) -> Arrays:
+    """Return the outputs of a form as a tuple, also where one was given alone."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def classes_of(output: Array, task: str | None = None) -> Array | None:
+    """Return the most likely class, (N,) of scores (N, C) and (N, H, W) of a map; None where the output is neither.
+
+    The classes of a map lie on axis 1 or, where that is shorter, on the last one.
+    """
+    if output.dtype.kind != "f" or task in ("embedding", "detection", "other"):
+        return None
+    if output.ndim == 2 and output.shape[1] > 1 and task != "segmentation":
+        return np.asarray(output.argmax(axis=1))
+    if output.ndim == 4 and min(output.shape[1], output.shape[3]) > 1 and task != "classification":
+        return np.asarray(output.argmax(axis=1 if output.shape[1] <= output.shape[3] else 3))
+    return None
+
+
+def _check_shapes(outputs: Array, reference: Array) -> None:
     if outputs.shape != reference.shape:
         raise AgreementError(f"outputs of shape {outputs.shape}", f"{reference.shape}, as the source framework gives")
-    spread = check_reacts(reference).smaller
+
+
+def _spreads(references: Arrays) -> list[float]:
+    """Return what the errors of each output are judged beside. Raises AgreementError where no output varies."""
+    found: list[float | None] = []
+    refusal: AgreementError | None = None
+    for reference in references:
+        try:
+            found.append(None if reference.dtype.kind in "iub" else check_reacts(reference).smaller)
+        except AgreementError as error:
+            if len(references) == 1 or not np.isfinite(reference).all():
+                raise
+            refusal = refusal or error
+            found.append(None)
+    if refusal is not None and all(spread is None for spread in found):
+        raise refusal
+    return [
+        (float(np.abs(b).max(initial=0.0)) or 1.0) if spread is None else spread
+        for spread, b in zip(found, references, strict=True)
+    ]
+
+
+def _equal_integers(outputs: Array, reference: Array) -> Agreement:
+    share = float((outputs == reference).mean()) if reference.size else 1.0
+    largest = float(np.abs(outputs.astype(np.float64) - reference.astype(np.float64)).max(initial=0.0))
+    return Agreement(None, largest, 0.0, NO_NOISE_DB, 0.0, len(reference), equal=share)
+
+
+def _compare(outputs: Array, reference: Array, spread: float, task: str | None) -> Agreement:
     a, b = _matrix(outputs, "the outputs"), _matrix(reference, "the reference outputs")
     difference = np.abs(a - b)
     worst = float(difference.max())
     noise = worst * float(np.sqrt(((difference / worst) ** 2).mean())) if worst else 0.0
+    ours, theirs = classes_of(outputs, task), classes_of(reference, task)
+    share = None if ours is None or theirs is None else float((ours == theirs).mean())
     return Agreement(
-        top1_agreement=float((a.argmax(axis=1) == b.argmax(axis=1)).mean()) if a.shape[1] > 1 else None,
+        top1_agreement=share if outputs.ndim == 2 else None,
         max_absolute_error=worst,
         max_relative_error=worst / spread,
         sqnr_db=min(NO_NOISE_DB, 20 * float(np.log10(spread / noise))) if noise else NO_NOISE_DB,
         spread=spread,
         samples=len(a),
+        pixel_agreement=share if outputs.ndim == 4 else None,
+        cosine=_cosine(a, b) if task == "embedding" else None,
     )
 
 
-def check_outputs(stage: str, inputs: str, outputs: Array, reference: Array, bound: float) -> Agreement:
-    """Compare a stage's outputs for some inputs with those of the stage before it. Raises AgreementError above the bound."""
-    found = compare(outputs, reference)
-    if found.max_relative_error > bound or found.sqnr_db < LEAST_SQNR_DB:
-        named = f" ({_BOUND_OF[stage]} in params.yaml)" if stage in _BOUND_OF else ""
-        raise AgreementError(
-            f"{stage} changes the outputs: on the {found.samples} {inputs} inputs the largest error is "
-            f"{found.max_relative_error:.3g} of the spread of the outputs, SQNR {found.sqnr_db:.1f} dB",
-            f"at most {bound:g}{named}, and {LEAST_SQNR_DB:g} dB",
-            "compare the modules before and after this stage; raise the bound only if you know why",
-        )
-    return found
+def _cosine(a: Array, b: Array) -> float:
+    """Return the lowest cosine over the samples of two matrices (N, numbers)."""
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return float(((a * b).sum(axis=1) / np.maximum(lengths, 1e-300)).min())
 
 
-def check_golden(stage: str, outputs: Array, reference: Array, bound: float) -> Agreement:
-    """Compare the golden outputs of a stage's module with those of the stage before it. Raises AgreementError."""
-    if len(reference) < 2:
+def check_outputs(
+    stage: str, inputs: str, outputs: Array | Arrays, reference: Array | Arrays, bound: float, task: str | None = None
+) -> Agreement:
+    """Compare a stage's outputs to some inputs with those of the form before it, output by output; returns the worst.
+
+    Raises AgreementError above the bound.
+    """
+    every = compare_all(outputs, reference, task)
+    for at, found in enumerate(every):
+        few = found.equal is not None and found.equal < LEAST_EQUAL
+        if found.max_relative_error > bound or found.sqnr_db < LEAST_SQNR_DB or few:
+            named = f" ({_BOUND_OF[stage]} in params.yaml)" if stage in _BOUND_OF else ""
+            where = f" of output {at}" if len(every) > 1 else ""
+            error = f"the largest error is {found.max_relative_error:.3g} of the spread of the outputs, SQNR {found.sqnr_db:.1f} dB"
+            share = f"{found.equal or 0:.1%} of the integers are equal"
+            raise AgreementError(
+                f"{stage} changes the outputs{where}: on the {found.samples} {inputs} inputs {share if few else error}",
+                f"at least {LEAST_EQUAL:.0%}" if few else f"at most {bound:g}{named}, and {LEAST_SQNR_DB:g} dB",
+                "look at the form before and after this stage; raise the bound only if you know why",
+            )
+    return worst_of(every)
+
+
+def check_golden(
+    stage: str, outputs: Array | Arrays, reference: Array | Arrays, bound: float, task: str | None = None
+) -> Agreement:
+    """Compare the golden outputs of a stage's form with those of the form before it. Raises AgreementError."""
+    if len(as_outputs(reference)[0]) < 2:
         raise AgreementError(
-            f"{stage} has {len(reference)} golden input",
-            "at least 2, or a module that ignores its input would pass",
+            f"{stage} has {len(as_outputs(reference)[0])} golden input",
+            "at least 2, or a form that ignores its input would pass",
             "raise fetch.golden_samples in params.yaml",
         )
-    return check_outputs(stage, "golden", outputs, reference, bound)
+    return check_outputs(stage, "golden", outputs, reference, bound, task)
 
 
 def _matrix(outputs: Array, what: str) -> Array:

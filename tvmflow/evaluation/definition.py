@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 
 from tvmflow.evaluation.agreement import Agreement, check_golden
-from tvmflow.frontends.source_model import Array, batch_at
-from tvmflow.ir.definition import run_graph
+from tvmflow.frontends.source_model import Arrays, batch_at, by_sample
+from tvmflow.ir.definition import run_all
 from tvmflow.ir.graph import read_graph
 
 _BOUND = 0.05  # what is left in float rounds otherwise
 
 
-def check_definition(module: Any, x: Array, batch: int, outputs: Array) -> Agreement:
-    """Compare the compiled module's outputs for x (N, ...) with those of its definition. Raises AgreementError."""
-    graph = read_graph(module)
-    batches = [batch_at(x, start, batch) for start in range(0, len(x), batch)]
-    defined = np.concatenate([run_graph(graph, part) for part in batches])[: len(x)]
+def check_definition(module: Any, inputs: Arrays, batch: int, outputs: Arrays) -> Agreement:
+    """Compare the compiled form's outputs to inputs (N, ...) with those of its definition. Raises AgreementError."""
+    graph, count = read_graph(module), len(inputs[0])
+    found = [run_all(graph, batch_at(inputs, start, batch)) for start in range(0, count, batch)]
+    parts = [[by_sample(output, batch) for output in outputs] for outputs in found]
+    defined = tuple(np.concatenate(same)[:count] for same in zip(*parts, strict=True))
     return check_golden("quantize: compiled against its definition", outputs, defined, _BOUND)

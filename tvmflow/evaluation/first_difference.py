@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.source_model import Array, SourceModel
+from tvmflow.frontends.source_model import Array, Arrays, SourceModel
 
 _LAYOUTS = ((0, 2, 3, 1), (0, 3, 1, 2))
 
 
-def first_differing_layer(source: SourceModel, x: Array, bound: float) -> str | None:
+def first_differing_layer(source: SourceModel, inputs: Array | Arrays, bound: float) -> str | None:
     """Return the name of the first layer of the framework whose value no value of the import equals; None if all agree.
 
-    x: one batch. bound: of the error relative to the layer's largest number. Runs the numpy definition: slow, exact.
+    inputs: one batch of each, or of the one. bound: of the error relative to the layer's largest number. Runs the numpy definition: slow, exact.
     """
-    from tvmflow.ir.definition import run_graph
+    from tvmflow.ir.definition import run_all
     from tvmflow.ir.graph import Step, read_graph
     from tvmflow.passes.fold_constants import FoldConstants
 
@@ -30,10 +30,12 @@ def first_differing_layer(source: SourceModel, x: Array, bound: float) -> str | 
     def keep(_step: Step, value: Array) -> None:
         by_size[value.size].append(value)
 
-    by_size[x.size].append(x)
+    batch = inputs if isinstance(inputs, tuple) else (inputs,)
+    for x in batch:
+        by_size[x.size].append(x)
     fold: Any = FoldConstants()
-    run_graph(read_graph(fold(source.to_relax())), x, keep)
-    for name, value in source.layers(x):
+    run_all(read_graph(fold(source.to_relax())), batch, keep)
+    for name, value in source.layers(*batch):
         if not any(_equal(value, candidate, bound) for candidate in by_size[value.size]):
             return name
     return None

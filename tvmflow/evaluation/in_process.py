@@ -91,26 +91,13 @@ class LoadedLibrary:
         Numbers are converted to the input's dtype where nothing but precision can be lost. N samples run in batches of the size
         that the library was built for, the last one filled up. Returns an array (N, ...), for several outputs a tuple of them.
         """
-        found = self._in_order(arrays, named)
+        found = _checked(self.inputs, arrays, named, self.cell)
         batch, count = self.inputs[0].shape[0], len(found[0])
         parts = []
         for start in range(0, count, batch):
             parts.append([x[: count - start] for x in self._run([_batch(x, start, batch) for x in found])])
         outputs = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
         return outputs[0] if len(outputs) == 1 else outputs
-
-    def _in_order(self, arrays: tuple[Any, ...], named: dict[str, Any]) -> list[Array]:
-        names = [spec.name for spec in self.inputs]
-        given = dict(zip(names, arrays, strict=False)) | named
-        if len(arrays) + len(named) != len(names) or set(given) != set(names):
-            raise UsageError(
-                f"{self.cell} was called with {len(arrays)} arrays" + (f" and {', '.join(named)}" if named else ""),
-                f"{len(names)}: {', '.join(names)}",
-            )
-        found = [spec.checked(given[spec.name], self.cell) for spec in self.inputs]
-        if len({len(array) for array in found}) > 1:
-            raise UsageError(f"{self.cell} was called with {[len(a) for a in found]} samples", "as many of every input")
-        return found
 
     def _run(self, arrays: list[Array]) -> list[Array]:
         import tvm
@@ -143,10 +130,31 @@ def input_specs(manifest: dict[str, Any]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(x["name"], tuple(x["shape"]), x["dtype"]) for x in found)
 
 
+def in_order(specs: tuple[TensorSpec, ...], inputs: Any, cell: str) -> list[Array]:
+    """Return one array, a tuple or list of them in order, or a dictionary of them by name, checked. Raises UsageError."""
+    if isinstance(inputs, dict):
+        return _checked(specs, (), inputs, cell)
+    return _checked(specs, tuple(inputs) if isinstance(inputs, tuple) or len(specs) > 1 else (inputs,), {}, cell)
+
+
+def _checked(specs: tuple[TensorSpec, ...], arrays: tuple[Any, ...], named: dict[str, Any], cell: str) -> list[Array]:
+    names = [spec.name for spec in specs]
+    given = dict(zip(names, arrays, strict=False)) | named
+    if len(arrays) + len(named) != len(names) or set(given) != set(names):
+        raise UsageError(
+            f"{cell} was called with {len(arrays)} arrays" + (f" and {', '.join(named)}" if named else ""),
+            f"{len(names)}: {', '.join(names)}",
+        )
+    found = [spec.checked(given[spec.name], cell) for spec in specs]
+    if len({len(array) for array in found}) > 1:
+        raise UsageError(f"{cell} was called with {[len(a) for a in found]} samples", "as many of every input")
+    return found
+
+
 def _batch(x: Array, start: int, batch: int) -> Array:
     from tvmflow.frontends.source_model import batch_at
 
-    return batch_at(x, start, batch)
+    return batch_at((x,), start, batch)[0]
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -9,18 +9,14 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from tvmflow.evaluation.latency import timed
 from tvmflow.evaluation.turns import Contestant
-from tvmflow.frontends.source_model import batch_at, read_description
+from tvmflow.frontends.source_model import Arrays, SourceDescription, batch_at, in_order, read_description
 from tvmflow.frontends.table import load_source
 from tvmflow.sandbox.process import Policy, Sandbox, memory_for
 from tvmflow.sources.datasets import Samples
 
-Array = np.ndarray[Any, Any]
 REPLY_TIMEOUT_S = 600.0
 
 
@@ -54,15 +50,15 @@ class Peer:
 
     def __init__(self, name: str, fetched: str, onnx_file: str, threads: int) -> None:
         description = read_description(Path(fetched))
-        x = batch_at(Samples.load(Path(fetched) / "evaluation.npz").x, 0, description.input_shape[0])
+        inputs = batch_at(Samples.load(Path(fetched) / "evaluation.npz").inputs, 0, description.batch)
         self._run: Callable[[], object] | None = None
         if name == "source":
             source = load_source(Path(fetched), description)
             if source.in_process:
                 source.use_threads(threads)
-                self._run = lambda: source.run(x)
+                self._run = lambda: source.run(*inputs)
         elif Path(onnx_file).exists():
-            self._run = _onnxruntime(Path(onnx_file), x, threads)
+            self._run = _onnxruntime(Path(onnx_file), inputs, description, threads)
 
     def is_there(self) -> bool:
         """Whether this peer can run this model in its own process."""
@@ -74,9 +70,11 @@ class Peer:
         return timed(self._run)(count)
 
 
-def _onnxruntime(onnx_file: Path, x: Array, threads: int) -> Callable[[], object]:
+def _onnxruntime(onnx_file: Path, inputs: Arrays, description: SourceDescription, threads: int) -> Callable[[], object]:
     from tvmflow.frontends.onnx import open_session
 
     session = open_session(onnx_file, threads)
-    feed = {session.get_inputs()[0].name: x}
+    names = [entry.name for entry in session.get_inputs()]
+    order = in_order(onnx_file.name, names, description.inputs)
+    feed = {names[at]: x for at, x in zip(order, inputs, strict=True)}
     return lambda: session.run(None, feed)

@@ -11,48 +11,74 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.evaluation.agreement import check_outputs, compare
+from tvmflow.artifacts import load_arrays
+from tvmflow.evaluation.agreement import as_outputs, check_outputs, classes_of, compare_all, worst_of
 from tvmflow.sources.datasets import Samples
 
 Array = np.ndarray[Any, Any]
-# Who keeps the outputs of which version of the model, under which name in its reference.npz; in the order of the walk.
+Arrays = tuple[Array, ...]
+_TOP = 5
+_SHARES = ("pixel_agreement", "cosine", "equal")
+# Who keeps the outputs of which form of the model, under which name in its reference.npz; in the order of the walk.
 _REFERENCES = {
     "import_model": {"source": "evaluation", "imported": "imported"},
     "quantize": {"quantized": "evaluation"},
 }
 
 
-def quality(inputs: Mapping[str, Path], outputs: Array, samples: Samples, bound: float) -> dict[str, Any]:
-    """Return the agreement of the built module's outputs with the source's, step by step, and accuracy where there are labels.
+def quality(
+    inputs: Mapping[str, Path], outputs: Array | Arrays, samples: Samples, bound: float, task: str | None = None
+) -> dict[str, Any]:
+    """Return the agreement of the built form's outputs with the source's, step by step, and accuracy where there are labels.
 
-    Raises AgreementError when an output is further from the quantized module's than `bound`.
+    Of several outputs the agreement is the worst of each number, and `outputs` has those of each. accuracy: share of the
+    samples (of maps: of the pixels) whose most likely class is the label; top5: whose label is among five.
+    Raises AgreementError when an output is further from the quantized form's than `bound`.
     """
-    versions = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": outputs}
-    check_outputs("evaluate", "evaluation", outputs, versions["quantized"], bound)
-    steps = list(versions.items())
+    built = as_outputs(outputs)
+    forms = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": built}
+    check_outputs("evaluate", "evaluation", built, forms["quantized"], bound, task)
+    steps, every = list(forms.items()), compare_all(built, forms["source"], task)
     found: dict[str, Any] = {
-        "agreement": compare(outputs, versions["source"]).to_json(),
+        "agreement": worst_of(every).to_json(),
         "agreement_by_step": {
-            f"{before}-{after}": compare(b, a).to_json() for (before, a), (after, b) in itertools.pairwise(steps)
+            f"{before}-{after}": worst_of(compare_all(b, a, task)).to_json()
+            for (before, a), (after, b) in itertools.pairwise(steps)
         },
         "accuracy": None,
+        "top5": None,
+        "outputs": [one.to_json() for one in every] if len(every) > 1 else [],
     }
     if samples.y is not None:
-        found["accuracy"] = {name: float((version.argmax(axis=1) == samples.y).mean()) for name, version in steps}
-        found["accuracy"]["samples"] = len(samples.y)
+        found |= {name: shares | {"samples": len(samples.y)} for name, shares in _right(steps, samples.y, task).items()}
     return found
 
 
-def _reference(inputs: Mapping[str, Path], stage: str) -> dict[str, Array]:
-    with np.load(inputs[stage] / "reference.npz", allow_pickle=False) as data:
-        return {version: np.asarray(data[name]) for version, name in _REFERENCES[stage].items()}
+def _right(steps: list[tuple[str, Arrays]], y: Array, task: str | None) -> dict[str, dict[str, Any]]:
+    """Return accuracy and, of more than five classes, top5 of every form; nothing where the first output has no classes."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, outputs in steps:
+        classes = classes_of(outputs[0], task)
+        if classes is None:
+            return {}
+        found.setdefault("accuracy", {})[name] = float((classes == y).mean())
+        if outputs[0].ndim == 2 and outputs[0].shape[1] > _TOP:
+            best = np.argpartition(-outputs[0], _TOP, axis=1)[:, :_TOP]
+            found.setdefault("top5", {})[name] = float((best == y[:, None]).any(axis=1).mean())
+    return found
 
 
-def write_scorecard(out: Path, card: dict[str, Any], outputs: Array, samples: Samples) -> None:
+def _reference(inputs: Mapping[str, Path], stage: str) -> dict[str, Arrays]:
+    return {form: load_arrays(inputs[stage] / "reference.npz", name) for form, name in _REFERENCES[stage].items()}
+
+
+def write_scorecard(out: Path, card: dict[str, Any], outputs: Arrays, samples: Samples, task: str | None) -> None:
     """Write scorecard.json, metrics.json, confusion.csv and latency.csv."""
     (out / "scorecard.json").write_text(json.dumps(card, sort_keys=True, indent=1), encoding="utf-8")
     (out / "metrics.json").write_text(json.dumps(_metrics(card), sort_keys=True, indent=1), encoding="utf-8")
-    confusion = [] if samples.y is None else list(zip(samples.y.tolist(), outputs.argmax(axis=1).tolist(), strict=True))
+    classes = classes_of(outputs[0], task)
+    has_pairs = samples.y is not None and samples.y.ndim == 1 and classes is not None
+    confusion = list(zip(samples.y.tolist(), classes.tolist(), strict=True)) if has_pairs else []  # type: ignore[union-attr]
     _write_rows(out / "confusion.csv", [("actual", "predicted"), *confusion])
     peers = [(name, peer["median_ms"]) for name, peer in sorted(card["peers"].items())]
     latency = [("what", "median_ms"), ("tvmflow", card["latency"]["compute"]["median_ms"]), *peers]
@@ -63,7 +89,11 @@ def _metrics(card: dict[str, Any]) -> dict[str, Any]:
     metrics: dict[str, Any] = {
         "latency_ms": card["latency"]["compute"]["median_ms"],
         "library_bytes": card["library_bytes"],
-        **{name: card["agreement"][name] for name in ("top1_agreement", "max_relative_error", "sqnr_db")},
+        **{
+            name: card["agreement"][name]
+            for name in ("top1_agreement", "max_relative_error", "sqnr_db", *_SHARES)
+            if name == "top1_agreement" or card["agreement"][name] is not None
+        },
     }
     if card["part"]:
         if card["part"]["simulated"]:
@@ -71,6 +101,8 @@ def _metrics(card: dict[str, Any]) -> dict[str, Any]:
         metrics |= card["part"]["metrics"]
     if card["accuracy"]:
         metrics["accuracy"] = card["accuracy"]["built"]
+    if card["top5"]:
+        metrics["top5"] = card["top5"]["built"]
     return metrics
 
 

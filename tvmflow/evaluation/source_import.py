@@ -8,10 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.artifacts import save_arrays
 from tvmflow.backends.cpu import host_backend
 from tvmflow.errors import AgreementError, ModelFileError, TvmflowError, first_line
-from tvmflow.evaluation.agreement import check_golden
-from tvmflow.frontends.source_model import SourceModel, batch_at, read_description, run_in_batches
+from tvmflow.evaluation.agreement import check_golden, classes_of
+from tvmflow.frontends.source_model import (
+    OUTPUTS_NAME,
+    Array,
+    Arrays,
+    SourceModel,
+    batch_at,
+    read_description,
+    run_in_batches,
+)
 from tvmflow.frontends.table import load_source
 from tvmflow.progress import Progress
 from tvmflow.sources.datasets import Samples
@@ -25,30 +34,30 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
 
     fetched, out = Path(inputs), Path(outputs)
     description = read_description(fetched)
-    batch = description.input_shape[0]
+    batch, task = description.batch, description.task
     progress("loading the source model", 0, 4)
     source = load_source(fetched, description)
     evaluation = Samples.load(fetched / "evaluation.npz")
-    golden = Samples.load(fetched / "golden.npz").x
+    golden = Samples.load(fetched / "golden.npz").inputs
     reference = {
         "golden": run_in_batches(source, golden, batch),
-        "evaluation": run_in_batches(source, evaluation.x, batch),
+        "evaluation": run_in_batches(source, evaluation.inputs, batch),
     }
-    _check_outputs(reference["evaluation"], json.loads((fetched / "labels.json").read_text()), evaluation.y)
+    _check_outputs(reference["evaluation"], json.loads((fetched / "labels.json").read_text()), evaluation.y, task)
     progress("importing", 1, 4)
     module = canonicalize(source.to_relax())
     progress("checking against the source", 2, 4)
     runner = LocalRunner(module, host_backend())
     computed = run_in_batches(runner, golden, batch)
     try:
-        agreement = check_golden("import_model", computed, reference["golden"], max_relative_error)
+        agreement = check_golden("import_model", computed, reference["golden"], max_relative_error, task)
     except AgreementError as error:
         raise _with_layer(error, source, batch_at(golden, 0, batch), max_relative_error) from error
     save_module(module, out)
-    reference["imported"] = run_in_batches(runner, evaluation.x, batch)
-    np.savez(out / "reference.npz", **reference)  # type: ignore[arg-type]
+    reference["imported"] = run_in_batches(runner, evaluation.inputs, batch)
+    save_arrays(out / "reference.npz", **reference)
     progress("exporting for peers", 3, 4)
-    facts = {"golden": agreement.to_json(), "outputs": int(reference["golden"].shape[1])}
+    facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": _describe_outputs(source, module, out)}
     try:
         source.to_onnx(out / "peer.onnx")
     except Exception as error:  # an exporter that fails costs a peer, not the cell
@@ -58,28 +67,53 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     return facts
 
 
-def _with_layer(error: AgreementError, source: SourceModel, x: np.ndarray[Any, Any], bound: float) -> AgreementError:
+def _with_layer(error: AgreementError, source: SourceModel, inputs: Arrays, bound: float) -> AgreementError:
     """Return the error with the first layer that differs."""
     from tvmflow.evaluation.first_difference import first_differing_layer
 
-    layer = first_differing_layer(source, x, bound)
-    where = "every layer agrees before batch norms are folded: a pass after the import changes it"
+    layer = first_differing_layer(source, inputs, bound)
+    where = "every layer agrees in the form before folding: a pass after the import changes it"
     found = f"{error.found}; " + (where if layer is None else f"the first layer that differs is {layer}")
     return AgreementError(found, error.expected, error.hint)
 
 
-def _check_outputs(outputs: np.ndarray[Any, Any], labels: list[str] | None, y: np.ndarray[Any, Any] | None) -> None:
-    if outputs.ndim != 2:
-        raise ModelFileError(f"the model's output has shape {outputs.shape}", "(N, outputs)")
-    if not np.isfinite(outputs).all():
-        raise ModelFileError("the source model's outputs are not finite numbers", "weights that are not damaged")
-    width = outputs.shape[1]
-    if labels is not None and len(labels) != width:
+def _describe_outputs(source: SourceModel, module: Any, out: Path) -> list[dict[str, Any]]:
+    """Write name, shape and dtype of every output to outputs.json, and return them."""
+    from tvmflow.ir.graph import read_graph
+
+    graph = read_graph(module)
+    kinds = [graph.kind(name) for name in graph.outputs]
+    found = [
+        {"name": name, "shape": list(kind.shape), "dtype": kind.dtype}
+        for name, kind in zip(source.output_names(), kinds, strict=True)
+    ]
+    (out / OUTPUTS_NAME).write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, task: str | None) -> None:
+    for output in outputs:
+        if output.dtype.kind not in "fiub":
+            raise ModelFileError(f"the model has an output of {output.dtype}", "real numbers")
+        if not np.isfinite(output).all():
+            raise ModelFileError(
+                "the source model outputs with numbers that are not finite", "weights that are not damaged"
+            )
+    found = classes_of(outputs[0], task)
+    if found is None:
+        return  # labels are names of classes, of which there are none
+    classes = outputs[0].shape[1] if outputs[0].ndim == 2 else min(outputs[0].shape[1], outputs[0].shape[3])
+    if labels is not None and len(labels) != classes:
         raise TvmflowError(
-            f"{len(labels)} labels for a model with {width} outputs", "one label for each output",
+            f"{len(labels)} labels for a model with {classes} outputs", "one label for each output",
             "correct labels: of the model in params.yaml",
         )  # fmt: skip
-    if y is not None and (y.min() < 0 or y.max() >= width):
+    if y is not None and y.shape != found.shape:
         raise TvmflowError(
-            f"the data set has class numbers {y.min()} to {y.max()}", f"0 to {width - 1}, as the model has outputs"
+            f"the data set has labels of shape {y.shape}",
+            f"{found.shape}, a class for each sample, of maps for each pixel",
+        )
+    if y is not None and (y.min() < 0 or y.max() >= classes):
+        raise TvmflowError(
+            f"the data set has class numbers {y.min()} to {y.max()}", f"0 to {classes - 1}, as the model has outputs"
         )

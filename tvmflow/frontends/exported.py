@@ -4,33 +4,45 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvmflow.errors import ModelFileError, UnsupportedOperatorError, first_line
-from tvmflow.frontends.source_model import Array
+from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, in_order
+from tvmflow.ir.graph import with_inputs
 
 
 class ExportedModel:
-    """A torch module in evaluation mode with one float32 input of fixed shape."""
+    """A torch module in evaluation mode with inputs of fixed shapes, which it takes in the order of the description.
+
+    order: of the parameters, as places among the inputs, where the module takes them in another order.
+    """
 
     in_process = True
 
-    def __init__(self, module: Any, input_name: str, shape: tuple[int, ...]) -> None:
-        self.module, self.input_name, self.shape = module, input_name, shape
+    def __init__(self, module: Any, inputs: tuple[TensorSpec, ...], order: list[int] | None = None) -> None:
+        self.module, self.inputs = module, inputs
+        self.order = list(range(len(inputs))) if order is None else order
         self._program: Any = None
 
     @classmethod
-    def of_program(cls, program: Any, input_name: str, shape: tuple[int, ...]) -> ExportedModel:
-        """Wrap a torch.export program; a batch that it leaves open is bound to that of `shape`."""
-        model = cls(program.module(), input_name, shape)
+    def of_program(cls, program: Any, inputs: tuple[TensorSpec, ...], what: str = "the program") -> ExportedModel:
+        """Wrap a torch.export program; a batch that it leaves open is bound to that of `inputs`."""
+        places = in_order(what, list(program.graph_signature.user_inputs), inputs)
+        model = cls(program.module(), inputs, [places.index(at) for at in range(len(places))])
         model._program = program
         return model
 
-    def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
+    def _arguments(self, inputs: Sequence[Array]) -> tuple[Any, ...]:
+        """Return the inputs as tensors in the order of the module's parameters."""
+        import torch
+
+        return tuple(torch.from_numpy(np.ascontiguousarray(inputs[at])) for at in self.order)
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield the value of every operator of the exported program, in order."""
         import torch
 
@@ -44,20 +56,36 @@ class ExportedModel:
                 return value
 
         with torch.no_grad():
-            Recorder(self.exported().module()).run(torch.from_numpy(x))
+            Recorder(self.exported().module()).run(*self._arguments(inputs))
         yield from found
 
-    def run(self, x: Array) -> Array:
+    def run(self, *inputs: Array) -> Arrays:
+        return tuple(np.asarray(value.detach().cpu().numpy()) for _, value in self._outputs(inputs))
+
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self._outputs([np.zeros(spec.shape, spec.dtype) for spec in self.inputs]))
+
+    def _outputs(self, inputs: Sequence[Array]) -> list[tuple[str, Any]]:
+        """Return name and tensor of every output; those of a dictionary are named by its keys."""
         import torch
 
         with torch.no_grad():
             try:
-                output = self.module(torch.from_numpy(x))
-            except (RuntimeError, ValueError) as error:
-                raise _wrong_shape(error, self.shape) from error
-        if not isinstance(output, torch.Tensor):
-            raise ModelFileError(f"the model's output is a {type(output).__name__}", "one tensor (N, outputs)")
-        return np.asarray(output.detach().cpu().numpy())
+                found = self.module(*self._arguments(inputs))
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                raise _wrong_shape(error, self.inputs) from error
+        leaves = torch.utils._pytree.tree_flatten_with_path(found)[0]
+        if not leaves or not all(isinstance(value, torch.Tensor) for _, value in leaves):
+            kinds = ", ".join(dict.fromkeys(type(value).__name__ for _, value in leaves)) or "nothing"
+            raise ModelFileError(f"the model returns {kinds}", "tensors, alone, in tuples, lists or dictionaries")
+        names = [
+            str(getattr(path[0], "key", f"output{at}")) if path else "output" for at, (path, _) in enumerate(leaves)
+        ]
+        unique = len(set(names)) == len(names)
+        return [
+            (name if unique else f"output{at}", leaf[1])
+            for at, (name, leaf) in enumerate(zip(names, leaves, strict=True))
+        ]
 
     def use_threads(self, threads: int) -> None:
         import torch
@@ -72,13 +100,14 @@ class ExportedModel:
             try:
                 with warnings.catch_warnings(), torch.no_grad():
                     warnings.simplefilter("ignore")
-                    self._program = torch.export.export(self.module, (torch.zeros(self.shape),))
+                    example = self._arguments([np.zeros(spec.shape, spec.dtype) for spec in self.inputs])
+                    self._program = torch.export.export(self.module, example)
             except (RuntimeError, ValueError) as error:
-                raise _wrong_shape(error, self.shape) from error
+                raise _wrong_shape(error, self.inputs) from error
         return self._program
 
     def to_relax(self, max_batch: int | None = None) -> Any:
-        """Return the IRModule for the input's shape, or for any batch of 1 to max_batch."""
+        """Return the IRModule for the shapes of the inputs, or, of one input, for any batch of 1 to max_batch."""
         from tvm.relax.frontend.torch import from_exported_program
 
         program = self.exported() if max_batch is None else self._any_batch(max_batch)
@@ -86,7 +115,10 @@ class ExportedModel:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 module = from_exported_program(program, unwrap_unit_return_tuple=True, custom_convert_map=_OWN)
-                return module if max_batch is not None else _bound(module, self.shape)
+                if max_batch is not None:
+                    return module
+                shapes = [self.inputs[at].shape for at in self.order]
+                return with_inputs(_bound(module, shapes), [self.order.index(at) for at in range(len(self.order))])
         except (AssertionError, NotImplementedError, KeyError) as error:
             raise unsupported("PyTorch", str(error)) from error
 
@@ -94,7 +126,7 @@ class ExportedModel:
         import torch
 
         batch = torch.export.Dim("batch", min=1, max=max_batch)
-        example = torch.zeros((2, *self.shape[1:]))
+        example = torch.zeros((2, *self.inputs[0].shape[1:]))
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             return torch.export.export(self.module, (example,), dynamic_shapes=({0: batch},))
@@ -108,7 +140,12 @@ class ExportedModel:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                self.exported(), (), path, input_names=[self.input_name], external_data=False, verbose=False
+                self.exported(),
+                (),
+                path,
+                input_names=[self.inputs[at].name for at in self.order],
+                external_data=False,
+                verbose=False,
             )
 
 
@@ -126,15 +163,17 @@ def _nearest(node: Any, importer: Any) -> Any:
 _OWN = {"upsample_nearest2d.vec": _nearest}
 
 
-def _bound(module: Any, shape: tuple[int, ...]) -> Any:
-    """Put the numbers of `shape` in place of the sizes that a module's input leaves open."""
+def _bound(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
+    """Put the numbers of `shapes` in place of the sizes that a module's inputs leave open."""
     from tvm import relax
 
     from tvmflow.ir.tvm_names import type_of
 
-    sizes = list(type_of(module["main"].params[0]).shape)
     open_sizes = {
-        str(size.name): wanted for size, wanted in zip(sizes, shape, strict=True) if not hasattr(size, "value")
+        str(size.name): wanted
+        for parameter, shape in zip(module["main"].params, shapes, strict=True)
+        for size, wanted in zip(list(type_of(parameter).shape), shape, strict=True)
+        if not hasattr(size, "value")
     }
     return relax.transform.BindSymbolicVars(open_sizes)(module) if open_sizes else module
 
@@ -150,9 +189,9 @@ def unsupported(framework: str, message: str) -> UnsupportedOperatorError:
     )
 
 
-def _wrong_shape(error: Exception, shape: tuple[int, ...]) -> ModelFileError:
+def _wrong_shape(error: Exception, inputs: Sequence[TensorSpec]) -> ModelFileError:
+    shown = ", ".join(f"{spec.dtype} {list(spec.shape)}" for spec in inputs)
     return ModelFileError(
-        f"the model refuses an input of shape {list(shape)}: {first_line(error)}",
-        "input.shape as the model was built for",
-        "correct input.shape in params.yaml",
-    )
+        f"the model refuses inputs of {shown}: {first_line(error)}", "shapes and dtypes as the model was built for",
+        "correct input.shape (or inputs) of the model in params.yaml",
+    )  # fmt: skip

@@ -7,16 +7,18 @@ from typing import Any
 
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.keras_files import check_file, damaged
-from tvmflow.frontends.source_model import SourceDescription, wrong_weights
+from tvmflow.frontends.source_model import SourceDescription, in_order, wrong_weights
 
 
 def load(folder: Path, description: SourceDescription) -> ExportedModel:
     """Load a model. Code in model files (Lambda layers) is refused. Raises ModelFileError."""
     model = source_model(folder, description)
-    shape, wanted = tuple(model.input_shape), description.input_shape
+    if len(model.inputs) > 1:
+        return ExportedModel(_of_several(model, description).eval(), description.inputs)
+    shape, wanted = tuple(model.inputs[0].shape), description.inputs[0].shape
     if len(wanted) == 4 and shape[1:] == (wanted[2], wanted[3], wanted[1]) and shape[1:] != wanted[1:]:
         model = _from_channels_first(model)
-    return ExportedModel(model.eval(), description.input_name, wanted)
+    return ExportedModel(model.eval(), description.inputs)
 
 
 def source_model(folder: Path, description: SourceDescription) -> Any:
@@ -39,6 +41,23 @@ def _from_channels_first(model: Any) -> Any:
             return self.inner(x.permute(0, 2, 3, 1))
 
     return FromChannelsFirst()
+
+
+def _of_several(model: Any, description: SourceDescription) -> Any:
+    """Wrap a model of several inputs to take them one by one, in the order of the description."""
+    import torch
+
+    places = in_order(description.weights_file, [str(tensor.name) for tensor in model.inputs], description.inputs)
+
+    class OfSeveral(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, *inputs: torch.Tensor) -> Any:
+            return self.inner([inputs[places.index(at)] for at in range(len(places))])
+
+    return OfSeveral()
 
 
 def _whole_file(path: Path) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from tvmflow.errors import ModelFileError, UnsupportedOperatorError, last_line
 from tvmflow.frontends.mxnet_files import Node, Symbol, read_params, read_symbol
 from tvmflow.frontends.mxnet_operators import OPERATORS, Operands
-from tvmflow.frontends.source_model import Array, NoOnnxError, SourceDescription
+from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription
 from tvmflow.sources.tool_environments import ToolProcess
 
 PARAMS_SUFFIX = "-0000.params"
@@ -30,15 +30,18 @@ class MxnetModel:
         self.symbol_path = folder / description.weights_file
         self.params_path = folder / description.weights_file.replace(SYMBOL_SUFFIX, PARAMS_SUFFIX)
         self.symbol, self.params = read_symbol(self.symbol_path), read_params(self.params_path)
-        self.shape = description.input_shape
+        self.shape = description.only_input.shape
         self.data_name = _data_input(self.symbol, self.params)
         self._process: ToolProcess | None = None
 
-    def run(self, x: Array) -> Array:
-        return self._oracle().arrays("run", x)[0][1]
+    def run(self, *inputs: Array) -> Arrays:
+        return (self._oracle().arrays("run", inputs[0])[0][1],)
 
-    def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
-        yield from self._oracle().arrays("layers", x)
+    def output_names(self) -> tuple[str, ...]:
+        return ("output",)
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
+        yield from self._oracle().arrays("layers", inputs[0])
 
     def use_threads(self, threads: int) -> None:
         """Do nothing: MXNet runs in another process, whose times say nothing."""

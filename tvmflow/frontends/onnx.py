@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from tvmflow.errors import ModelFileError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
-from tvmflow.frontends.source_model import Array, SourceDescription
+from tvmflow.frontends.source_model import Array, Arrays, SourceDescription, in_order
+from tvmflow.ir.graph import with_inputs
 from tvmflow.ir.tvm_names import constant_value
 from tvmflow.sources.onnx_files import damaged, external_files, read_proto
 
@@ -20,43 +21,43 @@ OLDEST_OPSET = 9
 
 
 class OnnxModel:
-    """An ONNX graph with one float32 input of fixed shape and one output."""
+    """An ONNX graph with inputs of fixed shapes. A single input may have any name in params.yaml, several have their own."""
 
     in_process = True
 
     def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
-        self.path, self.graph, self.shape = path, graph, description.input_shape
+        self.path, self.graph = path, graph
         names = {tensor.name for tensor in graph.graph.initializer}
-        inputs = [value.name for value in graph.graph.input if value.name not in names]
-        if len(inputs) != 1 or len(graph.graph.output) != 1:
-            raise ModelFileError(
-                f"{path.name} has inputs {inputs} and {len(graph.graph.output)} outputs", "one of each"
-            )
-        self.input_name = inputs[0]
+        in_file = [value.name for value in graph.graph.input if value.name not in names]
+        self.order = in_order(path.name, in_file, description.inputs)
+        self.inputs = {in_file[at]: spec for at, spec in zip(self.order, description.inputs, strict=True)}
         self.session = open_session(path)
 
-    def run(self, x: Array) -> Array:
+    def run(self, *inputs: Array) -> Arrays:
         try:
-            output: Array = self.session.run(None, {self.input_name: x})[0]
+            found: list[Array] = self.session.run(None, self._feed(inputs))
         except Exception as error:
-            raise ModelFileError(
-                f"the model refuses an input of shape {list(x.shape)}: {first_line(error)}",
-                "input.shape as the model was built for",
-                "correct input.shape in params.yaml",
-            ) from error
-        return output
+            raise refused(inputs, error) from error
+        return tuple(np.asarray(value) for value in found)
 
-    def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
+    def _feed(self, inputs: Sequence[Array]) -> dict[str, Array]:
+        return dict(zip(self.inputs, inputs, strict=True))
+
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(value.name for value in self.graph.graph.output)
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         import onnx
         import onnxruntime
 
         graph = onnx.shape_inference.infer_shapes(self.graph)
         kinds = {value.name: value for value in graph.graph.value_info}
+        outputs = self.output_names()
         names = [name for node in graph.graph.node for name in node.output if name in kinds]
         wanted = [name for name in names if kinds[name].type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
-        graph.graph.output.extend(kinds[name] for name in wanted if name != graph.graph.output[0].name)
+        graph.graph.output.extend(kinds[name] for name in wanted if name not in outputs)
         session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
-        yield from zip(wanted, session.run(wanted, {self.input_name: x}), strict=True)
+        yield from zip(wanted, session.run(wanted, self._feed(inputs)), strict=True)
 
     def use_threads(self, threads: int) -> None:
         self.session = open_session(self.path, threads)
@@ -66,19 +67,30 @@ class OnnxModel:
 
         try:
             with _plain_clips():
-                return from_onnx(self.graph, shape_dict={self.input_name: list(self.shape)}, dtype_dict="float32")
+                shapes = {name: list(spec.shape) for name, spec in self.inputs.items()}
+                dtypes = {name: spec.dtype for name, spec in self.inputs.items()}
+                return with_inputs(from_onnx(self.graph, shape_dict=shapes, dtype_dict=dtypes), self.order)
         except Exception as error:
             if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
                 raise unsupported("ONNX", str(error)) from error
             raise ModelFileError(
                 f"TVM cannot import {self.path.name}: {last_line(error)}",
-                "a float32 ONNX model of static shape",
+                "an ONNX model of static shapes",
             ) from error
 
     def to_onnx(self, path: Path) -> None:
         shutil.copyfile(self.path, path)
         for name, file in external_files(self.path).items():
             shutil.copyfile(file, path.parent / name)
+
+
+def refused(inputs: Sequence[Array], error: Exception) -> ModelFileError:
+    """Return the error of a model that takes other inputs than these."""
+    shown = ", ".join(f"{x.dtype} {list(x.shape)}" for x in inputs)
+    return ModelFileError(
+        f"the model refuses inputs of {shown}: {first_line(error)}", "shapes and dtypes as the model was built for",
+        "correct input.shape (or inputs) of the model in params.yaml",
+    )  # fmt: skip
 
 
 def open_session(path: Path, threads: int = 0) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,29 +14,65 @@ from numpy.typing import NDArray
 from tvmflow.errors import ModelFileError, first_line
 
 Array = NDArray[Any]
+Arrays = tuple[Array, ...]
+OUTPUTS_NAME = "outputs.json"  # what import_model says of the outputs
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or an output of a model; shape: with its batch in front."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+def one_input(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tuple[TensorSpec, ...]:
+    """Return the inputs of a model that has one."""
+    return (TensorSpec(name, shape, dtype),)
 
 
 @dataclass(frozen=True)
 class SourceDescription:
-    """What fetch hands on about a model: framework, network factory or None, weights file name, input."""
+    """What fetch hands on about a model: framework, network factory or None, weights file name, inputs in order.
+
+    task: what its outputs are, None where their shapes say it (`evaluation.agreement`).
+    """
 
     framework: str
     network: str | None
     weights_file: str
-    input_name: str
-    input_shape: tuple[int, ...]
+    inputs: tuple[TensorSpec, ...]
+    task: str | None = None
+
+    @property
+    def batch(self) -> int:
+        """Return how many samples one run takes."""
+        return self.inputs[0].shape[0]
+
+    @property
+    def only_input(self) -> TensorSpec:
+        """Return the one input. Raises ModelFileError where there are several, or one that is no float32."""
+        if len(self.inputs) != 1 or self.inputs[0].dtype != "float32":
+            found = ", ".join(f"{spec.name} {spec.dtype}" for spec in self.inputs)
+            raise ModelFileError(
+                f"inputs {found} for a model of {self.framework}", "one float32 input, which is all that this frontend reads",
+                "export the model to ONNX, whose inputs may be several and integers",
+            )  # fmt: skip
+        return self.inputs[0]
 
 
 def read_description(fetched: Path) -> SourceDescription:
     """Read what fetch wrote beside the model."""
     data = json.loads((fetched / "source.json").read_text(encoding="utf-8"))
-    return SourceDescription(**{**data, "input_shape": tuple(data["input_shape"])})
+    inputs = tuple(TensorSpec(spec["name"], tuple(spec["shape"]), spec["dtype"]) for spec in data["inputs"])
+    return SourceDescription(**{**data, "inputs": inputs})
 
 
 class Runner(Protocol):
-    """A model that runs. x: (N, ...) float32 with the batch of input.shape; outputs: (N, outputs)."""
+    """Anything that runs a batch: inputs in the model's order, each with the batch in front; returns all outputs."""
 
-    def run(self, x: Array) -> Array: ...
+    def run(self, *inputs: Array) -> Arrays: ...
 
 
 class SourceModel(Runner, Protocol):
@@ -47,31 +83,53 @@ class SourceModel(Runner, Protocol):
     def use_threads(self, threads: int) -> None:
         """Let `run` use as many threads from now on."""
 
-    def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
+    def output_names(self) -> tuple[str, ...]:
+        """Return the names of the outputs, as many as `run` returns."""
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield name and float value of every layer for one batch, in order: to find the first that differs."""
 
     def to_relax(self) -> Any:
-        """Return an IRModule with `main(input) -> output`. Raises UnsupportedOperatorError."""
+        """Return an IRModule with `main(inputs) -> output`, or a tuple of them. Raises UnsupportedOperatorError."""
 
     def to_onnx(self, path: Path) -> None:
         """Write the model as ONNX, for peers that read nothing else."""
 
 
-def batch_at(x: Array, start: int, batch: int) -> Array:
-    """Return x[start : start + batch], filled up with its last sample to `batch` samples."""
-    part = x[start : start + batch]
-    return np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)]) if len(part) < batch else part
+def batch_at(inputs: Sequence[Array], start: int, batch: int) -> Arrays:
+    """Return x[start : start + batch] of each input, filled up with its last sample to `batch` samples."""
+    parts = [x[start : start + batch] for x in inputs]
+    return tuple(np.concatenate([x, np.repeat(x[-1:], batch - len(x), axis=0)]) if len(x) < batch else x for x in parts)
 
 
 def run_in_batches(
-    model: Runner, x: Array, batch: int, progress: Callable[[int, int], None] = lambda _done, _total: None
-) -> Array:
-    """Run x (N, ...) through a model of fixed batch size; the last batch is filled up with its last sample."""
-    outputs = []
-    for start in range(0, len(x), batch):
-        outputs.append(model.run(batch_at(x, start, batch))[: len(x) - start])
-        progress(min(start + batch, len(x)), len(x))
-    return np.concatenate(outputs)
+    model: Runner,
+    inputs: Sequence[Array],
+    batch: int,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Arrays:
+    """Run inputs (N, ...) through a model of fixed batch size; the last batch is filled up with its last sample.
+
+    Returns each output as (N, ...). Raises ModelFileError for an output that does not have the batch in front.
+    """
+    parts, count = [], len(inputs[0])
+    for start in range(0, count, batch):
+        found = model.run(*batch_at(inputs, start, batch))
+        parts.append([by_sample(output, batch)[: count - start] for output in found])
+        progress(min(start + batch, count), count)
+    return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
+
+
+def by_sample(output: Array, batch: int) -> Array:
+    """Return an output with the batch in front; of one sample every output is that sample's."""
+    if output.ndim and len(output) == batch:
+        return output
+    if batch == 1:
+        return output[None]
+    raise ModelFileError(
+        f"an output of shape {list(output.shape)} for a batch of {batch}", "the batch in front of every output",
+        "give the inputs a batch of 1",
+    )  # fmt: skip
 
 
 def wrong_weights(error: Exception, network: str | None) -> ModelFileError:
@@ -80,6 +138,21 @@ def wrong_weights(error: Exception, network: str | None) -> ModelFileError:
         "weights of exactly that network",
         "correct network: or weights: in params.yaml",
     )
+
+
+def in_order(what: str, names: Sequence[str], inputs: Sequence[TensorSpec]) -> list[int]:
+    """Return for each input of the description its place among the names in a file. Raises ModelFileError.
+
+    A single input may be called anything; several are found by name.
+    """
+    if len(names) == len(inputs) == 1:
+        return [0]
+    if sorted(names) != sorted(spec.name for spec in inputs):
+        raise ModelFileError(
+            f"{what} has the inputs {', '.join(names)}", f"{', '.join(spec.name for spec in inputs)}, as params.yaml has them",
+            "correct inputs: of the model in params.yaml",
+        )  # fmt: skip
+    return [list(names).index(spec.name) for spec in inputs]
 
 
 class NoOnnxError(Exception):

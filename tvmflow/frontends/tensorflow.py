@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import weakref
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +17,85 @@ import numpy as np
 
 from tvmflow.errors import ModelFileError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
-from tvmflow.frontends.source_model import Array, NoOnnxError, SourceDescription
+from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription, TensorSpec, in_order
 from tvmflow.frontends.tflite_files import flatbuffer, read_tflite
+from tvmflow.ir.emit import call_again, constant, straight_line
+from tvmflow.ir.graph import Graph, TensorKind, read_graph
 from tvmflow.sources.tool_environments import ToolProcess, run_tool
 
 MAX_UNPACKED_BYTES = 8 << 30
 
 
-class TfliteModel:
-    """One input and one output; 8-bit ones are converted, so that the model takes and gives float32.
+class TfliteInput:
+    """An input as the file has it (detail: LiteRT's), and as params.yaml describes it."""
 
-    The input is channels-last in the file. A model that is described with a channels-first input.shape gets its input
-    transposed in front, and its kernels are channels-first after import.
+    def __init__(self, detail: dict[str, Any], spec: TensorSpec) -> None:
+        self.detail, self.spec, self.dtype = detail, spec, np.dtype(detail["dtype"])
+        self.channels_first = _is_channels_first(tuple(int(d) for d in detail["shape"]), spec.shape)
+        self.is_quantized = self.dtype.name in ("int8", "uint8", "int16") and spec.dtype == "float32"
+        if not self.is_quantized and self.dtype.name != spec.dtype:
+            raise ModelFileError(
+                f"input {spec.name} of the model is {self.dtype.name}", f"{spec.dtype}, as params.yaml has it",
+                "correct input.dtype in params.yaml",
+            )  # fmt: skip
+
+    def in_file(self, x: Array) -> Array:
+        """Return a value of this input as the file wants it."""
+        value = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.channels_first else x)
+        if not self.is_quantized:
+            return value
+        scale, zero = self.detail["quantization"]
+        limits = np.iinfo(self.dtype)
+        return np.asarray(np.clip(np.rint(value / scale) + zero, limits.min, limits.max).astype(self.dtype))
+
+    def in_relax(self, builder: Any, value: Any) -> Any:
+        """Emit the same for a Relax value."""
+        from tvm import relax
+
+        if self.channels_first:
+            value = builder.emit(relax.op.permute_dims(value, [0, 2, 3, 1]))
+        if self.is_quantized:
+            scale, zero = self.detail["quantization"]
+            constants = relax.const(scale, "float32"), relax.const(zero, self.dtype.name)
+            value = builder.emit(relax.op.quantize(value, *constants, out_dtype=self.dtype.name))
+        return value
+
+
+def _plain_name(detail: dict[str, Any]) -> str:
+    """Return the name of a tensor without what exporters put around it."""
+    return str(detail["name"]).removeprefix("serving_default_").split(":")[0]
+
+
+class TfliteModel:
+    """Quantized inputs and outputs are converted, so that the model takes and gives float32 for them.
+
+    Images are channels-last in the file. An input that is described channels-first is transposed in front, and its kernels
+    are channels-first after import.
     """
 
     in_process = True
 
-    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
-        self.path, self.shape = path, shape
+    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
+        self.path = path
         self.content = read_tflite(path)
         self.interpreter = _interpreter(path)
-        self.input, self.output = (
-            _one(self.interpreter.get_input_details()),
-            _one(self.interpreter.get_output_details()),
-        )
-        self.channels_first = _is_channels_first(tuple(int(d) for d in self.input["shape"]), shape)
+        details = self.interpreter.get_input_details()
+        self.order = in_order(path.name, [_plain_name(detail) for detail in details], inputs)
+        self.inputs = [TfliteInput(details[at], spec) for at, spec in zip(self.order, inputs, strict=True)]
+        self.outputs = self.interpreter.get_output_details()
 
-    def run(self, x: Array) -> Array:
-        self._set(x)
+    def run(self, *inputs: Array) -> Arrays:
+        self._set(inputs)
         self.interpreter.invoke()
-        return _dequantized(self.interpreter.get_tensor(self.output["index"]), self.output)
+        return tuple(_dequantized(self.interpreter.get_tensor(output["index"]), output) for output in self.outputs)
 
-    def layers(self, x: Array) -> Iterator[tuple[str, Array]]:
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(_plain_name(output) for output in self.outputs)
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         model = TfliteModel.__new__(TfliteModel)
         model.__dict__ |= self.__dict__ | {"interpreter": _interpreter(self.path, keep=True)}
-        model._set(x)
+        model._set(inputs)
         model.interpreter.invoke()
         details = {detail["index"]: detail for detail in model.interpreter.get_tensor_details()}
         graph = flatbuffer(self.content).Subgraphs(0)
@@ -62,19 +106,15 @@ class TfliteModel:
                 if value.dtype.kind in "fiu" and value.size > 1:
                     yield str(details[index]["name"]), _dequantized(value, details[index])
 
-    def _set(self, x: Array) -> None:
-        value = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.channels_first else x)
-        if self.input["dtype"] != np.float32:
-            scale, zero = self.input["quantization"]
-            limits = np.iinfo(self.input["dtype"])
-            value = np.clip(np.rint(value / scale) + zero, limits.min, limits.max).astype(self.input["dtype"])
-        try:
-            self.interpreter.set_tensor(self.input["index"], value)
-        except ValueError as error:
-            raise ModelFileError(
-                f"the model refuses an input of shape {list(x.shape)}: {first_line(error)}",
-                f"input.shape {self.input['shape'].tolist()}, or the same with channels first", "correct input.shape in params.yaml",
-            ) from error  # fmt: skip
+    def _set(self, inputs: Sequence[Array]) -> None:
+        for part, x in zip(self.inputs, inputs, strict=True):
+            try:
+                self.interpreter.set_tensor(part.detail["index"], part.in_file(x))
+            except ValueError as error:
+                raise ModelFileError(
+                    f"the model refuses an input of shape {list(x.shape)}: {first_line(error)}",
+                    f"input.shape {part.detail['shape'].tolist()}, or the same with channels first", "correct input.shape in params.yaml",
+                ) from error  # fmt: skip
 
     def use_threads(self, threads: int) -> None:
         self.interpreter = _interpreter(self.path, threads)
@@ -102,28 +142,29 @@ class SavedModel(TfliteModel):
 
     in_process = False
 
-    def __init__(self, folder: Path, shape: tuple[int, ...]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, description: SourceDescription) -> None:
+        self.folder, spec = folder, description.only_input
         converted = folder.parent / "model.tflite"
         run_tool("tensorflow", ["convert", str(folder), str(converted)])
-        super().__init__(converted, shape)
+        super().__init__(converted, (spec,))
         self._process: ToolProcess | None = None
 
-    def run(self, x: Array) -> Array:
+    def run(self, *inputs: Array) -> Arrays:
         if self._process is None:
             self._process = ToolProcess("tensorflow", [str(self.folder)])
-        value = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.channels_first else x)
-        return self._process.arrays("run", value)[0][1]
+        (x,) = inputs
+        value = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.inputs[0].channels_first else x)
+        return (self._process.arrays("run", value)[0][1],)
 
 
 def load(folder: Path, description: SourceDescription) -> TfliteModel:
     """Read and check a .tflite file, or unpack and convert a SavedModel. Raises ModelFileError."""
     path = folder / description.weights_file
     if path.suffix == ".tflite":
-        return TfliteModel(path, description.input_shape)
+        return TfliteModel(path, description.inputs)
     unpacked = Path(tempfile.mkdtemp(prefix="tvmflow-savedmodel-"))
     try:
-        model = SavedModel(_unpack(path, unpacked), description.input_shape)
+        model = SavedModel(_unpack(path, unpacked), description)
     except BaseException:
         shutil.rmtree(unpacked, ignore_errors=True)
         raise
@@ -160,12 +201,6 @@ def _interpreter(path: Path, threads: int = 2, keep: bool = False) -> Any:
     return interpreter
 
 
-def _one(details: list[dict[str, Any]]) -> dict[str, Any]:
-    if len(details) != 1:
-        raise ModelFileError(f"the model has {len(details)} inputs or outputs", "one of each")
-    return details[0]
-
-
 def _is_channels_first(in_file: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     if in_file == wanted:
         return False
@@ -177,56 +212,54 @@ def _is_channels_first(in_file: tuple[int, ...], wanted: tuple[int, ...]) -> boo
     )  # fmt: skip
 
 
+def _is_quantized(detail: dict[str, Any]) -> bool:
+    return np.dtype(detail["dtype"]) != np.float32 and bool(detail["quantization"][0])
+
+
 def _dequantized(value: Array, detail: dict[str, Any]) -> Array:
     scale, zero = detail["quantization"]
-    if value.dtype == np.float32 or not scale:
-        return np.asarray(value, np.float32)
+    if not _is_quantized(detail):
+        return np.asarray(value)
     return np.asarray((value.astype(np.float32) - np.float32(zero)) * np.float32(scale))
 
 
 def _float_ends(module: Any, model: TfliteModel) -> Any:
-    """Wrap the imported `main`: float32 in (channels first where asked for), float32 out."""
+    """Wrap the imported `main`: the inputs as described, in their order, and float32 where outputs are quantized."""
     import tvm
     from tvm import relax
 
-    inner = module["main"]
-    parameter = relax.Var("input", relax.TensorType(model.shape, "float32"))
+    inner = read_graph(tvm.IRModule({"main": module["main"]}))
     builder = relax.BlockBuilder()
-    with builder.function("main", [parameter]):
-        with builder.dataflow():
-            value: Any = parameter
-            if model.channels_first:
-                value = builder.emit(relax.op.permute_dims(value, [0, 2, 3, 1]))
-            if model.input["dtype"] != np.float32:
-                scale, zero = model.input["quantization"]
-                dtype = np.dtype(model.input["dtype"]).name
-                value = builder.emit(
-                    relax.op.quantize(value, relax.const(scale, "float32"), relax.const(zero, dtype), out_dtype=dtype)
-                )
-            value = builder.emit(_inlined(builder, inner, value))
-            if model.output["dtype"] != np.float32:
-                scale, zero = model.output["quantization"]
-                dtype = np.dtype(model.output["dtype"]).name
-                value = builder.emit(
-                    relax.op.dequantize(value, relax.const(scale, "float32"), relax.const(zero, dtype))
-                )
-            output = builder.emit_output(value)
-        builder.emit_func_output(output)
-    return tvm.IRModule(builder.get().functions, attrs=module.attrs)
+    described = {
+        name: TensorKind(part.spec.shape, part.spec.dtype)
+        for name, part in zip((list(inner.inputs)[at] for at in model.order), model.inputs, strict=True)
+    }
+
+    def body(parameters: dict[str, Any]) -> list[Any]:
+        values = {
+            name: part.in_relax(builder, parameters[name]) for name, part in zip(described, model.inputs, strict=True)
+        }
+        found = _inlined(builder, inner, values)
+        return [_in_float(builder, value, output) for value, output in zip(found, model.outputs, strict=True)]
+
+    return tvm.IRModule(straight_line(builder, Graph(described), body).functions, attrs=module.attrs)
 
 
-def _inlined(builder: Any, function: Any, argument: Any) -> Any:
-    """Emit the body of a one-parameter function again, its parameter replaced."""
-    import tvm
+def _in_float(builder: Any, value: Any, output: dict[str, Any]) -> Any:
+    from tvm import relax
 
-    from tvmflow.ir.emit import call_again, constant
-    from tvmflow.ir.graph import read_graph
+    if not _is_quantized(output):
+        return value
+    scale, zero = output["quantization"]
+    dtype = np.dtype(output["dtype"]).name
+    return builder.emit(relax.op.dequantize(value, relax.const(scale, "float32"), relax.const(zero, dtype)))
 
-    graph = read_graph(tvm.IRModule({"main": function}))
-    values = {graph.input_name: argument}
+
+def _inlined(builder: Any, graph: Graph, values: dict[str, Any]) -> list[Any]:
+    """Emit the steps of a graph again, its inputs replaced; returns its outputs."""
     for step in graph.steps:
         expression = (
             constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, values.__getitem__)
         )
         values[step.name] = builder.emit(expression, step.name)
-    return values[graph.output]
+    return [values[name] for name in graph.outputs]

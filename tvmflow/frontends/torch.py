@@ -19,10 +19,9 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
 
     path = folder / description.weights_file
     if path.suffix == ".pt2":
-        return ExportedModel.of_program(load_program(path), description.input_name, description.input_shape)
+        return ExportedModel.of_program(load_program(path), description.inputs, path.name)
     if path.suffix == ".torchscript" or is_torchscript(path):
-        program = load_script(path, description.input_shape)
-        return ExportedModel.of_program(program, description.input_name, description.input_shape)
+        return ExportedModel.of_program(load_script(path, description.inputs), description.inputs, path.name)
     if description.network is None:
         raise ModelFileError(
             "a torch model without network:",
@@ -33,7 +32,7 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
         network.load_state_dict(_versioned(_state_dict(path), network))
     except (RuntimeError, ValueError) as error:
         raise wrong_weights(error, description.network) from error
-    return ExportedModel(network.eval(), description.input_name, description.input_shape)
+    return ExportedModel(network.eval(), description.inputs)
 
 
 def _versioned(state: dict[str, Any], network: Any) -> dict[str, Any]:

@@ -13,12 +13,13 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tvmflow.errors import ModelFileError, UnsupportedOperatorError, first_line, last_line
+from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.frontends.torch_operators import unknown_in_script, unknown_operators
 
 MAX_UNPACKED_BYTES = 8 << 30
@@ -177,7 +178,7 @@ def _read(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes
     return archive.read(entry)
 
 
-def load_script(path: Path, shape: tuple[int, ...]) -> Any:
+def load_script(path: Path, inputs: Sequence[TensorSpec]) -> Any:
     """Return the ExportedProgram that a TorchScript archive converts to. Raises ModelFileError, UnsupportedOperatorError."""
     import torch
     from torch._export.converter import TS2EPConverter
@@ -190,7 +191,8 @@ def load_script(path: Path, shape: tuple[int, ...]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return TS2EPConverter(script, (torch.zeros(shape),), {}).convert()
+            example = tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs)
+            return TS2EPConverter(script, example, {}).convert()
     except Exception as error:  # the converter raises what it likes on operators that it does not know
         raise UnsupportedOperatorError(
             f"the TorchScript model {path.name} cannot be converted: {last_line(error)}",

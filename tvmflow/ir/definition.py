@@ -8,28 +8,33 @@ sums in another order than the library's. An operator that is not in the table i
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.graph import Argument, Array, Graph, Other, Ref, Step
+from tvmflow.ir.graph import Argument, Array, Arrays, Graph, Other, Ref, Step
 from tvmflow.ir.layers import is_plain_transposed
-from tvmflow.ir.tvm_names import type_arguments
+from tvmflow.ir.single_steps import run_compiled
 
 Operator = Callable[[list[Any], Step], Any]
 Watch = Callable[[Step, Array], Array | None]
 
 
 def run_graph(graph: Graph, x: Array, watch: Watch | None = None) -> Array:
-    """Return the output for x of the graph's input shape, or of a multiple of its batch where `scales_with_batch`.
+    """Return the output of a graph with one input and one output. Otherwise as `run_all`."""
+    (output,) = run_all(graph, (x,), watch)
+    return output
+
+
+def run_all(graph: Graph, inputs: Sequence[Array], watch: Watch | None = None) -> Arrays:
+    """Return the outputs for inputs of the graph's shapes, or of a multiple of its batch where `scales_with_batch`.
 
     `watch(step, value)` sees each value, and may return another one in its place.
     """
     users = graph.users()
     left = {name: len(steps) for name, steps in users.items()}
-    values: dict[str, Any] = {graph.input_name: x}
+    values: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
     for step in graph.steps:
         arguments = [_value(argument, values) for argument in step.args]
         value = run_step(step, arguments)
@@ -39,17 +44,17 @@ def run_graph(graph: Graph, x: Array, watch: Watch | None = None) -> Array:
         values[step.name] = value
         for name in step.refs:
             left[name] -= 1
-            if left[name] == 0 and name != graph.output:
+            if left[name] == 0 and name not in graph.outputs:
                 del values[name]
-        if not users[step.name] and step.name != graph.output:
+        if not users[step.name] and step.name not in graph.outputs:
             del values[step.name]
-    return np.asarray(values[graph.output])
+    return tuple(np.asarray(values[name]) for name in graph.outputs)
 
 
 def scales_with_batch(graph: Graph) -> bool:
     """Whether every value carries the batch of the input in front, so that more samples may run at once."""
-    batch = graph.input_shape[0]
-    return all(
+    batch = graph.batch
+    return all(kind.shape[:1] == (batch,) for kind in graph.inputs.values()) and all(
         step.dtype == "tuple" or (len(step.shape) > 0 and step.shape[0] == batch and _keeps_batch(step, batch))
         for step in graph.steps
         if step.op != "constant"
@@ -92,7 +97,7 @@ def run_step(step: Step, arguments: list[Any]) -> Any:
         return arguments[0]
     if step.op in _OPERATORS:
         return _OPERATORS[step.op](arguments, step)
-    return _compiled(step, arguments)
+    return run_compiled(step, arguments)
 
 
 # -- convolutions and products ----------------------------------------------------------------------------------------
@@ -165,14 +170,14 @@ def _conv2d_transpose(a: list[Any], step: Step) -> Array:
     attrs = step.call.attrs
     reach = np.tile(np.array(a[1].shape[2:]) - 1, 2)  # beyond it padding would cut into the image
     if not is_plain_transposed(attrs) or not _is_integer(a[0]) or np.any(np.array(_ints(attrs.padding)) > reach):
-        return np.asarray(_compiled(step, a))
+        return np.asarray(run_compiled(step, a))
     return convolve_transposed(a[0], a[1], _ints(attrs.strides), _ints(attrs.padding), _ints(attrs.output_padding))
 
 
 def _conv2d(a: list[Any], step: Step) -> Array:
     attrs = step.call.attrs
     if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
-        return np.asarray(_compiled(step, a))
+        return np.asarray(run_compiled(step, a))
     return convolve(a[0], a[1], _ints(attrs.strides), _ints(attrs.padding), _ints(attrs.dilation), int(attrs.groups))
 
 
@@ -200,7 +205,7 @@ def _pool_view(x: Array, step: Step, fill: float) -> Array:
 def _max_pool2d(a: list[Any], step: Step) -> Array:
     x = a[0]
     if str(step.call.attrs.layout) != "NCHW":
-        return np.asarray(_compiled(step, a))
+        return np.asarray(run_compiled(step, a))
     lowest = np.iinfo(x.dtype).min if _is_integer(x) else -np.inf
     return np.asarray(_pool_view(x, step, lowest).max(axis=(4, 5)))
 
@@ -215,7 +220,7 @@ def _avg_pool2d(a: list[Any], step: Step) -> Array:
     x = a[0]
     attrs = step.call.attrs
     if str(attrs.layout) != "NCHW" or _is_integer(x):
-        return np.asarray(_compiled(step, a))
+        return np.asarray(run_compiled(step, a))
     counts = window_counts(x.shape, step)
     if attrs.count_include_pad:
         counts = np.full_like(counts, math.prod(_ints(attrs.pool_size)))
@@ -266,7 +271,7 @@ def _pad(a: list[Any], step: Step) -> Array:
     attrs = step.call.attrs
     widths = np.reshape(_ints(attrs.pad_width), (-1, 2))
     if str(attrs.pad_mode) != "constant":
-        return np.asarray(_compiled(step, a))
+        return np.asarray(run_compiled(step, a))
     return np.pad(a[0], widths, constant_values=float(attrs.pad_value))
 
 
@@ -359,42 +364,3 @@ _OPERATORS: dict[str, Operator] = {
     "relax.concat": lambda a, s: np.concatenate(a[0], axis=int(s.call.attrs.axis)),
     "relax.split": _split,
 }
-
-
-_MAX_LIBRARIES = 256
-_libraries: OrderedDict[tuple[Any, ...], tuple[Step, Any]] = OrderedDict()
-
-
-def _compiled(step: Step, arguments: list[Any]) -> Any:
-    """Compute a step that has no definition here with a library made of it alone."""
-    import tvm
-    from tvm import relax
-
-    tensors: list[Array] = []
-    variables: list[Any] = []
-
-    def place(argument: Any) -> Any:
-        if isinstance(argument, np.ndarray):
-            tensors.append(np.array(argument, order="C"))
-            variables.append(relax.Var(f"a{len(tensors)}", relax.TensorType(argument.shape, str(argument.dtype))))
-            return variables[-1]
-        if isinstance(argument, tuple):
-            return relax.Tuple([place(item) for item in argument])
-        return argument.expression
-
-    call = relax.Call(
-        step.call.op, [place(argument) for argument in arguments], step.call.attrs, type_arguments(step.call)
-    )
-    builder = relax.BlockBuilder()
-    with builder.function("main", variables):
-        with builder.dataflow():
-            output = builder.emit_output(builder.emit(call))
-        builder.emit_func_output(output)
-    key = (id(step), *(tensor.shape for tensor in tensors))
-    if key not in _libraries:
-        machine = relax.VirtualMachine(tvm.compile(builder.get(), tvm.target.Target("llvm")), tvm.cpu())
-        _libraries[key] = (step, machine)  # with its step, whose id must not be taken by another
-        if len(_libraries) > _MAX_LIBRARIES:
-            _libraries.popitem(last=False)
-    result = _libraries[key][1]["main"](*(tvm.runtime.tensor(t) for t in tensors))
-    return np.asarray(result.numpy()) if hasattr(result, "numpy") else tuple(np.asarray(t.numpy()) for t in result)

@@ -7,7 +7,7 @@ dtype, and which value exists in which dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,14 +57,14 @@ class Writer:
         """Return the IRModule; `integer_layers` then names the layers that compute in integers."""
         return straight_line(self.builder, self.network.graph, self._body)
 
-    def _body(self, parameter: Any) -> Any:
-        self.floats[self.network.graph.input_name] = parameter
+    def _body(self, parameters: dict[str, Any]) -> list[Any]:
+        self.floats |= parameters
         for item in self.network.items:
             if isinstance(item, Layer):
                 self._layer(item)
             else:
                 self.floats[item.name] = self.emit(self._again(item), item.name)
-        return self.as_float(self.network.output)
+        return [self.as_float(name) for name in self.network.outputs]
 
     def emit(self, expression: Any, name: str) -> Any:
         return self.builder.emit(expression, name)
@@ -72,7 +72,7 @@ class Writer:
     def is_output(self, name: str) -> bool:
         """Whether a value is read by nobody but the network's user, or by a softmax before that."""
         readers = self.network.users()[name]
-        return name == self.network.output or all(isinstance(r, Step) and r.op == "relax.nn.softmax" for r in readers)
+        return name in self.network.outputs or all(isinstance(r, Step) and r.op == "relax.nn.softmax" for r in readers)
 
     def as_float(self, name: str) -> Any:
         if name not in self.floats:
@@ -160,14 +160,20 @@ class Writer:
         return call_again(step, self.as_float)
 
 
-def straight_line(builder: Any, graph: Graph, body: Callable[[Any], Any]) -> Any:
-    """Return the module whose main has the input of a graph and returns body(input), without unused bindings."""
+def straight_line(builder: Any, graph: Graph, body: Callable[[dict[str, Any]], Sequence[Any]]) -> Any:
+    """Return the module whose main has the inputs of a graph and returns body(inputs), what is unused left out.
+
+    One output is returned as it is, several as a tuple.
+    """
     from tvm import relax
 
-    parameter = relax.Var(graph.input_name, relax.TensorType(graph.input_shape, graph.input_dtype))
-    with builder.function("main", [parameter]):
+    parameters = {
+        name: relax.Var(name, relax.TensorType(kind.shape, kind.dtype)) for name, kind in graph.inputs.items()
+    }
+    with builder.function("main", list(parameters.values())):
         with builder.dataflow():
-            output = builder.emit_output(body(parameter), "output")
+            found = [builder.emit_output(value, "output") for value in body(parameters)]
+            output = found[0] if len(found) == 1 else builder.emit_output(relax.Tuple(found), "outputs")
         builder.emit_func_output(output)
     return relax.transform.DeadCodeElimination(["main"])(builder.get())
 

@@ -5,7 +5,7 @@ Knows nothing of scales. What is read here can be evaluated (`definition`) and w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from tvmflow.errors import UnsupportedOperatorError
 from tvmflow.ir.tvm_names import constant_value, type_of, variable_name
 
 Array = np.ndarray[Any, Any]
+Arrays = tuple[Array, ...]
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,42 @@ def _refs(arguments: tuple[Argument, ...]) -> Iterator[str]:
             yield from _refs(argument)
 
 
+@dataclass(frozen=True)
+class TensorKind:
+    """Shape and dtype of a value."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
 @dataclass
 class Graph:
-    """input -> steps in order -> output; one input, one output."""
+    """inputs -> steps in order -> outputs, which are names of values."""
 
-    input_name: str
-    input_shape: tuple[int, ...]
-    input_dtype: str
+    inputs: dict[str, TensorKind]
     steps: list[Step] = field(default_factory=list)
-    output: str = ""
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def batch(self) -> int:
+        """Return how many samples the first input holds."""
+        shape = next(iter(self.inputs.values())).shape
+        return shape[0] if shape else 1
+
+    def kinds(self) -> dict[str, TensorKind]:
+        """Return shape and dtype of every value."""
+        return {**self.inputs, **{step.name: TensorKind(step.shape, step.dtype) for step in self.steps}}
+
+    def kind(self, name: str) -> TensorKind:
+        """Return shape and dtype of one value."""
+        if name in self.inputs:
+            return self.inputs[name]
+        step = self.step(name)
+        return TensorKind(step.shape, step.dtype)
 
     def users(self) -> dict[str, list[Step]]:
         """Return who reads each value."""
-        found: dict[str, list[Step]] = {self.input_name: [], **{step.name: [] for step in self.steps}}
+        found: dict[str, list[Step]] = {name: [] for name in (*self.inputs, *(step.name for step in self.steps))}
         for step in self.steps:
             for name in step.refs:
                 found[name].append(step)
@@ -92,13 +116,24 @@ def static_shape(expression: Any) -> tuple[tuple[int, ...], str]:
     return tuple(int(d.value) for d in kind.shape), str(kind.dtype)
 
 
+def with_inputs(mod: Any, order: Sequence[int]) -> Any:
+    """Return a module whose main takes its parameters in another order: `order[i]` is the place of parameter i now."""
+    import tvm
+    from tvm import relax
+
+    if list(order) == list(range(len(order))):
+        return mod
+    function = mod["main"]
+    parameters = [function.params[at] for at in order]
+    main = relax.Function(parameters, function.body, None, function.is_pure, function.attrs)
+    return tvm.IRModule({"main": main})
+
+
 def read_graph(mod: Any) -> Graph:
     """Read `main` of a module: straight-line code of operator calls."""
     from tvm import relax
 
     function = mod["main"]
-    if len(function.params) != 1:
-        raise UnsupportedOperatorError(f"a model with {len(function.params)} inputs", "one input")
     names: dict[Any, str] = {}
     taken: set[str] = set()
 
@@ -121,14 +156,16 @@ def read_graph(mod: Any) -> Graph:
             return tuple(argument(item) for item in expression.fields)
         return Other(expression)
 
-    parameter = function.params[0]
-    shape, dtype = static_shape(parameter)
-    graph = Graph(name_of(parameter), shape, dtype)
+    graph = Graph({name_of(parameter): TensorKind(*static_shape(parameter)) for parameter in function.params})
+    tuples: dict[Any, tuple[Any, ...]] = {}  # that the model itself makes, of values that have names already
     for block in function.body.blocks:
         for binding in block.bindings:
             value = binding.value
             if isinstance(value, relax.Var):
                 names[binding.var] = names[value]
+                continue
+            if isinstance(value, relax.Tuple) and len(value.fields) != 1:
+                tuples[binding.var] = tuple(value.fields)
                 continue
             if isinstance(value, relax.TupleGetItem):
                 op, args = f"get_item.{value.index}", (Ref(names[value.tuple_value]),)
@@ -146,7 +183,6 @@ def read_graph(mod: Any) -> Graph:
             shape, dtype = static_shape(binding.var)
             graph.steps.append(Step(name_of(binding.var), op, args, value, shape, dtype))
     output = function.body.body
-    if isinstance(output, relax.Tuple) and len(output.fields) == 1:
-        output = output.fields[0]
-    graph.output = names[output]
+    fields = tuple(output.fields) if isinstance(output, relax.Tuple) else tuples.get(output, (output,))
+    graph.outputs = tuple(names[field] for field in fields)
     return graph

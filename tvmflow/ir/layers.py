@@ -68,7 +68,7 @@ class Network:
 
     graph: Graph
     items: list[Layer | Step] = field(default_factory=list)
-    output: str = ""
+    outputs: tuple[str, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -84,7 +84,7 @@ class Network:
         return next(layer for layer in self.layers if layer.name == name)
 
     def users(self) -> dict[str, list[Layer | Step]]:
-        found: dict[str, list[Layer | Step]] = {self.graph.input_name: []}
+        found: dict[str, list[Layer | Step]] = {name: [] for name in self.graph.inputs}
         for item in self.items:
             found[item.name] = []
         for item in self.items:
@@ -101,7 +101,7 @@ def group_layers(graph: Graph) -> Network:
 class _Grouping:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.users = graph, graph.users()
-        self.names = {graph.input_name: graph.input_name}
+        self.names = {name: name for name in graph.inputs}
         self.used: set[str] = set()
         self.counts: Counter[str] = Counter()
 
@@ -112,7 +112,7 @@ class _Grouping:
                 continue
             layer = self._layer(step)
             found.items.append(layer if layer is not None else self._plain(step))
-        found.output, found.names = self.names[self.graph.output], self.names
+        found.outputs, found.names = tuple(self.names[name] for name in self.graph.outputs), self.names
         return found
 
     def _plain(self, step: Step) -> Step:
@@ -187,7 +187,7 @@ class _Grouping:
         return all(self._shape(a.name) == step.shape for a in step.args)  # type: ignore[union-attr]
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        return self.graph.input_shape if name == self.graph.input_name else self.graph.step(name).shape
+        return self.graph.kind(name).shape
 
     def _is_spatial_mean(self, step: Step) -> bool:
         source = self._shape(step.refs[0])
@@ -210,7 +210,7 @@ class _Grouping:
 
     def _sole_user(self, step: Step) -> Step | None:
         users = self.users[step.name]
-        return users[0] if len(users) == 1 and step.name != self.graph.output else None
+        return users[0] if len(users) == 1 and step.name not in self.graph.outputs else None
 
     def _take_bias(self, layer: Layer, last: Step) -> Step:
         user = self._sole_user(last)

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.tvm_names import constant_value
+from tvmflow.ir.tvm_names import constant_value, type_of
 
 Array = np.ndarray[Any, Any]
 
@@ -47,6 +47,12 @@ _FOLDERS: dict[str, Callable[[list[Array], Any], Array]] = {
     "relax.squeeze": lambda a, attrs: np.squeeze(
         a[0], None if attrs.axis is None else tuple(int(x) for x in attrs.axis)
     ),
+    "relax.take": lambda a, attrs: np.take(
+        a[0],
+        a[1],
+        None if attrs.axis is None else int(attrs.axis),
+        mode="wrap" if str(attrs.mode) == "wrap" else "clip",
+    ),
     "relax.astype": lambda a, attrs: a[0].astype(str(attrs.dtype)),
 }
 
@@ -58,6 +64,8 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
         name = getattr(call.op, "name", "")
         if name == "relax.reshape":
             return self._reshape(call)
+        if name == "relax.shape_to_tensor":
+            return self._shape(call)
         if name not in _FOLDERS:
             return call
         values = [self._value(arg) for arg in call.args]
@@ -72,6 +80,13 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
         if value is None or dims is None or not all(hasattr(d, "value") for d in dims):
             return call
         return relax.const(np.ascontiguousarray(value.reshape([int(d.value) for d in dims])), str(value.dtype))
+
+    def _shape(self, call: Any) -> Any:
+        """Exporters compute with shapes; here they are numbers."""
+        sizes = getattr(type_of(call.args[0]), "values", None)
+        if sizes is None or not all(hasattr(size, "value") for size in sizes):
+            return call
+        return relax.const(np.asarray([int(size.value) for size in sizes], np.int64), "int64")
 
     def _value(self, argument: Any) -> Array | None:
         if isinstance(argument, relax.Var):

@@ -42,8 +42,8 @@ class _Writer:
     def module(self) -> Any:
         return straight_line(self.builder, self.graph, self._body)
 
-    def _body(self, parameter: Any) -> Any:
-        self.values[self.graph.input_name] = parameter
+    def _body(self, parameters: dict[str, Any]) -> list[Any]:
+        self.values |= parameters
         regions = iter(range(len(self.parts.regions)))
         for piece in self.parts.pieces:
             if isinstance(piece, Region):
@@ -51,7 +51,7 @@ class _Writer:
             else:
                 for step in piece:
                     self._step(step)
-        return self.values[self.graph.output]
+        return [self.values[name] for name in self.graph.outputs]
 
     def _step(self, step: Step) -> None:
         if step.op == "constant":
@@ -74,7 +74,7 @@ class _Writer:
             self.values[name] = self._plain(name, packed)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        return self.graph.input_shape if name == self.graph.input_name else self.graph.step(name).shape
+        return self.graph.kind(name).shape
 
     def _packed(self, name: str) -> Any:
         """(N, C[, H, W]) -> (N/b, C/c, H, W, b, c), filled with zeros."""

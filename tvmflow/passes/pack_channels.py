@@ -50,16 +50,16 @@ class _Packer:
         self.plain: dict[str, Any] = {}
         self.packed: dict[str, Any] = {}
         self.steps = {step.name: step for step in graph.steps}
-        self.shapes = {graph.input_name: graph.input_shape, **{step.name: step.shape for step in graph.steps}}
+        self.shapes = {name: kind.shape for name, kind in graph.kinds().items()}
 
     def module(self) -> Any:
         return straight_line(self.builder, self.graph, self._body)
 
-    def _body(self, parameter: Any) -> Any:
-        self.plain[self.graph.input_name] = parameter
+    def _body(self, parameters: dict[str, Any]) -> list[Any]:
+        self.plain |= parameters
         for step in self.graph.steps:
             self._step(step)
-        return self._as_plain(self.graph.output)
+        return [self._as_plain(name) for name in self.graph.outputs]
 
     # -- the two layouts of a value --
 

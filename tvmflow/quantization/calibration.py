@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from tvmflow.errors import UnknownNameError
-from tvmflow.ir.definition import run_graph, scales_with_batch
+from tvmflow.ir.definition import run_all, scales_with_batch
 from tvmflow.ir.emit import float_module
-from tvmflow.ir.graph import Array, Step, read_graph
+from tvmflow.ir.graph import Array, Arrays, Step, read_graph
 from tvmflow.ir.layers import ADD, CONCAT, MEAN, MOVE, Layer, Network
 from tvmflow.ir.scales import Scale, asymmetric, power_of_two
 from tvmflow.progress import Progress
@@ -17,53 +18,69 @@ from tvmflow.quantization.observers import OBSERVERS, Observed, noise_share
 from tvmflow.quantization.options import Int8Options
 
 CHUNK_BYTES = 256 << 20
+_BEYOND = 1e30  # what masks put in place of minus infinity is no part of a range
 _FINEST = 3  # halvings below the largest number of the smallest value: from there on nearly all is clipped
 
 
 class Calibration:
-    """The float network, and what its values look like on the calibration samples."""
+    """The float network, and what its values look like on the calibration samples.
 
-    def __init__(self, network: Network, samples: Array, progress: Progress) -> None:
-        self.samples = samples
+    samples: the inputs, each (N, ...). outputs: the float network's to them. seen: of values that are floats.
+    """
+
+    def __init__(self, network: Network, samples: Arrays, progress: Progress) -> None:
+        self.samples, self.count = samples, len(samples[0])
         self.graph = read_graph(float_module(network))
         self.can_batch = scales_with_batch(self.graph)
-        self.values = {network.graph.input_name, *(item.name for item in network.items)}
+        self.values = {*network.graph.inputs, *(item.name for item in network.items)}
         self.before = {f"{layer.name}_before" for layer in network.layers}
         self.seen: dict[str, Observed] = {}
-        self.output = self._observe("see_range", progress)
+        self.outputs = self._observe("see_range", progress)
         self._observe("see_values", progress)
 
     def channel_ranges(self) -> dict[str, Array]:
         """Return the largest magnitude per channel of every value."""
         return {name: np.asarray(seen.channel_high) for name, seen in self.seen.items()}
 
-    def chunks(self) -> list[Array]:
+    def chunks(self) -> list[Arrays]:
         """Cut the samples into pieces that the graph takes, each small enough to keep all its values."""
-        batch = self.graph.input_shape[0]
+        batch = self.graph.batch
         if not self.can_batch:
             return pieces(self.samples, batch, 1)
         largest = sum(int(np.prod(step.shape)) * 4 for step in self.graph.steps) / batch
         return pieces(self.samples, batch, max(1, int(CHUNK_BYTES / max(largest, 1) / batch)))
 
-    def _observe(self, method: str, progress: Progress) -> Array:
-        chunks, outputs = self.chunks(), []
+    def _observe(self, method: str, progress: Progress) -> Arrays:
+        chunks, found = self.chunks(), []
+
+        def see(name: str, value: Array) -> None:
+            if value.dtype.kind == "f" and value.ndim:
+                value = np.where(np.abs(value) < _BEYOND, value, 0) if np.abs(value).max() >= _BEYOND else value
+                getattr(self.seen.setdefault(name, Observed()), method)(value)
 
         def watch(step: Step, value: Array) -> None:
             if step.name in self.values or step.name in self.before:
-                getattr(self.seen.setdefault(step.name, Observed()), method)(value)
+                see(step.name, value)
 
         for at, chunk in enumerate(chunks):
-            getattr(self.seen.setdefault(self.graph.input_name, Observed()), method)(chunk)
-            outputs.append(run_graph(self.graph, chunk, watch))
+            for name, value in zip(self.graph.inputs, chunk, strict=True):
+                see(name, value)
+            found.append(run_all(self.graph, chunk, watch))
             progress("calibrating", at + 1, len(chunks))
-        return np.concatenate(outputs)[: len(self.samples)]
+        return joined(found, self.count)
 
 
-def pieces(samples: Array, batch: int, batches: int) -> list[Array]:
+def joined(parts: Sequence[Arrays], count: int) -> Arrays:
+    """Return the outputs of all pieces, each output one array of `count` samples."""
+    return tuple(np.concatenate(same)[:count] for same in zip(*parts, strict=True))
+
+
+def pieces(samples: Arrays, batch: int, batches: int) -> list[Arrays]:
     """Cut into pieces of whole batches; the last sample is repeated where they do not come out even."""
-    missing = -len(samples) % batch
-    full = np.concatenate([samples, np.repeat(samples[-1:], missing, axis=0)]) if missing else samples
-    return [full[at : at + batch * batches] for at in range(0, len(full), batch * batches)]
+    count = len(samples[0])
+    missing = -count % batch
+    full = tuple(np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]) if missing else x for x in samples)
+    return [tuple(x[at : at + batch * batches] for x in full) for at in range(0, count + missing, batch * batches)]
 
 
 def int8_scales(network: Network, run: Calibration, options: Int8Options) -> dict[str, Scale]:

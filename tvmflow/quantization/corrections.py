@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvmflow.ir.definition import run_graph
+from tvmflow.ir.definition import run_all
 from tvmflow.ir.emit import Arithmetic
 from tvmflow.ir.graph import Array, Step
 from tvmflow.ir.layers import PRODUCTS, Layer, Network
@@ -42,8 +42,9 @@ def correct_biases(
         return np.asarray(value + np.rint(correction / factor).astype(value.dtype).reshape(column))
 
     largest = max((int(np.prod(step.shape)) * 8 for step in trial.graph.steps), default=1)
-    most = max(1, int(2 * CHUNK_BYTES / largest)) * trial.graph.input_shape[0]
-    run_graph(trial.graph, pieces(run.samples[:most], trial.graph.input_shape[0], most)[0], watch)
+    most = max(1, int(2 * CHUNK_BYTES / largest)) * trial.graph.batch
+    first = tuple(x[:most] for x in run.samples)
+    run_all(trial.graph, pieces(first, trial.graph.batch, most)[0], watch)
     for name, correction in corrections.items():
         layer = network.layer(name)
         bias = np.zeros(layer.shape[1]) if layer.bias is None else layer.bias

@@ -62,7 +62,7 @@ def _pairs(network: Network) -> list[tuple[str, str]]:
     users = network.users()
     found = []
     for layer in network.layers:
-        if layer.kind != CONV or layer.name == network.output or len(users[layer.name]) != 1:
+        if layer.kind != CONV or layer.name in network.outputs or len(users[layer.name]) != 1:
             continue
         follower = users[layer.name][0]
         if isinstance(follower, Layer) and follower.kind in (CONV, DENSE) and _can_scale(layer) and _reads(follower):

@@ -60,16 +60,16 @@ class _Mixer:
         self.low: dict[str, Any] = {}
         self.sums: set[str] = set()  # low values that are still float32, in `high`: their only reader decides
         self.readers = Counter(ref for step in graph.steps for ref in step.refs)
-        self.readers[graph.output] += 1
+        self.readers.update(graph.outputs)
 
     def module(self) -> Any:
         return straight_line(self.builder, self.graph, self._body)
 
-    def _body(self, parameter: Any) -> Any:
-        self.high[self.graph.input_name] = parameter
+    def _body(self, parameters: dict[str, Any]) -> list[Any]:
+        self.high |= parameters
         for step in self.graph.steps:
             self._step(step)
-        return self._as(self.graph.output, "float32")
+        return [self._as(name, "float32") for name in self.graph.outputs]
 
     def _step(self, step: Step) -> None:
         low = self._is_low(step)
@@ -115,7 +115,7 @@ class _Mixer:
         """Return a value in float32 or in the low dtype; values that are no floats have one dtype only."""
         have, other = (self.high, self.low) if dtype == "float32" else (self.low, self.high)
         if name not in have:
-            if self.graph.input_name != name and self.graph.step(name).dtype != "float32":
+            if self.graph.kind(name).dtype != "float32":
                 return other[name]
             have[name] = self._cast(other[name], dtype, name)
         return have[name]

@@ -41,13 +41,13 @@ def _mixed(dtype: str, accumulate: str) -> Convert:
 
 def _int8(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
     options = Int8Options(**{**request.options, "keep_float": tuple(request.options["keep_float"])})
-    converted, report = quantize_int8(mod, request.calibration.x, request.calibration.y, options, request.progress)
+    converted, report = quantize_int8(mod, request.calibration.inputs, request.calibration.y, options, request.progress)
     return converted, report.to_json()
 
 
 def _vta_int8(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
     options = VtaOptions(**{**request.options, "keep_float": tuple(request.options["keep_float"])})
-    converted, report = quantize_vta(mod, request.calibration.x, request.calibration.y, options, request.progress)
+    converted, report = quantize_vta(mod, request.calibration.inputs, request.calibration.y, options, request.progress)
     return converted, report.to_json()
 
 

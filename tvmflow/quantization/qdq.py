@@ -32,7 +32,7 @@ def strip_qdq(graph: Graph) -> tuple[Graph, dict[str, Scale]]:
 class _Stripper:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.made = Graph(graph.input_name, graph.input_shape, graph.input_dtype)
+        self.made = Graph(dict(graph.inputs))
         self.alias: dict[str, Argument] = {}
         self.quantized: dict[str, tuple[Ref, Scale]] = {}
         self.scales: dict[str, Scale] = {}
@@ -41,9 +41,9 @@ class _Stripper:
     def result(self) -> tuple[Graph, dict[str, Scale]]:
         for step in self.graph.steps:
             self._step(step)
-        output = self.alias.get(self.graph.output, Ref(self.graph.output))
-        assert isinstance(output, Ref)
-        self.made.output = output.name
+        found = [self.alias.get(name, Ref(name)) for name in self.graph.outputs]
+        self.made.outputs = tuple(output.name for output in found if isinstance(output, Ref))
+        assert len(self.made.outputs) == len(found)
         return self.made, self.scales
 
     def _step(self, step: Step) -> None:

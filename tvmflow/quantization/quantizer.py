@@ -9,22 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from tvmflow.errors import UnknownNameError
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.graph import Array, Graph, read_graph
+from tvmflow.ir.definition import run_all
+from tvmflow.ir.graph import Array, Arrays, Graph, read_graph
 from tvmflow.ir.layers import DENSE, PRODUCTS, Network, group_layers
 from tvmflow.ir.scales import Scale, power_of_two
 from tvmflow.progress import Progress
-from tvmflow.quantization.calibration import Calibration, int8_scales, pieces, power_of_two_scales
+from tvmflow.quantization.calibration import Calibration, int8_scales, joined, pieces, power_of_two_scales
 from tvmflow.quantization.choice import Quantized
 from tvmflow.quantization.corrections import correct_biases
 from tvmflow.quantization.equalize import equalize
 from tvmflow.quantization.int8 import Int8Arithmetic
 from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.qdq import strip_qdq
-from tvmflow.quantization.report import QuantizationReport, describe, sqnr_db, worst_to_move
+from tvmflow.quantization.report import QuantizationReport, describe, has_scores, worst_sqnr_db, worst_to_move
 from tvmflow.quantization.vta_int8 import VtaArithmetic
 
 _TRIAL_SAMPLES = 32
@@ -32,9 +30,14 @@ _WORTH_DB = 0.1  # what a correction has to win to be kept
 
 
 def quantize_int8(
-    mod: Any, samples: Array, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
+    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
-    """Quantize to int8; a model that came quantized keeps its own scales and weights. samples: (N, ...) float32, calibration; labels (N,) or None. Raises UnknownNameError."""
+    """Quantize to int8; a model that came quantized keeps its own scales and weights. Raises UnknownNameError.
+
+    samples: the calibration inputs, each (N, ...), or the one input. labels: (N,) or None. Lookups in tables, products of two
+    values and whatever else has no integer form stay in float.
+    """
+    samples = _arrays(samples)
     graph, given = strip_qdq(read_graph(mod))
     best: tuple[float, _Prepared] | None = None
     for equalizing in _choices(options.equalize and not given):
@@ -42,7 +45,7 @@ def quantize_int8(
         for correcting in _choices(options.bias_correction and not given and base.run.can_batch):
             progress("choosing corrections", 0, 0)
             trial = _corrected(base) if correcting else base
-            sqnr = trial.output_sqnr_db(samples[:_TRIAL_SAMPLES])
+            sqnr = trial.output_sqnr_db(tuple(x[:_TRIAL_SAMPLES] for x in samples))
             if best is None or sqnr > best[0] + _WORTH_DB:
                 best = (sqnr, trial)
     assert best is not None
@@ -51,7 +54,7 @@ def quantize_int8(
     quantized = Quantized(network, arithmetic, scales, chosen.kept)
     report = describe(run, quantized, labels)
     moved: list[str] = []
-    goal = goal_within(options.max_drop, labels, len(samples))
+    goal = goal_within(options.max_drop, labels, len(samples[0])) if has_scores(run.outputs) else None
     while goal is not None and report.quantized_score < _base(report) - goal:
         if len(moved) >= options.max_float_layers:
             break
@@ -81,9 +84,10 @@ def goal_within(max_drop: float | None, labels: Array | None, samples: int) -> f
 
 
 def quantize_vta(
-    mod: Any, samples: Array, labels: Array | None, options: VtaOptions, progress: Progress = lambda *_: None
+    mod: Any, samples: Array | Arrays, labels: Array | None, options: VtaOptions, progress: Progress = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
-    """Quantize to the power-of-two scheme that VTA computes."""
+    """Quantize to the power-of-two form that VTA computes. samples, labels: as of `quantize_int8`."""
+    samples = _arrays(samples)
     network = group_layers(read_graph(mod))
     run = Calibration(network, samples, progress)
     kept = _kept(network, options.keep_float)
@@ -98,6 +102,10 @@ def quantize_vta(
     if options.scale == "global":
         report.best_global_scale = chosen
     return quantized.module, report
+
+
+def _arrays(samples: Array | Arrays) -> Arrays:
+    return samples if isinstance(samples, tuple) else (samples,)
 
 
 def _choices(allowed: bool) -> tuple[bool, ...]:
@@ -116,15 +124,16 @@ class _Prepared:
     equalized_pairs: int = 0
     corrected_layers: int = 0
 
-    def output_sqnr_db(self, samples: Array) -> float:
+    def output_sqnr_db(self, samples: Arrays) -> float:
         graph = Quantized(self.network, self.arithmetic, self.scales, self.kept).graph
-        cut = pieces(samples, graph.input_shape[0], 1 if not self.run.can_batch else 4)
-        output = np.concatenate([run_graph(graph, piece) for piece in cut])[: len(samples)]
-        return sqnr_db(self.run.output[: len(samples)], output)
+        count = len(samples[0])
+        cut = pieces(samples, graph.batch, 1 if not self.run.can_batch else 4)
+        found = joined([run_all(graph, piece) for piece in cut], count)
+        return worst_sqnr_db(tuple(reference[:count] for reference in self.run.outputs), found)
 
 
 def _prepare(
-    graph: Graph, given: dict[str, Scale], samples: Array, options: Int8Options, equalizing: bool, progress: Progress
+    graph: Graph, given: dict[str, Scale], samples: Arrays, options: Int8Options, equalizing: bool, progress: Progress
 ) -> _Prepared:  # fmt: skip
     network = group_layers(graph)
     run = Calibration(network, samples, progress)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.graph import Array, Step
+from tvmflow.ir.definition import run_all
+from tvmflow.ir.graph import Array, Arrays, Step
 from tvmflow.ir.layers import ADD, PRODUCTS, Layer
-from tvmflow.quantization.calibration import Calibration
+from tvmflow.quantization.calibration import Calibration, joined
 from tvmflow.quantization.choice import Quantized
 from tvmflow.quantization.int8 import SCALED
 
@@ -67,6 +67,17 @@ def sqnr_db(reference: Array, output: Array) -> float:
     return float(10 * np.log10(max(signal, 1e-30) / noise))
 
 
+def worst_sqnr_db(references: Arrays, outputs: Arrays) -> float:
+    """Return the lowest SQNR of the outputs that are floats; 200 where none is."""
+    floats = [(a, b) for a, b in zip(references, outputs, strict=True) if a.dtype.kind == "f"]
+    return min((sqnr_db(a, b) for a, b in floats), default=200.0)
+
+
+def has_scores(outputs: Arrays) -> bool:
+    """Say whether the first output is scores of classes, (N, classes): then there is a top-1 to lose."""
+    return outputs[0].ndim == 2 and outputs[0].shape[1] > 1
+
+
 class _Noise:
     """Sums of signal and noise over chunks."""
 
@@ -89,12 +100,12 @@ class _Noise:
 
 
 def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> QuantizationReport:
-    """Run the float and the integer graph side by side and measure every layer, alone and in its place."""
-    alone, placed, outputs = _Noise(), _Noise(), []
+    """Run float and integer forms side by side and measure every layer, alone and in its place."""
+    alone, placed, parts = _Noise(), _Noise(), []
     names = {name + (SCALED if found.scale.per_channel else "_q"): name for name, found in quantized.integers.items()}
     for chunk in run.chunks():
-        reference = {run.graph.input_name: chunk}
-        run_graph(run.graph, chunk, lambda step, value, kept=reference: kept.update({step.name: value}))  # type: ignore[misc]
+        reference = dict(zip(run.graph.inputs, chunk, strict=True))
+        run_all(run.graph, chunk, lambda step, value, kept=reference: kept.update({step.name: value}))  # type: ignore[misc]
 
         def exact(step: Step, value: Array, reference: dict[str, Array] = reference) -> Array | None:
             name = names.get(step.name)
@@ -109,11 +120,11 @@ def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> Qu
             if name is not None and name in reference:
                 placed.add(name, reference[name], quantized.integers[name].scale.dequantize(value))
 
-        run_graph(quantized.graph, chunk, exact)
-        outputs.append(run_graph(quantized.graph, chunk, in_place))
-    output = np.concatenate(outputs)[: len(run.samples)]
-    report = QuantizationReport(samples=len(run.samples), output_sqnr_db=sqnr_db(run.output, output))
-    report.float_score, report.quantized_score = _scores(run.output, output, labels)
+        run_all(quantized.graph, chunk, exact)
+        parts.append(run_all(quantized.graph, chunk, in_place))
+    outputs = joined(parts, run.count)
+    report = QuantizationReport(samples=run.count, output_sqnr_db=worst_sqnr_db(run.outputs, outputs))
+    report.float_score, report.quantized_score = _scores(run.outputs, outputs, labels)
     for layer in quantized.network.layers:
         report.layers.append(_layer_report(layer, run, quantized, alone, placed))
     noisy = [layer for layer in report.layers if layer.sqnr_db is not None and layer.kind in (*PRODUCTS, ADD, "affine")]
@@ -132,10 +143,12 @@ def _layer_report(layer: Layer, run: Calibration, quantized: Quantized, alone: _
     )  # fmt: skip
 
 
-def _scores(reference: Array, output: Array, labels: Array | None) -> tuple[float | None, float]:
-    """Return accuracy of float and quantized, or (None, top-1 agreement) without labels."""
-    top_float, top = reference.argmax(axis=1), output.argmax(axis=1)
-    if labels is None:
+def _scores(references: Arrays, outputs: Arrays, labels: Array | None) -> tuple[float | None, float]:
+    """Return accuracy of float and quantized, or (None, top-1 agreement) without labels; (None, 1) without classes."""
+    if not has_scores(references):
+        return None, 1.0
+    top_float, top = references[0].argmax(axis=1), outputs[0].argmax(axis=1)
+    if labels is None or labels.shape != top.shape:
         return None, float((top_float == top).mean())
     return float((top_float == labels).mean()), float((top == labels).mean())
 
@@ -152,8 +165,8 @@ def worst_to_move(
     chosen = None
     for layer in noisy[:_CANDIDATES]:
         trial = Quantized(quantized.network, quantized.arithmetic, quantized.scales, quantized.kept | {layer.name})
-        output = np.concatenate([run_graph(trial.graph, chunk) for chunk in run.chunks()])[: len(run.samples)]
-        found = (_scores(run.output, output, labels)[1], sqnr_db(run.output, output))
+        outputs = joined([run_all(trial.graph, chunk) for chunk in run.chunks()], run.count)
+        found = (_scores(run.outputs, outputs, labels)[1], worst_sqnr_db(run.outputs, outputs))
         if best is None or found > best:
             best, chosen = found, layer.name
     return chosen

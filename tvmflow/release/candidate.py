@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from tvmflow.artifacts import RECORD_NAME, read_record, sha256_of
 from tvmflow.backends.backend import Backend
@@ -21,6 +18,7 @@ from tvmflow.ledger.registry import CHAMPION, Version, logged_library, version_b
 from tvmflow.params import Cell
 from tvmflow.release.gate import Verdict, judge
 from tvmflow.report.tables import scorecard
+from tvmflow.sources.datasets import Arrays, RandomInput, random_inputs
 from tvmflow.workspace import Workspace
 
 
@@ -69,12 +67,12 @@ class Candidate:
             _champion_bytes(self.workspace, champion, old)
             backend = backend_for(entry)
             with open_session(entry.device, backend, limits) as session:
-                inputs = self._input()
+                inputs = self._inputs()
                 models = []
                 for path in (old, self.library):
                     try:
                         model = session.model(path)
-                        model.set_input(inputs)
+                        model.set_inputs(*inputs)
                         model.invoke()
                     except DeviceLostError as error:
                         if path == old:
@@ -90,9 +88,10 @@ class Candidate:
                     return compare_exact(costs[0], costs[1], "estimated cycles")
                 return compare_interleaved(a.time_runs, b.time_runs, rules.compare_rounds, rules.confidence)
 
-    def _input(self) -> Any:
-        shape = self.workspace.params.models[self.cell.model].input.shape
-        return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    def _inputs(self) -> Arrays:
+        tensors = list(self.workspace.params.models[self.cell.model].tensors.values())
+        wanted = [RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors]
+        return random_inputs(tensors[0].shape[0], wanted, seed=0).inputs
 
 
 def cost_of_one_run(backend: Backend, session: DeviceSession, model: RemoteModel) -> int | None:

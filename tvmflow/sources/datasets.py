@@ -8,12 +8,15 @@ the model with each other, and no accuracy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmflow.artifacts import load_arrays, save_arrays
 from tvmflow.errors import SourceError
 from tvmflow.sources.npz_files import read_arrays
 
@@ -22,23 +25,35 @@ MAX_DATASET_BYTES = 4 << 30
 MAX_CLASSES = 1 << 24
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
+Arrays = tuple[NDArray[Any], ...]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """x: (N, *input shape without batch) float32, preprocessed; y: (N,) int64 class numbers, or None."""
+    """inputs: each (N, *its shape without batch), preprocessed; y: (N,) int64 class numbers, (N, H, W) for maps, or None."""
 
-    x: FloatArray
-    y: IntArray | None
+    inputs: Arrays
+    y: IntArray | None = None
+
+    @property
+    def x(self) -> FloatArray:
+        """Return the one input of a model that has one."""
+        (x,) = self.inputs
+        return x
+
+    def __len__(self) -> int:
+        return len(self.inputs[0])
+
+    def part(self, which: slice | IntArray) -> Samples:
+        """Return some of the samples."""
+        return Samples(tuple(x[which] for x in self.inputs), None if self.y is None else self.y[which])
 
     def save(self, path: Path) -> None:
-        arrays = {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}
-        np.savez(path, **arrays)  # type: ignore[arg-type]
+        save_arrays(path, x=self.inputs, y=() if self.y is None else (self.y,))
 
     @staticmethod
     def load(path: Path) -> Samples:
-        with np.load(path, allow_pickle=False) as data:
-            return Samples(data["x"], data["y"] if "y" in data.files else None)
+        return Samples(load_arrays(path, "x"), next(iter(load_arrays(path, "y")), None))
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,7 @@ def load_dataset(name: str, root: Path) -> Samples:
         from sklearn.datasets import load_digits
 
         data = load_digits()
-        return Samples(data.images.astype(np.float32)[:, None], data.target.astype(np.int64))
+        return Samples((data.images.astype(np.float32)[:, None],), data.target.astype(np.int64))
     return _load_npz(root / name)
 
 
@@ -77,20 +92,25 @@ def _load_npz(path: Path) -> Samples:
             f"data set {path} has images {images.shape} and labels {labels.shape}",
             "(N, C, H, W) or (N, H, W), and (N,)",
         )
-    if labels.dtype.kind not in "iu" or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < MAX_CLASSES):
-        raise SourceError(f"data set {path} has labels of {labels.dtype} that are no class numbers", "integers from 0")
+    classes = _class_numbers(labels, path)
     images = images[:, None] if images.ndim == 3 else images
     with np.errstate(over="ignore"):
         x = images.astype(np.float32)
     if not np.isfinite(x).all():
         raise SourceError(f"data set {path} has images with numbers that are not finite", "float32's range")
-    return Samples(x, labels.astype(np.int64))
+    return Samples((x,), classes)
+
+
+def _class_numbers(labels: NDArray[Any], path: Path) -> IntArray:
+    if labels.dtype.kind not in "iu" or (labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < MAX_CLASSES):
+        raise SourceError(f"data set {path} has labels of {labels.dtype} that are no class numbers", "integers from 0")
+    return labels.astype(np.int64)
 
 
 def split(samples: Samples, sizes: SplitSizes) -> Split:
     """Cut samples into train, calibration and evaluation parts that share no sample; fixed by the seed."""
-    count, held = len(samples.x), sizes.calibration + sizes.evaluation
-    if count <= held or samples.y is None:
+    count, held = len(samples), sizes.calibration + sizes.evaluation
+    if count <= held:
         raise SourceError(
             f"the data set has {count} samples",
             f"more than calibration + evaluation = {held}",
@@ -98,7 +118,7 @@ def split(samples: Samples, sizes: SplitSizes) -> Split:
         )
     order = np.random.default_rng(sizes.seed).permutation(count)
     parts = np.split(order, [sizes.evaluation, held])
-    evaluation, calibration, train = (Samples(samples.x[part], samples.y[part]) for part in parts)
+    evaluation, calibration, train = (samples.part(part) for part in parts)
     return Split(train, calibration, evaluation)
 
 
@@ -116,16 +136,55 @@ def preprocess(x: FloatArray, scale: float, mean: tuple[float, ...], std: tuple[
     return ready
 
 
-def random_inputs(count: int, shape: tuple[int, ...], seed: int) -> Samples:
-    """Return `varied_inputs` made from a seed. Raises SourceError when they are too many."""
-    size = 4 * count * math.prod(shape)
+@dataclass(frozen=True)
+class RandomInput:
+    """An input to be made from a seed: shape without batch, numpy's dtype, low <= x < high where there are bounds."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: float | None = None
+    high: float | None = None
+
+
+def random_inputs(count: int, inputs: Sequence[RandomInput], seed: int) -> Samples:
+    """Return `count` samples of inputs made from a seed: floats without bounds are `varied_inputs`, all else is uniform.
+
+    Integers of two values are a run of the higher, at least one, then the lower: as masks of padding are. Raises SourceError
+    when all of it is too much.
+    """
+    size = sum(np.dtype(one.dtype).itemsize * count * math.prod(one.shape) for one in inputs)
     if size > MAX_DATASET_BYTES:
         raise SourceError(
-            f"{count} random inputs of shape {shape} take {size} bytes",
+            f"{count} random inputs of shapes {[one.shape for one in inputs]} take {size} bytes",
             f"at most {MAX_DATASET_BYTES}",
             "lower fetch.random_samples",
         )
-    return Samples(varied_inputs(count, shape, np.random.default_rng(seed)), None)
+    generator = np.random.default_rng(seed)
+    return Samples(tuple(_random(one, count, generator) for one in inputs))
+
+
+def _random(one: RandomInput, count: int, generator: np.random.Generator) -> NDArray[Any]:
+    dtype, shape = np.dtype(one.dtype), (count, *one.shape)
+    if dtype.kind == "f":
+        if one.high is None:
+            return varied_inputs(count, one.shape, generator)
+        return generator.uniform(one.low or 0.0, one.high, shape).astype(dtype)
+    limits = (0, 2) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
+    low, high = limits if one.high is None else (int(one.low or 0), int(one.high))
+    if high - low == 2 and one.shape:
+        lengths = generator.integers(1, one.shape[-1] + 1, (*shape[:-1], 1))
+        return (low + (np.arange(one.shape[-1]) < lengths)).astype(dtype)
+    return generator.integers(low, high, shape, dtype=np.int64).astype(dtype)
+
+
+def load_named(path: Path, names: Sequence[str]) -> Samples:
+    """Return the inputs of an .npz file by their names, and its `labels` where it has some. Raises SourceError."""
+    found = read_arrays(path, tuple(names), MAX_DATASET_BYTES, optional=("labels",))
+    if len({len(found[name]) if found[name].ndim else -1 for name in found}) != 1:
+        shown = ", ".join(f"{name} {array.shape}" for name, array in found.items())
+        raise SourceError(f"data set {path} has {shown}", "as many samples in each")
+    labels = found.get("labels")
+    return Samples(tuple(found[name] for name in names), None if labels is None else _class_numbers(labels, path))
 
 
 def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
@@ -149,11 +208,12 @@ def _stretched(points: int, size: int) -> FloatArray:
     return np.stack([np.interp(at, np.arange(points), unit) for unit in np.eye(points)]).astype(np.float32)
 
 
-def check_fits(samples: Samples, shape: tuple[int, ...], what: str) -> None:
-    """Raise SourceError unless a sample has the shape of the model's input without its batch."""
-    if samples.x.shape[1:] != shape[1:]:
-        raise SourceError(
-            f"{what} has samples of shape {samples.x.shape[1:]}",
-            f"{shape[1:]}, from input.shape {list(shape)} without its batch",
-            "correct input.shape or the data set",
-        )
+def check_fits(samples: Samples, shapes: Sequence[tuple[int, ...]], what: str) -> None:
+    """Raise SourceError unless a sample has the shapes of the model's inputs without their batch."""
+    for x, shape in zip(samples.inputs, shapes, strict=True):
+        if x.shape[1:] != shape[1:]:
+            raise SourceError(
+                f"{what} has samples of shape {x.shape[1:]}",
+                f"{shape[1:]}, from input.shape {list(shape)} without its batch",
+                "correct input.shape or the data set",
+            )

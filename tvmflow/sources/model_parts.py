@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from tvmflow.errors import SourceError
 from tvmflow.params import ModelEntry
 from tvmflow.sources import datasets
@@ -40,15 +42,37 @@ def _existing(what: str, name: str, root: Path, expected: str, key: str) -> Path
 
 def samples_of(model: ModelEntry, sizes: SplitSizes, random_samples: int, root: Path) -> dict[str, Samples]:
     """Return calibration and evaluation samples, and those to train on where the model has a data set."""
-    shape = model.input.shape
+    tensors = model.tensors
     if model.dataset is None:
-        inputs = datasets.random_inputs(random_samples, shape[1:], sizes.seed)
+        wanted = [datasets.RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors.values()]
+        inputs = datasets.random_inputs(random_samples, wanted, sizes.seed)
         return {"calibration": inputs, "evaluation": inputs}
-    raw, prepare = datasets.load_dataset(model.dataset, root), model.preprocess
-    ready = Samples(datasets.preprocess(raw.x, prepare.scale, prepare.mean, prepare.std), raw.y)
-    datasets.check_fits(ready, shape, f"data set {model.dataset}")
+    if model.inputs:
+        ready = _as_described(datasets.load_named(root / model.dataset, list(tensors)), model)
+    else:
+        raw, prepare = datasets.load_dataset(model.dataset, root), model.preprocess
+        ready = Samples((datasets.preprocess(raw.x, prepare.scale, prepare.mean, prepare.std),), raw.y)
+    datasets.check_fits(ready, [t.shape for t in tensors.values()], f"data set {model.dataset}")
     split = datasets.split(ready, sizes)
     return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}
+
+
+def _as_described(samples: Samples, model: ModelEntry) -> Samples:
+    """Return samples in the dtypes of the entry. Raises SourceError where numbers would change, or lie out of bounds."""
+    ready = []
+    for (name, tensor), x in zip(model.tensors.items(), samples.inputs, strict=True):
+        with np.errstate(all="ignore"):
+            cast = x.astype(tensor.dtype)
+        low, high = tensor.low or 0, tensor.high
+        if x.dtype.kind not in "biuf" or not np.isfinite(x).all() or (tensor.dtype != "float32" and (cast != x).any()):
+            raise SourceError(f"{name} of data set {model.dataset} is {x.dtype}", f"numbers that are {tensor.dtype}")
+        if high is not None and x.size and not low <= float(x.min()) <= float(x.max()) < high:
+            raise SourceError(
+                f"{name} of data set {model.dataset} has numbers from {x.min():g} to {x.max():g}", f"{low:g} <= x < {high:g}",
+                "correct low and high of the input in params.yaml, or the data set",
+            )  # fmt: skip
+        ready.append(cast)
+    return Samples(tuple(ready), samples.y)
 
 
 def labels_of(model: ModelEntry, root: Path) -> list[str] | None:

@@ -17,18 +17,21 @@ _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
 _ENCRYPTED = 0x1
 
 
-def read_arrays(path: Path, names: tuple[str, ...], max_bytes: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the named arrays, of plain numbers. Raises SourceError; an array of objects is never unpickled."""
+def read_arrays(
+    path: Path, names: tuple[str, ...], max_bytes: int, optional: tuple[str, ...] = ()
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the named arrays, of plain numbers, and those optional ones that are there. Raises SourceError; an array of objects is never unpickled."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename: entry for entry in archive.infolist()}
             missing = [name for name in names if f"{name}.npy" not in entries]
             if missing or len(entries) < len(archive.infolist()):
                 raise ValueError(f"it holds {sorted(entries)[:20]}")
-            size = sum(entries[f"{name}.npy"].file_size for name in names)
+            wanted = [*names, *(name for name in optional if f"{name}.npy" in entries and name not in names)]
+            size = sum(entries[f"{name}.npy"].file_size for name in wanted)
             if size > max_bytes:
                 raise ValueError(f"it unpacks to {size} bytes, legal are {max_bytes}")
-            return {name: _array(archive, entries[f"{name}.npy"]) for name in names}
+            return {name: _array(archive, entries[f"{name}.npy"]) for name in wanted}
     except Exception as error:  # of zip files, of zlib, and of the parsers that numpy gives the header to
         raise SourceError(
             f"data set {path} cannot be read: {error or type(error).__name__}",

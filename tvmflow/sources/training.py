@@ -15,7 +15,7 @@ def train(network: Any, samples: Samples, training: dict[str, Any], progress: Pr
     """
     import torch
 
-    assert samples.y is not None
+    assert samples.y is not None and samples.y.ndim == 1
     torch.manual_seed(training["seed"])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

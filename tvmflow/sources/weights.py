@@ -195,8 +195,8 @@ def _from_seed(request: WeightsRequest, out: Path, _train_on: Samples | None, _p
 def _from_training(request: WeightsRequest, out: Path, train_on: Samples | None, progress: Progress) -> Path:
     from tvmflow.sources.training import train
 
-    if train_on is None:
-        raise SourceError("no data to train on", "a model with dataset:")
+    if train_on is None or train_on.y is None or train_on.y.ndim != 1:
+        raise SourceError("no labelled data to train on", "a model with dataset: that has a class for each sample")
     training = request.weights["train"]
     network = _network(request, training["seed"])
     train(network, train_on, training, progress)

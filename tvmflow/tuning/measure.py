@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,7 @@ _TOLERANCE = 1e-4  # float32 sums in another order; relative to the largest outp
 _LOW_TOLERANCE = 2e-2  # of kernels that read or write 16-bit floats, and may round in between
 _NOISE = 0.03  # half the spread over the median, above which a promising kernel is timed again
 _MOST_ROUNDS = 4
+_LOOKUP = re.compile(r"\b(\w+)\[([^\[\]\n]*?)\b(\w+)\[")  # TABLE[..., PLACES[
 _HOPELESS = 2.5  # so many times slower than the best: one repeat says enough
 
 
@@ -32,14 +34,35 @@ class MeasureRules:
 def inputs_of(workload: Workload) -> list[Array]:
     """Return fixed random arrays for the parameters of a kernel, the last of which is its output."""
     generator = np.random.default_rng(0)
-    return [_array(workload, parameter, generator) for parameter in workload.function.params]
+    places = _places(workload.function)
+    return [_array(workload, parameter, generator, places) for parameter in workload.function.params]
 
 
-def _array(workload: Workload, parameter: Any, generator: np.random.Generator) -> Array:
+def _places(function: Any) -> dict[str, int]:
+    """Return buffer -> how many places there are, for buffers whose numbers are places in another (lookups in a table)."""
+    shapes = {str(buffer.name): [int(extent) for extent in buffer.shape] for buffer in _buffers(function)}
+    found: dict[str, int] = {}
+    for table, between, name in _LOOKUP.findall(function.script(show_meta=False)):
+        if table in shapes and name in shapes:
+            axis = between.count(",")
+            extent = min(shapes[table]) if "(" in between else shapes[table][axis]
+            found[name] = min(found.get(name, extent), extent)
+    return found
+
+
+def _buffers(function: Any) -> list[Any]:
+    return [buffer for parameter in function.params if (buffer := buffer_of(function, parameter)) is not None]
+
+
+def _array(workload: Workload, parameter: Any, generator: np.random.Generator, places: dict[str, int]) -> Array:
     buffer = buffer_of(workload.function, parameter)
     assert buffer is not None, "a kernel of a network takes buffers only"
     shape = [int(extent) for extent in buffer.shape]
     dtype = numpy_dtype(str(buffer.dtype))
+    if str(buffer.name) in places and dtype.kind in "iu":
+        return generator.integers(0, places[str(buffer.name)], shape).astype(dtype)
+    if dtype.kind == "b":
+        return generator.integers(0, 2, shape).astype(dtype)
     if dtype.kind in "iu":
         low, high = (-128, 128) if dtype.kind == "i" else (0, 256)
         return generator.integers(low, high, shape).astype(dtype)

@@ -16,7 +16,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.lower import lower
 from tvmflow.devices.session import DeviceSession, RemoteModel
-from tvmflow.ir.graph import read_graph
+from tvmflow.ir.graph import TensorKind, read_graph
 from tvmflow.kernels.workloads import extract_workloads
 from tvmflow.tuning.fleet import OpenSession
 from tvmflow.tuning.journal import Journal
@@ -92,7 +92,14 @@ class NetworkComparison:
             model = self._session.model(library)
             library.unlink()
             graph = read_graph(self.packed)
-            model.set_input(np.random.default_rng(0).standard_normal(graph.input_shape).astype(graph.input_dtype))
+            model.set_inputs(*(_filled(kind) for kind in graph.inputs.values()))
             model.invoke()
             self._models[name] = model
         return self._models[name]
+
+
+def _filled(kind: TensorKind) -> Any:
+    """Return an input: integers may be places in a table whose size nobody knows here, so they are zero."""
+    if not kind.dtype.startswith("float"):
+        return np.zeros(kind.shape, kind.dtype)
+    return np.random.default_rng(0).standard_normal(kind.shape).astype(kind.dtype)

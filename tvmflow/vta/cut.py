@@ -65,7 +65,7 @@ def _region(found: Extraction, first: int, last: int) -> Region:
     inside = [item for item in found.items[first:last] if isinstance(item, Found)]
     own = {item.operator.name for item in inside}
     outside = found.steps_of([*found.items[:first], *found.items[last:]])
-    read = {name for step in outside for name in step.refs} | {found.graph.output}
+    read = {name for step in outside for name in step.refs} | set(found.graph.outputs)
     inputs = {n: found.shapes[n] for item in inside for n in item.operator.inputs if n not in own}
     outputs = tuple(item.operator.name for item in inside if item.operator.name in read)
     return Region(inputs, tuple(item.operator for item in inside), outputs)

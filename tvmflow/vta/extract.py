@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.errors import ProgramError
-from tvmflow.ir.graph import Graph, Other, Ref, Step
+from tvmflow.ir.graph import Graph, Other, Ref, Step, TensorKind
 from tvmflow.vta.compiler import check_operator
 from tvmflow.vta.config import VtaConfig
 from tvmflow.vta.region import Conv, MaxPool, Operator, Shape, Sum, Tail
@@ -102,9 +102,11 @@ class _Extractor:
                 glue.add(step.name)
         return glue
 
+    def _kind(self, name: str) -> TensorKind | Step:
+        return self.graph.inputs[name] if name in self.graph.inputs else self.steps[name]
+
     def _shape(self, name: str) -> Shape:
-        shape = self.graph.input_shape if name == self.graph.input_name else self.steps[name].shape
-        return self._image(shape)
+        return self._image(self._kind(name).shape)
 
     def _image(self, shape: tuple[int, ...]) -> Shape:
         if len(shape) not in (2, 4):
@@ -113,7 +115,7 @@ class _Extractor:
         return padded[0], padded[1], padded[2], padded[3]
 
     def _dtype(self, name: str) -> str:
-        return self.graph.input_dtype if name == self.graph.input_name else self.steps[name].dtype
+        return self._kind(name).dtype
 
     # -- operators --
 
@@ -249,7 +251,7 @@ class _Extractor:
         low, high, step = -128, 127, anchor
         while step.dtype == "int32":
             readers = self.users[step.name]
-            if len(readers) != 1 or step.name == self.graph.output:
+            if len(readers) != 1 or step.name in self.graph.outputs:
                 raise _NotVta("a sum that is read more than once, or before it is int8")
             step = readers[0]
             steps.append(step)

@@ -1,0 +1,136 @@
+"""The block of params.yaml that belongs to a model: where it comes from, what goes in, what comes out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from tvmflow.bounds import Finite, Line, Name, PathText, Positive, PositiveFloat, Seed, Sha256, Shape
+from tvmflow.stage_params import Frozen
+
+
+class Training(Frozen):
+    """How a `train:` weights source trains its network; all of it is in the recipe key."""
+
+    epochs: Positive = 20
+    batch_size: Positive = 64
+    learning_rate: PositiveFloat = 0.004
+    seed: Seed = 7
+
+
+class Part(Frozen):
+    """A further file of a model that comes from a url: MXNet's parameters, ONNX's external data under its own name."""
+
+    url: Line
+    sha256: Sha256
+    name: PathText | None = None
+
+
+class Weights(Frozen):
+    """Where weights come from: exactly one of url, file, zoo, seeded, train."""
+
+    url: Line | None = None
+    file: PathText | None = None
+    zoo: Line | None = None
+    seeded: Seed | None = None
+    train: Training | None = None
+    sha256: Sha256 | None = None
+    parts: Annotated[tuple[Part, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Weights:
+        given = [k for k in ("url", "file", "zoo", "seeded", "train") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of url, file, zoo, seeded, train; found {given or 'none'}")
+        if self.url is not None and self.sha256 is None:
+            raise ValueError("a url needs its sha256, so that the bytes can be trusted")
+        if self.parts and self.url is None:
+            raise ValueError("parts belong to a url; the further files of a local file are found beside it")
+        if self.sha256 is not None and given[0] in ("seeded", "train"):
+            raise ValueError(f"sha256 has no meaning for weights made by {given[0]}")
+        return self
+
+    @property
+    def kind(self) -> str:
+        return next(k for k in ("url", "file", "zoo", "seeded", "train") if getattr(self, k) is not None)
+
+
+Dtype = Literal["float32", "int32", "int64", "int8", "uint8", "bool"]
+DTYPES: tuple[str, ...] = get_args(Dtype)
+
+
+class InputTensor(Frozen):
+    """An input: shape (batch first, NCHW for images), dtype, and the numbers low <= x < high that it takes.
+
+    Integers are below the size of a vocabulary, which no file says, so int32 and int64 need `high`.
+    """
+
+    shape: Shape
+    dtype: Dtype = "float32"
+    low: Finite | None = None
+    high: Finite | None = None
+
+    @model_validator(mode="after")
+    def _bounded(self) -> InputTensor:
+        if self.dtype in ("int32", "int64") and self.high is None:
+            raise ValueError(f"an {self.dtype} input needs high: one more than the largest number that it takes")
+        if self.low is not None and self.high is None:
+            raise ValueError("low without high; give both, the numbers are low <= x < high")
+        if self.high is not None and not (self.low or 0) < self.high:
+            raise ValueError(f"low below high; found {self.low or 0:g} and {self.high:g}")
+        return self
+
+
+class Input(InputTensor):
+    """The input of a model that has one; its name is for people."""
+
+    name: Name = "input"
+
+
+Task = Literal["classification", "segmentation", "embedding", "detection", "other"]
+
+
+class Preprocess(Frozen):
+    """x -> (x * scale - mean) / std, per channel where lists are given."""
+
+    scale: Finite = 1.0
+    mean: Annotated[tuple[Finite, ...], Field(strict=False)] = (0.0,)
+    std: Annotated[tuple[PositiveFloat, ...], Field(strict=False)] = (1.0,)
+
+
+class ModelEntry(Frozen):
+    framework: Name
+    network: Line | None = None
+    weights: Weights
+    input: Input | None = None
+    inputs: dict[Line, InputTensor] = Field(default_factory=dict)
+    task: Task | None = None
+    preprocess: Preprocess = Preprocess()
+    dataset: PathText | None = None
+    labels: PathText | None = None
+
+    @model_validator(mode="after")
+    def _network_or_file(self) -> ModelEntry:
+        if self.network is None and self.weights.kind not in ("file", "url"):
+            raise ValueError(f"weights from '{self.weights.kind}' need network: the factory that they belong to")
+        if self.weights.kind == "train" and self.dataset is None:
+            raise ValueError("weights: {train: ...} need a dataset to train on")
+        return self
+
+    @model_validator(mode="after")
+    def _has_inputs(self) -> ModelEntry:
+        if (self.input is None) == (not self.inputs):
+            raise ValueError(
+                "exactly one of input, for a model of one input, and inputs, by the names of the model's own"
+            )
+        if len({tensor.shape[0] for tensor in self.inputs.values()}) > 1:
+            raise ValueError(
+                f"one batch, the first size, for all inputs; found {[t.shape[0] for t in self.inputs.values()]}"
+            )
+        return self
+
+    @property
+    def tensors(self) -> dict[str, InputTensor]:
+        """Return the inputs by name, in order."""
+        return self.inputs if self.input is None else {self.input.name: self.input}
