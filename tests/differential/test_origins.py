@@ -1,0 +1,72 @@
+"""Where a kernel's schedule comes from, seen in real searches: one after the other, under one toolchain after the other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.here import here
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.kernels.workloads import Workload
+from tvmflow.targets.resolve import host_target
+from tvmflow.tuning.canary import canary_workload
+from tvmflow.tuning.fleet import FleetRules
+from tvmflow.tuning.journal import Journal
+from tvmflow.tuning.measure import MeasureRules
+from tvmflow.tuning.origins import LOST, NEW, REMEASURED, RETUNED, REUSED
+from tvmflow.tuning.records import ILLEGAL_SCHEDULE, OK, append_record, failures, read_records
+from tvmflow.tuning.search import SearchRules, tune
+from tvmflow.tuning.state import WorkloadSearch
+
+RULES = SearchRules(
+    tuner="grid", loss="rank", trials=2, total_trials=0, seconds=0.0, early_stopping=100, seed=0, replay_slowdown=1e9,
+    build_workers=1, build_timeout_s=60.0, overlap=False,
+    fleet=FleetRules(
+        slots=1, kernel_timeout_s=60.0, session_s=3600.0, canary_every=4, max_drift=1e9, cool_s=0.0, give_up_s=1.0,
+        measure=MeasureRules(1, 0.1),
+    ),
+)  # fmt: skip
+
+
+def _search(folder: Path, tvm: str, said: list[str]) -> WorkloadSearch:
+    work = Workload("work", "work", 1, canary_workload().function)
+    journal = Journal(folder / "log.jsonl", "here", {"tvm": tvm})
+    (folder / "scratch").mkdir(exist_ok=True)
+    report = tune(
+        [work], here, CpuBackend(host_target()), RULES, journal, folder / "scratch", lambda text, *_: said.append(text)
+    )
+    [search] = report.searches
+    return search
+
+
+def _rewrite(log: Path, **change: Any) -> None:
+    records = read_records(log)
+    log.unlink()
+    for record in records:
+        append_record(log, replace(record, **change))
+
+
+def test_each_way_to_a_schedule_is_told(tmp_path: Path) -> None:
+    log, said = tmp_path / "log.jsonl", list[str]()
+    first = _search(tmp_path, "1", said)
+    assert (first.origin, first.measured, first.before_s) == (NEW, RULES.trials, 0.0)
+    assert [text.split("]")[0] for text in said if text.startswith("[Task")] == ["[Task 1/1"] * RULES.trials
+    assert said[-1].startswith("best ") and "1 of 1 kernels" in said[-1]
+    again = _search(tmp_path, "1", said)
+    assert (again.origin, again.measured) == (REUSED, 0)
+    held = _search(tmp_path, "2", said)
+    assert (held.origin, held.measured) == (REMEASURED, 1)
+    assert held.before_s == pytest.approx(first.best_s)
+    _rewrite(log, seconds=(1e-20,), canary_s=0.0)
+    slower = _search(tmp_path, "3", said)
+    assert slower.origin == RETUNED and slower.measured > 1 and slower.before_s == 1e-20
+    _rewrite(log, trace=[[["GetSBlock", [], ["gone", "main"], ["b0"]]], []])
+    lost = _search(tmp_path, "4", said)
+    assert lost.origin == LOST and math.isfinite(lost.best_s)
+    [failed] = failures(read_records(log))
+    assert failed["status"] == ILLEGAL_SCHEDULE and "gone" in failed["error"]
+    assert {record.error for record in read_records(log) if record.status == OK} == {""}
