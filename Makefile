@@ -29,8 +29,8 @@ test-fast: setup  ## what starts no servers, sandboxes or stages: under two minu
 	$(BIN)/python -m pytest tests/contract tests/unit tests/golden -m "not slow and not heavy" -n 2 --dist worksteal
 
 browser:  ## Chromium, in which the report is tested; without it, and without root to install it, those tests are skipped
-	@command -v chromium chromium-browser google-chrome > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
-		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null; } \
+	@which chromium chromium-browser google-chrome 2> /dev/null | grep -q . || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
 		|| echo "no Chromium and no way to install it: the tests of the report in a browser are skipped"
 
 check: style  ## the same, and documentation against the disk

@@ -68,5 +68,5 @@ def test_each_way_to_a_schedule_is_told(tmp_path: Path) -> None:
     lost = _search(tmp_path, "4", said)
     assert lost.origin == LOST and math.isfinite(lost.best_s)
     [failed] = failures(read_records(log))
-    assert failed["status"] == ILLEGAL_SCHEDULE and "gone" in failed["error"]
+    assert failed["status"] == ILLEGAL_SCHEDULE and "Cannot find a block" in failed["error"]
     assert {record.error for record in read_records(log) if record.status == OK} == {""}
