@@ -24,7 +24,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     pages = {
         "index.md": at_the_root("README.md"), "changelog.md": at_the_root("CHANGELOG.md"),
-        "contributing.md": at_the_root("CONTRIBUTING.md"), "commands.md": commands_page(), "parameters.md": parameters_page(),
+        "contributing.md": at_the_root("CONTRIBUTING.md"), "examples.md": examples_page(), "commands.md": commands_page(), "parameters.md": parameters_page(),
     }  # fmt: skip
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
@@ -32,8 +32,23 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def at_the_root(name: str) -> str:
-    """Return a page of the repository's root, its links to docs/ made relative to docs/."""
-    return re.sub(r"\]\(docs/", "](", (REPOSITORY / name).read_text(encoding="utf-8"))
+    """Return a page of the repository, its links to other pages made relative to docs/."""
+    text = re.sub(r"\]\(docs/", "](", (REPOSITORY / name).read_text(encoding="utf-8"))
+    return re.sub(r"\]\(examples/README\.md\)", "](examples.md)", text)
+
+
+def examples_page() -> str:
+    """Return all example projects on one page, each with its params.yaml."""
+    folder = REPOSITORY / "examples"
+    parts = [re.sub(r"\]\((\S+)/README\.md\)", r"](#\1)", (folder / "README.md").read_text(encoding="utf-8"))]
+    for path in sorted(folder.glob("*/params.yaml")):
+        title, _, text = (path.parent / "README.md").read_text(encoding="utf-8").partition("\n")
+        parts += [
+            f'<a id="{path.parent.name}"></a>\n\n#{title}',
+            text.strip(),
+            f"```yaml\n{path.read_text().strip()}\n```",
+        ]
+    return "\n\n".join(parts) + "\n"
 
 
 def commands_page() -> str:

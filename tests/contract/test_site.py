@@ -11,7 +11,7 @@ import yaml
 from tests.contract.test_repository import REPOSITORY, _commands
 from tvmflow.params import Params
 
-GENERATED = {"index.md", "changelog.md", "contributing.md", "commands.md", "parameters.md"}
+GENERATED = {"index.md", "changelog.md", "contributing.md", "examples.md", "commands.md", "parameters.md"}
 
 
 def _pages() -> Any:
