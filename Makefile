@@ -13,9 +13,9 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK := true
 
-.PHONY: demo test test-all test-fast check style browser setup format pipeline docs schema constraints clean
+.PHONY: setup-demo demo test test-all test-fast check style browser setup format pipeline docs schema constraints clean
 
-demo: setup  ## set up, run the main job on the embedded default, show the result
+demo: setup-demo  ## install what the demo needs, run the main job on the embedded default, show the result
 	$(BIN)/tvmflow run digits
 	$(BIN)/tvmflow report
 
@@ -42,14 +42,26 @@ style: setup  ## style, types, direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-setup: $(VENV)/.installed
+setup: $(VENV)/.installed  ## everything: all frameworks, what tests need
 	@$(BIN)/tvmflow init --quiet
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+setup-demo: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.installed-demo)
+	@$(BIN)/tvmflow init --quiet
+
+$(BIN)/python:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "Python 3.11 or later is needed: install it, or make PYTHON=..."; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@# both have the same files, so the one that was there before has to go first
+	@if $(BIN)/python -m pip show --quiet xgboost 2> /dev/null; then $(BIN)/python -m pip uninstall --quiet --yes xgboost; fi
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all]" --group dev
+	@touch $@
+
+# Bytecode is written by what is used: compiling all of it takes longer than the demo and a fifth of the disk.
+$(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[demo]"
 	@touch $@
 
 $(OLD_TVM)/.installed: $(VENV)/.installed

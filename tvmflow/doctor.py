@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from tvmflow.errors import TvmflowError, first_line
+from tvmflow.toolchain import installed
 from tvmflow.workspace import find_workspace
 
 Level = Literal["ok", "warning", "broken"]
@@ -33,14 +34,7 @@ class Finding:
 
 def examine(root: Path | None = None) -> list[Finding]:
     """Return everything that was looked at, good and bad."""
-    return [*_versions(), *_threads(), *_tools(root), *_runtime(), *_sandbox(), *_ports(), *_workspace(root)]
-
-
-def _installed(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "absent"
+    return [*_versions(root), *_threads(), *_tools(root), *_runtime(), *_sandbox(), *_ports(), *_workspace(root)]
 
 
 def _below(version: str, bound: tuple[int, ...]) -> bool:
@@ -73,15 +67,37 @@ def check_versions(versions: dict[str, str]) -> Iterator[Finding]:
             yield Finding("ok", name, text)
 
 
-def _versions() -> Iterator[Finding]:
+def _versions(root: Path | None) -> Iterator[Finding]:
     yield from check_versions(
-        {name: _installed(name) for name in ("apache-tvm", "apache-tvm-ffi", "fastapi", "sqlalchemy")}
+        {name: installed(name) for name in ("apache-tvm", "apache-tvm-ffi", "fastapi", "sqlalchemy")}
     )
-    for name in ("prefect", "mlflow", "dvc", "torch", "keras", "onnxruntime"):
-        found = _installed(name)
+    for name in ("prefect", "mlflow", "dvc", "xgboost-cpu"):
+        found = installed(name)
         yield Finding(
-            "warning" if found == "absent" else "ok", name, found, "" if found != "absent" else f"pip install {name}"
+            "broken" if found == "absent" else "ok", name, found, "pip install tvmflow" if found == "absent" else ""
         )
+    yield from _frameworks(root)
+
+
+def _frameworks(root: Path | None) -> Iterator[Finding]:
+    """Look at what the models of params.yaml need; of the others say only that they are not there."""
+    try:
+        wanted = {model.framework for model in find_workspace(root).params.models.values()}
+    except TvmflowError:
+        wanted = set()
+    for name, extra in (
+        ("torch", "torch"),
+        ("keras", "keras"),
+        ("onnxruntime", "onnx"),
+        ("ai-edge-litert", "tensorflow"),
+    ):
+        found = installed(name)
+        if found != "absent":
+            yield Finding("ok", name, found)
+        elif extra in wanted:
+            yield Finding("warning", name, "absent", f"pip install 'tvmflow[{extra}]'")
+        else:
+            yield Finding("ok", name, "absent; no model of this workspace needs it")
 
 
 def _threads() -> Iterator[Finding]:
@@ -130,7 +146,7 @@ def _runtime() -> Iterator[Finding]:
         )
     except (TvmflowError, metadata.PackageNotFoundError) as error:
         yield Finding("broken", "TVM starts", first_line(error), "reinstall with constraints.txt")
-    missing = [name for name in ("tornado", "psutil", "cloudpickle") if _installed(name) == "absent"]
+    missing = [name for name in ("tornado", "psutil", "cloudpickle") if installed(name) == "absent"]
     if missing:
         yield Finding("broken", "TVM RPC", f"without {', '.join(missing)}", "pip install 'apache-tvm[rpc]'")
 

@@ -29,8 +29,9 @@ _PACKAGES = {
     "onnxruntime": "onnxruntime",
     "numpy": "numpy",
     "scikit-learn": "scikit-learn",
-    "xgboost": "xgboost",
+    "xgboost": "xgboost-cpu",
 }
+_OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",)}  # the same code under another name
 # Raised when what we do to a kernel after its schedule makes it faster or slower: what was measured before is then replayed,
 # as after an upgrade of TVM, and not believed. 2: rounding in vectors.
 # 3: bfloat16 rounded by one instruction. 4: exp in vectors.
@@ -137,6 +138,16 @@ def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]
     return cpus, features
 
 
+def installed(package: str) -> str:
+    """Return the version of an installed package, or of another distribution of the same; 'absent' where there is none."""
+    for name in (package, *_OTHER_DISTRIBUTIONS.get(package, ())):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+    return "absent"
+
+
 def version(tool: str) -> str:
     """Return the version of one tool of the table, 'absent' when it is not installed."""
     if tool == "llvm":
@@ -151,10 +162,7 @@ def version(tool: str) -> str:
         return tool_version(tool[5:])
     if tool not in _PACKAGES:
         raise UnknownNameError(f"no tool {tool!r}", legal=[*_PACKAGES, "llvm", "codegen", "cc:NAME"])
-    try:
-        return metadata.version(_PACKAGES[tool])
-    except metadata.PackageNotFoundError:
-        return "absent"
+    return installed(_PACKAGES[tool])
 
 
 @functools.cache

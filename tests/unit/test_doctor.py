@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 
 from tvmflow.doctor import check_versions
-from tvmflow.toolchain import attributes_beside
+from tvmflow.toolchain import attributes_beside, installed
+from tvmflow.toolchain import version as toolchain_version
 
 GOOD = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1", "fastapi": "0.150.0", "sqlalchemy": "2.0.58"}
 
@@ -39,3 +42,18 @@ def test_an_unknown_tvm_is_a_warning() -> None:
 def test_a_processor_is_what_linux_says_of_it(features: set[str], flags: str, attributes: str) -> None:
     assert attributes_beside(features, ["processor : 0", f"flags\t\t: {flags}"]) == attributes
     assert attributes_beside(features, ["Features : asimd"]) == ""  # of arm64 LLVM's names say all
+
+
+def test_a_package_counts_under_either_of_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"xgboost": "3.2.0"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr("tvmflow.toolchain.metadata.version", version)
+    assert installed("xgboost-cpu") == toolchain_version("xgboost") == "3.2.0"
+    assert installed("torch") == "absent"
+    versions |= {"xgboost-cpu": "3.3.0"}
+    assert toolchain_version("xgboost") == "3.3.0"

@@ -73,8 +73,13 @@ class SplitSizes:
 def load_dataset(name: str, root: Path) -> Samples:
     """Return the raw samples of `digits` or of an .npz file (relative to the workspace). Raises SourceError."""
     if name == "digits":
-        from sklearn.datasets import load_digits
-
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError:
+            raise SourceError(
+                "the data set 'digits' comes with scikit-learn, which is not installed", "scikit-learn",
+                "pip install 'tvmflow[demo]'",
+            ) from None  # fmt: skip
         data = load_digits()
         return Samples((data.images.astype(np.float32)[:, None],), data.target.astype(np.int64))
     return _load_npz(root / name)
