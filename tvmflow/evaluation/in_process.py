@@ -68,6 +68,7 @@ class LoadedLibrary:
         target = from_json(manifest["target"])
         self.cell = "{model}@{target}:{precision}".format(**manifest["cell"])
         self.inputs = input_specs(manifest)
+        _ask_for_threads(target.threads)
         _check_runs_here(target, self.cell)
         self.threads = _use_threads(target.threads, self.cell)
         backend = backend_of(target)
@@ -196,10 +197,14 @@ def _features(target: ResolvedTarget) -> set[str]:
         raise TvmflowError(f"TVM does not know the processor {target.mcpu}: {error}") from error
 
 
+def _ask_for_threads(wanted: int) -> None:
+    """Let TVM make a pool of so many threads, unless it is loaded: then it has one, of half of the CPUs, and makes none larger."""
+    if "tvm" not in sys.modules:
+        os.environ["TVM_NUM_THREADS"] = str(wanted)
+
+
 def _use_threads(wanted: int, cell: str) -> int:
     """Let the runtime compute on the target's number of threads. Returns how many it has."""
-    if "tvm" not in sys.modules:  # it makes its pool when it is loaded, of half of the CPUs, and never makes it larger
-        os.environ["TVM_NUM_THREADS"] = str(wanted)
     import tvm
 
     tvm.get_global_func("runtime.config_threadpool")(1, wanted)

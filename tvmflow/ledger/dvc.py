@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from tvmflow.artifacts import RECORD_NAME, describe_file, digest_of, read_record, sha256_of, write_atomic
 from tvmflow.errors import StoreError
-from tvmflow.ledger import unlisted
+from tvmflow.ledger import merge_lock, offline_plots, unlisted
 from tvmflow.ledger.store_paths import PRIVACY
 from tvmflow.params import STAGE_NAMES, Cell
 from tvmflow.workspace import Workspace
@@ -65,6 +65,9 @@ def initialize(workspace: Workspace) -> None:
         core = "    analytics = false\n    check_update = false\n    remote = local\n"
         text = text.replace("[core]\n", f"[core]\n{core}", 1) if "[core]\n" in text else f"{text}[core]\n{core}"
         write_atomic(config, f"{text}['remote \"local\"']\n    url = ../{DEFAULT_REMOTE}\n")
+    offline_plots.install(config.parent)
+    if has_git:
+        merge_lock.install(workspace.root)
 
 
 def commit(workspace: Workspace, stages: list[str], push: bool) -> None:
