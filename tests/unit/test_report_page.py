@@ -118,11 +118,18 @@ def _pictures(tmp_path: Path) -> Path:
     return folder
 
 
+def _open_all(browser: Browser) -> None:
+    """Open what is folded, and wait until the browser has said so and the page has filled it."""
+    browser.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
+    browser.ask("new Promise(done => setTimeout(done, 50))")
+    assert browser.ask("[...document.querySelectorAll('details')].every(one => one.children.length > 1)")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_chart_is_drawn_and_fits(browser: Browser, page: Path, tmp_path: Path, width: int, scheme: str) -> None:
     browser.open(page.as_uri(), width, scheme=scheme)
-    browser.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
+    _open_all(browser)
     assert browser.problems == [] and browser.ask("document.querySelector('.error')") is None
     assert browser.ask("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
     drawn = browser.ask("""[...document.querySelectorAll('figure[data-chart]')].map(f => { const box = f.getBoundingClientRect();
@@ -143,6 +150,7 @@ def test_every_chart_is_drawn_and_fits(browser: Browser, page: Path, tmp_path: P
 
 def test_a_tie_is_neither_green_nor_red(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri(), 1400)
+    _open_all(browser)
     fills = browser.ask(
         """[...document.querySelectorAll('figure[data-chart=peers] circle')].map(c => c.getAttribute('fill'))"""
     )
@@ -198,6 +206,7 @@ def test_the_time_of_a_simulator_is_not_shown(browser: Browser, page: Path) -> N
 
 def test_links_lead_to_runs_versions_and_folders(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri(), 1400)
+    _open_all(browser)
     links = browser.ask("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
     run = history("mobilenet_v2@local-cpu:int8", 1.0)[0]["run_id"]
     assert f"http://127.0.0.1:5000/#/experiments/3/runs/{run}" in links

@@ -78,6 +78,15 @@ function table(columns, rows, empty = "nothing here") {
   return h("div", {class: "scroll"}, h("table", null, h("thead", null, h("tr", null, names)), h("tbody", null, lines)));
 }
 
+// What is folded away is made when it is opened: a team's history is long.
+function folded(summary, make, open = false) {
+  const details = h("details", {open}, h("summary", null, summary));
+  const fill = () => { if (details.open && details.children.length === 1) details.append(...[make()].flat(9).filter(Boolean)); };
+  details.addEventListener("toggle", fill);
+  fill();
+  return details;
+}
+
 const link = (text, address) => h("a", {href: address, rel: "noopener"}, text);
 const runLink = (row) => (row.run_id ? link(row.run_id.slice(0, 8), row.url) : "–");
 const versionLink = (cell, row) =>

@@ -89,12 +89,15 @@ function compareSection(cells, width, state, redraw) {
 
 function historyTable(cell, open) {
   const columns = [["when", "left"], ["TVM", ""], ["device", "left"], ["latency", ""], ["beside the one before", "wrap right"], ["accuracy", ""], ["library", ""], ["version", "left"], ["run", ""], ["what changed", "wrap"]];
-  const lines = cell.history.map((row, at) => [
-    row.when, row.tvm, row.device, [row.latency, h("small", null, rangeText(row))], at ? ratioText(ratioOf(cell.history[at - 1], row)) : "–", row.accuracy, code(row.library),
-    [versionLink(cell, row), roles(row)], runLink(row), at ? row.changed.map((line) => h("div", null, line)) : "the first",
-  ]);
-  const trail = cell.releases.map((entry) => h("li", null, `${entry.when} ${entry.what}: version ${entry.version}, before ${entry.before ?? "none"}; ${entry.why}`));
-  return h("details", {open: open && cell.history.length > 1}, h("summary", null, code(nameOf(cell)), `: ${cell.history.length} measurement${cell.history.length === 1 ? "" : "s"}`), table(columns, lines, "not in MLflow"), trail.length ? h("ul", {class: "note"}, trail) : "");
+  const make = () => {
+    const lines = cell.history.map((row, at) => [
+      row.when, row.tvm, row.device, [row.latency, h("small", null, rangeText(row))], at ? ratioText(ratioOf(cell.history[at - 1], row)) : "–", row.accuracy, code(row.library),
+      [versionLink(cell, row), roles(row)], runLink(row), at ? row.changed.map((line) => h("div", null, line)) : "the first",
+    ]);
+    const trail = cell.releases.map((entry) => h("li", null, `${entry.when} ${entry.what}: version ${entry.version}, before ${entry.before ?? "none"}; ${entry.why}`));
+    return [table(columns, lines, "not in MLflow"), trail.length ? h("ul", {class: "note"}, trail) : null];
+  };
+  return folded([code(nameOf(cell)), `: ${cell.history.length} measurement${cell.history.length === 1 ? "" : "s"}`], make, open && cell.history.length > 1);
 }
 
 function trendSection(cells, width) {
@@ -115,8 +118,8 @@ function layersOf(cell) {
   const moved = found.moved_to_float?.length ? `; moved back to float32: ${found.moved_to_float.join(", ")}` : "";
   const decibel = (x) => (typeof x === "number" ? `${x.toFixed(1)} dB` : "–");
   const columns = [["layer", "left"], ["dtype", "left"], ["SQNR alone", ""], ["SQNR in its place", ""], ["scale", ""], ["zero point", ""], ["clipped", ""]];
-  const lines = found.layers.map((row) => [[code(row.name), row.name === found.worst ? [" ", badge("most noise")] : ""], row.dtype ?? row.form ?? "", decibel(row.sqnr_db), decibel(row.total_sqnr_db), number(row.scale), row.zero_point ?? "–", percent(row.clipped, 3)]);
-  return h("details", null, h("summary", null, code(nameOf(cell)), `: SQNR of the outputs ${decibel(found.output_sqnr_db)} on ${found.samples} calibration samples${moved}${goal}`), table(columns, lines));
+  const make = () => table(columns, found.layers.map((row) => [[code(row.name), row.name === found.worst ? [" ", badge("most noise")] : ""], row.dtype ?? row.form ?? "", decibel(row.sqnr_db), decibel(row.total_sqnr_db), number(row.scale), row.zero_point ?? "–", percent(row.clipped, 3)]));
+  return folded([code(nameOf(cell)), `: SQNR of the outputs ${decibel(found.output_sqnr_db)} on ${found.samples} calibration samples${moved}${goal}`], make);
 }
 
 function profileSection(cells, width, state, redraw) {
@@ -125,14 +128,14 @@ function profileSection(cells, width, state, redraw) {
   const cell = known.find((one) => nameOf(one) === state.profile) ?? known[0];
   const half = width > 900 ? (width - 20) / 2 : width;
   const columns = [["kernel", "left name"], ["template", "left"], ["calls", ""], ["default", ""], ["best", ""], ["of the network", ""], ["GFLOP/s", ""], ["of the fastest", ""], ["operations/byte", ""], ["trials", ""], ["schedule", "left"]];
-  const lines = cell.workloads.map((row) => [code(row.name), row.template, row.calls, ms(row.default_ms), ms(row.best_ms), ms(row.total_ms), row.gflops ? number(row.gflops) : "–", row.gflops ? percent(row.of_best, 0) : "–", row.flops && row.nbytes ? number(row.flops / row.nbytes) : "–", row.trials, row.origin ?? "–"]);
+  const make = () => table(columns, cell.workloads.map((row) => [code(row.name), row.template, row.calls, ms(row.default_ms), ms(row.best_ms), ms(row.total_ms), row.gflops ? number(row.gflops) : "–", row.gflops ? percent(row.of_best, 0) : "–", row.flops && row.nbytes ? number(row.flops / row.nbytes) : "–", row.trials, row.origin ?? "–"]));
   return [
     h("h2", null, "Kernels and roofline"),
     h("p", null, h("select", {id: "profile-cell", "aria-label": "cell", onchange: (event) => { state.profile = event.target.value; redraw(); }}, known.map((one) => h("option", {selected: one === cell}, nameOf(one))))),
     h("div", {class: "charts"},
       h("div", null, chart("profile", profileChart(half, cell), "No kernel was timed."), note("profile")),
       h("div", null, chart("roofline", kernelRoofline(half, cell), "No operations and bytes are known: tune again with this version."), note("roof"))),
-    h("details", null, h("summary", null, "all kernels, the costliest first"), table(columns, lines)),
+    folded("all kernels, the costliest first", make),
   ];
 }
 
@@ -163,18 +166,19 @@ function partSection(cells, width) {
   const lines = known.map(({card: {cell, part}}) => [code(cell), part.name, part.mode, ...bytes.map((key) => whole(part.counters[key])), whole(part.five_nbytes), ...["dram_nbytes", "gemm_counter", "alu_counter", "insn_count"].map((key) => whole(part.counters[key])), whole(part.cycles), percent(part.gemm_utilization, 0), ms(part.estimated_ms)]);
   const layerColumns = [["launch", "left"], ...names, ["instructions", ""], ["cycles", ""], ["load busy", ""], ["compute busy", ""], ["store busy", ""], ["GEMM core busy", ""], ["GOP/s", ""]];
   const layers = known.map(({card: {cell, part}}) => {
-    const rows = part.layers.map((row) => [code(row.name), ...[...bytes, "insn_count"].map((key) => whole(row[key])), whole(row.cycles.total), ...["load", "compute", "store"].map((key) => percent(row.cycles[key] / row.cycles.total, 0)), percent(row.cycles.utilization, 0), number(row.gops)]);
+    const make = () => table(layerColumns, part.layers.map((row) => [code(row.name), ...[...bytes, "insn_count"].map((key) => whole(row[key])), whole(row.cycles.total), ...["load", "compute", "store"].map((key) => percent(row.cycles[key] / row.cycles.total, 0)), percent(row.cycles.utilization, 0), number(row.gops)]));
     const regions = part.regions?.length > 1 ? ` in ${part.regions.length} regions (${part.regions.map((one) => `${one.name}: ${whole(one.cycles)} cycles`).join(", ")})` : "";
     const reasons = Object.entries(part.cpu_reasons ?? {}).map(([name, why]) => `${name} (${why})`).join(", ");
-    return h("details", null, h("summary", null, code(cell), `: ${part.layers.length} launches${regions}${reasons ? `; on the CPU instead: ${reasons}` : ""}`), table(layerColumns, rows));
+    return folded([code(cell), `: ${part.layers.length} launches${regions}${reasons ? `; on the CPU instead: ${reasons}` : ""}`], make);
   });
   return [h("h2", null, "Accelerator"), chart("accelerator", partRoofline(width, known), "No layer was counted."), table(columns, lines), note("part"), layers];
 }
 
 function sourcesSection(cells, width) {
-  const rows = cells.map((cell) => h("details", null, h("summary", null, code(nameOf(cell))),
+  const rows = cells.map((cell) => folded(code(nameOf(cell)), () => [
     table([["stage", "left"], ["folder", "left"], ["recipe key", "left"], ["seconds", ""]], cell.stages.map((row) => [row.stage, link(row.folder, row.address), code(row.key.slice(0, 16)), number(row.seconds)])),
     table([["file", "left"], ["sha256", "left"]], cell.digests.map(([name, sha256]) => [name, code(sha256)])),
-    h("p", {class: "note"}, `Toolchain: ${Object.entries(cell.toolchain).map(([name, text]) => `${name} ${text}`).join(", ")}`)));
+    h("p", {class: "note"}, `Toolchain: ${Object.entries(cell.toolchain).map(([name, text]) => `${name} ${text}`).join(", ")}`),
+  ]));
   return [h("h2", null, "Stages, digests, links"), chart("stages", stageChart(width, cells), "No stage is there."), h("p", {class: "note"}, code(data.mlflow_command)), note("links"), rows];
 }
