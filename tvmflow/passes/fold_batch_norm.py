@@ -1,4 +1,4 @@
-"""FoldBatchNorm: put the scale and shift that follow a convolution into its weights and one bias.
+"""FoldBatchNorm: put the scale and shift that follow a convolution, plain or transposed, into its weights and one bias.
 
 Knows the two variants that importers leave: `batch_norm` itself, and the decomposed `(conv - mean) * scale + shift`.
 A batch norm with no convolution before it (as in DenseNet and ResNet v2) becomes one scale and one shift.
@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.dpl import is_const, is_op, is_tuple_get_item, rewrite_call, wildcard
 
-from tvmflow.ir.tvm_names import constant_value, type_of
+from tvmflow.ir.tvm_names import constant_value, type_arguments, type_of
 
 Array = np.ndarray[Any, Any]
 
@@ -24,33 +24,60 @@ def _numpy(found: Any, pattern: Any) -> Array:
     return np.asarray(value.numpy(), np.float64)
 
 
+def _convolution(data: Any, weight: Any) -> Any:
+    return is_op("relax.nn.conv2d")(data, weight) | is_op("relax.nn.conv2d_transpose")(data, weight)
+
+
+def _call(found: Any, conv: Any) -> Any:
+    """Return the convolution that an alternative of two patterns matched."""
+    return next(found[part] for part in (conv.left, conv.right) if part in found)
+
+
+def _channels(conv: Any, weight: Array) -> int:
+    """Return how many channels come out of a convolution; a transposed one has them of one group in its weights."""
+    of_weight = int(weight.shape[conv.attrs.kernel_layout.index("O")])
+    return of_weight * int(conv.attrs.groups) if _is_transposed(conv) else of_weight
+
+
+def _is_transposed(conv: Any) -> bool:
+    return bool(conv.op.name == "relax.nn.conv2d_transpose")
+
+
+def _factors(conv: Any, weight: Array, scale: Array) -> Array:
+    """Return the scale per output channel in a shape that broadcasts over the weights."""
+    axis = conv.attrs.kernel_layout.index("O")
+    column = [1] * weight.ndim
+    column[axis] = -1
+    groups = int(conv.attrs.groups)
+    if not _is_transposed(conv) or groups == 1:
+        return scale.reshape(column)
+    inputs = conv.attrs.kernel_layout.index("I")
+    column[inputs] = weight.shape[inputs]
+    per_group = np.repeat(scale.reshape(groups, -1), weight.shape[inputs] // groups, axis=0)  # (I, O / groups)
+    return (per_group if inputs < axis else per_group.T).reshape(column)
+
+
 def _folded(conv: Any, data: Any, weight: Array, scale: Array, shift: Array) -> Any:
     """Return conv(data, weight * scale) + shift; scale and shift have one number per output channel."""
-    attrs = conv.attrs
-    if weight.shape[attrs.kernel_layout.index("O")] != scale.size:
+    if _channels(conv, weight) != scale.size:
         raise ValueError("a batch norm over another axis than the convolution's channels")
-    column = [1] * weight.ndim
-    column[attrs.kernel_layout.index("O")] = -1
     bias_column = [1] * weight.ndim
-    bias_column[attrs.data_layout.index("C")] = -1
-    folded = relax.op.nn.conv2d(
-        data, relax.const((weight * scale.reshape(column)).astype("float32")), strides=list(attrs.strides),
-        padding=list(attrs.padding), dilation=list(attrs.dilation), groups=attrs.groups,
-        data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout, out_dtype=attrs.out_dtype or None,
-    )  # fmt: skip
+    bias_column[conv.attrs.data_layout.index("C")] = -1
+    scaled = relax.const((weight * _factors(conv, weight, scale)).astype("float32"))
+    folded = relax.Call(conv.op, [data, scaled], conv.attrs, type_arguments(conv))
     return relax.op.add(folded, relax.const(shift.reshape(bias_column).astype("float32")))
 
 
 def _rewrite_batch_norm(function: Any) -> Any:
     data, weight = wildcard(), is_const()
     gamma, beta, mean, variance = is_const(), is_const(), is_const(), is_const()
-    conv = is_op("relax.nn.conv2d")(data, weight)
+    conv = _convolution(data, weight)
     norm = is_op("relax.nn.batch_norm")(conv, gamma, beta, mean, variance)
     pattern = is_tuple_get_item(norm, 0)
 
     def fold(_expression: Any, found: Any) -> Any:
         scale, shift = _scale_and_shift(found[norm].attrs, *(_numpy(found, p) for p in (gamma, beta, mean, variance)))
-        return _folded(found[conv], found[data], _numpy(found, weight), scale, shift)
+        return _folded(_call(found, conv), found[data], _numpy(found, weight), scale, shift)
 
     return rewrite_call(pattern, fold, function)
 
@@ -59,7 +86,7 @@ def _rewrite_batch_norm_after_bias(function: Any) -> Any:
     """batch_norm(conv(x, w) + b)  ->  conv(x, w * scale) + (b * scale + shift)."""
     data, weight, bias = wildcard(), is_const(), is_const()
     gamma, beta, mean, variance = is_const(), is_const(), is_const(), is_const()
-    conv = is_op("relax.nn.conv2d")(data, weight)
+    conv = _convolution(data, weight)
     norm = is_op("relax.nn.batch_norm")(is_op("relax.add")(conv, bias), gamma, beta, mean, variance)
     pattern = is_tuple_get_item(norm, 0)
 
@@ -68,7 +95,9 @@ def _rewrite_batch_norm_after_bias(function: Any) -> Any:
         bias_values = _numpy(found, bias)
         if bias_values.size != scale.size:
             return expression
-        return _folded(found[conv], found[data], _numpy(found, weight), scale, bias_values.reshape(-1) * scale + shift)
+        return _folded(
+            _call(found, conv), found[data], _numpy(found, weight), scale, bias_values.reshape(-1) * scale + shift
+        )
 
     return rewrite_call(pattern, fold, function)
 
@@ -98,20 +127,20 @@ def _rewrite_alone(function: Any) -> Any:
 def _rewrite_decomposed(function: Any) -> Any:
     """(conv(x, w) - c1) * c2 + c3  ->  conv(x, w * c2) + (c3 - c1 * c2)."""
     data, weight, mean, scale, shift = wildcard(), is_const(), is_const(), is_const(), is_const()
-    conv = is_op("relax.nn.conv2d")(data, weight)
+    conv = _convolution(data, weight)
     pattern = is_op("relax.add")(is_op("relax.multiply")(is_op("relax.subtract")(conv, mean), scale), shift)
 
     def fold(expression: Any, found: Any) -> Any:
         weights, factors = _numpy(found, weight), _numpy(found, scale)
-        channels = weights.shape[found[conv].attrs.kernel_layout.index("O")]
-        channel_axis = found[conv].attrs.data_layout.index("C")
+        call = _call(found, conv)
+        channels, channel_axis = _channels(call, weights), call.attrs.data_layout.index("C")
         for constant in (mean, scale, shift):
             if _numpy(found, constant).shape != tuple(
                 channels if axis == channel_axis else 1 for axis in range(weights.ndim)
             ):
                 return expression
         bias = _numpy(found, shift) - _numpy(found, mean) * factors
-        return _folded(found[conv], found[data], weights, factors.reshape(-1), bias.reshape(-1))
+        return _folded(call, found[data], weights, factors.reshape(-1), bias.reshape(-1))
 
     return rewrite_call(pattern, fold, function)
 
