@@ -35,7 +35,7 @@ def test_a_change_that_older_versions_did_not_note_is_said_to_be_in_the_recipe()
 
 
 def test_a_parameter_that_was_cut_off_is_compared_as_text() -> None:
-    before, now = _Data({}, {}), _Data({"recipe.tune": "b"}, {})
+    before, now = _Data({"recipe.tune": "a"}, {}), _Data({"recipe.tune": "b"}, {})
     before.params, now.params = {"tune.target": '{"mcpu": "znv'}, {"tune.target": '{"mcpu": "zap'}
     assert changes(before, now) == ['target: {"mcpu": "znv -> {"mcpu": "zap (tune)']
 

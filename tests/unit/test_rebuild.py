@@ -87,7 +87,7 @@ def _fill(ledger: LedgerBench) -> tuple[Cell, Cell]:
 def _seen(ledger: LedgerBench, *cells: Cell) -> Any:
     rows = all_measurements(ledger.workspace)
     shown = {
-        cell: [{k: v for k, v in row.items() if k not in ("run_id", "url")} for row in found]
+        cell: [{k: v for k, v in row.items() if k not in ("run_id", "experiment_id", "url")} for row in found]
         for cell, found in rows.items()
     }
     return shown, all_aliases(ledger.workspace), [releases(ledger.workspace, cell) for cell in cells]

@@ -171,13 +171,18 @@ def test_the_foreign_share_is_what_is_left(own: float, others: float, wall: floa
 
 def test_a_process_that_spins_is_ours_or_foreign() -> None:
     """Counted in processor seconds, which do not depend on how busy the machine is."""
-    spin = "import time\nprint(flush=True)\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ninput()"
+    spin = (
+        "import time\nprint(flush=True)\ninput()\nend = time.process_time() + 0.4\n"
+        "while time.process_time() < end: pass\nprint(flush=True)\ninput()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", spin], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None and child.stdin is not None
         child.stdout.readline()
         before = read_cpu()
+        child.stdin.write("\n")
+        child.stdin.flush()
         child.stdout.readline()
         after = read_cpu()
         assert child.pid in process_tree(os.getpid())

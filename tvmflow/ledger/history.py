@@ -110,11 +110,15 @@ def changes(before: Any, now: Any) -> list[str]:
     """
     if before is None:
         return []
+    old, new = _tagged(before, "recipe"), _tagged(now, "recipe")
+    lost = old.keys() ^ new.keys()  # a measurement that was recorded again has no stage that evaluate does not follow
     stages: dict[str, list[str]] = {}
     for line in changed_parts(_leaves(before), _leaves(now)):
         where, _, change = line.partition(": ")
         kind, _, rest = where.partition(".")
         stage, _, leaf = rest.partition(".")
+        if kind in ("params", "code") and stage in lost:
+            continue
         if kind == "params":
             stages.setdefault(f"{leaf}: {change}", []).append(stage)
         elif kind == "code":
@@ -122,8 +126,7 @@ def changes(before: Any, now: Any) -> list[str]:
         else:
             stages.setdefault(f"{rest}: {change}", [])
     lines = [f"{what} ({_stages(names)})" if names else what for what, names in stages.items()]
-    old, new = _tagged(before, "recipe"), _tagged(now, "recipe")
-    recipes = [name for name in STAGE_NAMES if old.get(name) != new.get(name)]
+    recipes = [name for name in STAGE_NAMES if name not in lost and old.get(name) != new.get(name)]
     if not lines and recipes:
         return [f"inputs or code of {recipes[0]}"]
     return lines or ["nothing: measured again"]

@@ -89,10 +89,10 @@ def _set_aside(workspace: Workspace) -> str:
 def _records(workspace: Workspace) -> Found:
     """Return every record that can be found, by stage, oldest first, each once."""
     found: dict[tuple[str, str], Record] = {}
-    for record in (*_in_artifacts(workspace), *_in_dvc(workspace)):
+    for record in sorted((*_in_artifacts(workspace), *_in_dvc(workspace)), key=lambda record: record.created):
         found.setdefault((record.stage, f"{record.key}{record.digest()}{record.cell}"), record)
     by_stage: Found = {}
-    for record in sorted(found.values(), key=lambda record: record.created):
+    for record in found.values():
         by_stage.setdefault(record.stage, []).append(record)
     return by_stage
 
@@ -164,12 +164,20 @@ def _cell(record: Record) -> Cell:
 
 
 def _follow(stages: Mapping[str, AnyStage], found: Found, record: Record, chain: dict[str, Record]) -> None:
-    """Add the records that a record was made from, and theirs: those whose outputs have the digests of its recipe."""
+    """Add the records that a record was made from, and theirs: those whose outputs have the digests of its recipe.
+
+    Of several with the same outputs the last of the cell that was made before it.
+    """
+
+    def distance(made: Record) -> tuple[bool, bool]:
+        return made.cell != record.cell, made.created > record.created
+
     for source, only in stages[record.stage].inputs.items():
         if source in chain:
             continue
         wanted = record.recipe["inputs"].get(source)
-        for made in sorted(found.get(source, []), key=lambda made: made.cell != record.cell):
+        latest_first = sorted(found.get(source, []), key=lambda made: made.created, reverse=True)
+        for made in sorted(latest_first, key=distance):
             if set(only or ()) <= set(made.outputs) and made.digest(only) == wanted:
                 chain[source] = made
                 _follow(stages, found, made, chain)
