@@ -39,7 +39,7 @@ class LedgerBench:
         # What the next measurements are made with, and what they find.
         self.toolchain, self.params, self.code = {"tvm": "0.27", "llvm": "20"}, dict[str, Any](seed=0), dict[str, str]()
         self.latency: dict[str, Any] = dict(LATENCY)
-        self.day = 0
+        self.day, self.tuned = 0, dict[str, Any]()  # tuned: the facts of `tune`
 
     def cell(self, model: str, target: str = "local-cpu", precision: str = "float32") -> Cell:
         return Cell.model_validate({"model": model, "target": target, "precision": precision})
@@ -67,7 +67,7 @@ class LedgerBench:
             )
             records[name] = Record(
                 stage=name, cell=str(cell), key=digest_of(recipe), recipe=recipe, outputs=describe_folder(folder),
-                elapsed_s=1.0, created=created,
+                elapsed_s=1.0, created=created, facts=self.tuned if name == "tune" else {},
             )  # fmt: skip
             (folder / RECORD_NAME).write_text(record_text(records[name]))
         return records

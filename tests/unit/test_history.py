@@ -45,10 +45,13 @@ def test_history_has_intervals_and_what_changed_at_each_step(ledger: LedgerBench
     ledger.measure(cell, "old")
     ledger.toolchain = {"tvm": "0.28", "llvm": "20"}
     ledger.latency |= {"low_ms": 0.9, "high_ms": 1.1}
+    ledger.tuned = {"kernels": {"re-measured": 4, "lost": 1}}
     ledger.measure(cell, "new")
     first, second = measurements(ledger.workspace, cell)
     assert (first["changed"], first["low_ms"]) == ([], None)
     assert second["changed"] == ["tvm: 0.27 -> 0.28"]
     assert (second["low_ms"], second["latency_ms"], second["high_ms"]) == (0.9, 1.0, 1.1)
     run = open_mlflow(ledger.workspace).get_run(second["run_id"])
+    kernels = {name: value for name, value in run.data.metrics.items() if name.startswith("tuning.kernels.")}
+    assert kernels == {"tuning.kernels.re-measured": 4.0, "tuning.kernels.lost": 1.0}
     assert run.info.experiment_id == second["experiment_id"] and run.data.tags["code.tune"]
