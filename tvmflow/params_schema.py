@@ -6,11 +6,14 @@ be refused, what it refuses always is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from tvmflow.artifacts import write_atomic
 from tvmflow.backends.table import BACKENDS
 from tvmflow.bounds import NAME_PATTERN
 from tvmflow.devices.table import TRANSPORTS
@@ -19,6 +22,7 @@ from tvmflow.params import Params
 from tvmflow.tuning.tuners import TUNERS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+FILE = "params.schema.json"
 _NAMED = ("models", "targets", "cells")  # blocks whose keys are names that the user chooses
 _SOURCES = ("url", "file", "zoo", "seeded", "train")
 
@@ -42,6 +46,13 @@ def params_schema() -> dict[str, Any]:
         schema["properties"][name] = {"anyOf": [block, {"type": "null"}]}  # null: a block whose lines are comments
     _drop_titles(schema)
     return {"$schema": DIALECT, "title": "params.yaml of tvmflow", **schema}
+
+
+def write_schema(folder: Path) -> None:
+    """Write the schema beside a params.yaml, whose first line names it, where it is not there as it is now."""
+    path, text = folder / FILE, json.dumps(params_schema(), indent=2) + "\n"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_atomic(path, text)
 
 
 def _add_rows(definitions: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from tvmflow.yaml_edits import with_entry
 from tvmflow.yaml_files import load_yaml
 
 _PARAMS = """\
+# yaml-language-server: $schema=params.schema.json
 # The models, targets and cells of this workspace. What is not written here has its default:
 # models are brought to this machine ("local-cpu") in float32. 'tvmflow add MODEL_FILE' adds a model.
 models:
@@ -40,7 +41,7 @@ Models compiled, tuned, measured and released with tvmflow.
     tvmflow report             # a page with everything
     tvmflow promote NAME       # release it, if the gate lets it pass
 
-params.yaml is the only file to edit; dvc.yaml and code.json are written by tvmflow. After an upgrade of tvmflow run
+params.yaml is the only file to edit; dvc.yaml, code.json and params.schema.json are written by tvmflow. After an upgrade of tvmflow run
 'tvmflow init', so that 'dvc repro' knows of it.
 """
 _IGNORED = """\

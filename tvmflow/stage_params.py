@@ -26,7 +26,7 @@ class StageBlock(Frozen):
     """The block of a stage, under the stage's name."""
 
 
-FORM_ERRORS: dict[Precision, float] = {
+QUANTIZE_ERRORS: dict[Precision, float] = {
     "float32": 5.0e-4, "float16": 1.0, "float16_acc32": 0.2, "bfloat16": 0.8, "int8": 2.0, "vta_int8": 2.0,
 }  # fmt: skip
 BUILD_ERRORS: dict[Precision, float] = {
@@ -98,7 +98,7 @@ class VtaInt8Params(Frozen):
 class QuantizeParams(StageBlock):
     """mixed: `default`, and a list of its own for each target that needs one."""
 
-    max_relative_error: dict[Precision, PositiveFloat] = Field(default_factory=lambda: dict(FORM_ERRORS))
+    max_relative_error: dict[Precision, PositiveFloat] = Field(default_factory=lambda: dict(QUANTIZE_ERRORS))
     mixed: dict[Name, MixedOperators] = Field(default_factory=lambda: {"default": DEFAULT_MIXED})
     int8: Int8Params = Int8Params()
     vta_int8: VtaInt8Params = VtaInt8Params()
@@ -106,7 +106,7 @@ class QuantizeParams(StageBlock):
     @field_validator("max_relative_error", mode="before")
     @classmethod
     def _every_precision(cls, value: Any) -> Any:
-        return completed(value, FORM_ERRORS)
+        return completed(value, QUANTIZE_ERRORS)
 
     @field_validator("mixed", mode="before")
     @classmethod

@@ -44,6 +44,8 @@ def test_bash_gets_the_rest_of_a_cell_of_which_it_has_taken_pieces(root: Path) -
     assert "mine@local-cpu:int8" in _complete(root, "bash", "why mi")
     assert "@local-cpu:int8" in _complete(root, "bash", "run mine @")
     assert _complete(root, "bash", "run mine @ local-cpu : b") == ["bfloat16"]
+    assert _complete(root, "bash", "add mine.onnx --target l") == ["local-cpu"]
+    assert _complete(root, "bash", "add mine.onnx --precision i") == ["int8"]
     assert "int8" in _complete(root, "bash", "run fast mine @ local-cpu : i")
 
 

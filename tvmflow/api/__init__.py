@@ -2,7 +2,7 @@
 
 from tvmflow.api.execution import load, predict
 from tvmflow.api.look import devices, examine, history, plan, scorecard, status
-from tvmflow.api.opening import cell_names, find_workspace, opened
+from tvmflow.api.opening import find_workspace, names, opened
 from tvmflow.api.projects import add_model, new_workspace
 from tvmflow.api.releases import promote, releases, rollback
 from tvmflow.api.results import (
@@ -44,7 +44,6 @@ __all__ = [
     "Status",
     "Verdict",
     "Workspace",
-    "cell_names",
     "add_model",
     "devices",
     "examine",
@@ -54,6 +53,7 @@ __all__ = [
     "initialize",
     "load",
     "new_workspace",
+    "names",
     "opened",
     "params_schema",
     "plan",

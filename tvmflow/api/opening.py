@@ -13,7 +13,7 @@ Where = Workspace | Path | str | None
 # `model@target:precision`, a name under `cells:`, or a Cell.
 CellName = Cell | str
 
-__all__ = ["CellName", "Where", "cell_names", "cell_of", "cells_of", "find_workspace", "opened"]
+__all__ = ["CellName", "Where", "cell_of", "cells_of", "find_workspace", "names", "opened"]
 
 
 def opened(workspace: Where = None) -> Workspace:
@@ -35,8 +35,11 @@ def cells_of(workspace: Workspace, cells: Iterable[CellName]) -> list[Cell]:
     return [cell_of(workspace, cell) for cell in cells] or list(workspace.params.cells.values())
 
 
-def cell_names(workspace: Where = None) -> list[str]:
-    """Return what can be asked for: the names under `cells:`, then every model@target:precision. Raises UsageError."""
+def names(workspace: Where = None) -> dict[str, list[str]]:
+    """Return what a user may name: cell (those under `cells:`, then every model@target:precision), target, precision.
+
+    Raises UsageError where there is no workspace.
+    """
     from tvmflow.params import PRECISIONS
 
     found = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
@@ -47,4 +50,4 @@ def cell_names(workspace: Where = None) -> list[str]:
         for target in params.targets
         for precision in PRECISIONS
     ]
-    return [*params.cells, *every]
+    return {"cell": [*params.cells, *every], "target": list(params.targets), "precision": list(PRECISIONS)}

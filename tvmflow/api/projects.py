@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 def new_workspace(folder: Path | str) -> Workspace:
-    """Make a workspace in a folder: params.yaml, dvc.yaml, a git repository, the DVC store. Overwrites nothing.
+    """Make a workspace in a folder: params.yaml and its schema, dvc.yaml, a git repository, the DVC store. Overwrites nothing.
 
     MLflow makes its store with the first measurement. Raises UsageError where there is a workspace already.
     """
     from flows.pipeline import refresh
     from tvmflow.ledger.dvc import initialize
+    from tvmflow.params_schema import write_schema
     from tvmflow.projects import make_workspace
     from tvmflow.workspace import workspace_at
 
@@ -29,6 +30,7 @@ def new_workspace(folder: Path | str) -> Workspace:
         subprocess.run(["git", "init", "--quiet", str(root)], check=False, capture_output=True)
     workspace = workspace_at(root)
     refresh(workspace)
+    write_schema(root)
     initialize(workspace)
     return workspace
 

@@ -31,9 +31,11 @@ def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None
     from flows.pipeline import refresh
     from tvmflow.ledger import dvc
     from tvmflow.ledger.store_paths import open_mlflow
+    from tvmflow.params_schema import write_schema
 
     where = opened(workspace)
-    refresh(where)
+    if refresh(where):
+        write_schema(where.root)
     dvc.initialize(where)
     if rebuild:
         from tasks.table import STAGES

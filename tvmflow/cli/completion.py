@@ -1,4 +1,4 @@
-"""What the shell completes: the cells of params.yaml. Imports nothing heavy: it runs at every press of the key."""
+"""What the shell completes: cells, targets, precisions. Imports nothing heavy: it runs at every press of the key."""
 
 from __future__ import annotations
 
@@ -14,15 +14,28 @@ _BREAKS = ("@", ":")  # bash takes words apart here, so the cell comes in pieces
 
 def complete_cell(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the names under `cells:` and every model@target:precision that begin with what was typed."""
-    from tvmflow.api import cell_names
-
     before = _pieces_before_the_cursor()
+    return [name.removeprefix(before) for name in _names(ctx, "cell") if name.startswith(before + incomplete)]
+
+
+def complete_target(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names under `targets:` that begin with what was typed."""
+    return [name for name in _names(ctx, "target") if name.startswith(incomplete)]
+
+
+def complete_precision(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the precisions that begin with what was typed."""
+    return [name for name in _names(ctx, "precision") if name.startswith(incomplete)]
+
+
+def _names(ctx: typer.Context, kind: str) -> list[str]:
+    from tvmflow import api
+
     root = ctx.find_root().params.get("root")
     try:
-        names = cell_names(Path(root) if root else None)
+        return api.names(Path(root) if root else None)[kind]
     except (TvmflowError, OSError):
         return []  # no workspace here: nothing to complete, and nobody to tell
-    return [name.removeprefix(before) for name in names if name.startswith(before + incomplete)]
 
 
 def _pieces_before_the_cursor() -> str:

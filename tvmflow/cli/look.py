@@ -16,7 +16,7 @@ from tvmflow.report.console import show, show_json, show_table, show_text, sugge
 
 @app.command()
 def why(cell: CellName, as_json: Json = False) -> None:
-    """Say for each stage of a cell whether it is a hit or a miss, and which part of its recipe changed."""
+    """Print for each stage of a cell whether it is up to date, and which part of its recipe changed."""
     from tvmflow import api
 
     show_plans(api.plan(cell, workspace=open_workspace()), as_json)
@@ -25,7 +25,7 @@ def why(cell: CellName, as_json: Json = False) -> None:
 
 @app.command()
 def status(as_json: Json = False) -> None:
-    """List models, targets and cells, and how far each cell is."""
+    """List models, targets and cells, with the progress of each cell."""
     from tvmflow import api
     from tvmflow.report.plans import status_table
 
@@ -42,7 +42,7 @@ def status(as_json: Json = False) -> None:
 
 @app.command()
 def devices(as_json: Json = False) -> None:
-    """List the devices of every target and what their trackers say."""
+    """List the devices of every target and their state at the tracker."""
     from tvmflow import api
 
     rows = [device.to_json() for device in api.devices(open_workspace())]
@@ -56,7 +56,7 @@ def devices(as_json: Json = False) -> None:
 
 @app.command()
 def history(cell: CellName, as_json: Json = False) -> None:
-    """List every measurement of a cell, oldest first, what is champion now, and what was released before."""
+    """List the measurements of a cell, oldest first, the champion and earlier releases."""
     from tvmflow import api
 
     workspace = open_workspace()
@@ -80,7 +80,7 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one self-contained HTML page: cells, peers, comparison, history, kernels, tuning, stages."""
+    """Write a self-contained HTML page: cells, other runtimes, comparison, history, kernels, tuning, stages."""
     from tvmflow import api
 
     workspace = open_workspace()
@@ -130,7 +130,7 @@ def _show_failures(cell: str, rows: list[dict[str, Any]], as_json: bool) -> None
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Check versions that break each other, threads, tools, trackers and open ports; say what to do about each."""
+    """Check package versions, threads, tools, trackers and open ports, with a hint for each problem."""
     from tvmflow import api
 
     findings = api.examine(chosen_root())
@@ -146,12 +146,12 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def init(
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing when all is well.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing on success.")] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Record again in MLflow what artifacts/ and DVC's cache hold.")
+        bool, typer.Option("--rebuild", help="Restore in MLflow the measurements in artifacts/ and DVC's cache.")
     ] = False,
 ) -> None:
-    """Make the stores of this workspace: DVC with a local remote, MLflow's database. Safe to repeat."""
+    """Create the stores of this workspace: DVC with a local remote, MLflow's database. Safe to repeat."""
     from tvmflow import api
 
     workspace = open_workspace()
@@ -167,12 +167,12 @@ def init(
         )
     if not quiet:
         print(f"workspace {workspace.root}: DVC remote {api.DEFAULT_REMOTE}/, MLflow store mlruns/mlflow.db")
-        suggest("tvmflow run digits")
+        suggest("tvmflow status    (its models and cells)   or   tvmflow add MODEL_FILE")
 
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of params.yaml, by which editors complete and check it."""
+    """Print the JSON schema of params.yaml, for completion and checks in editors."""
     from tvmflow import api
 
     show_json(api.params_schema())

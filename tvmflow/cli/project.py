@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 
 from tvmflow.cli.app import Json, app, open_workspace
+from tvmflow.cli.completion import complete_precision, complete_target
 from tvmflow.errors import UsageError
 from tvmflow.report.console import show_json, suggest
 
 
 @app.command()
-def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; made where it is missing.")]) -> None:
-    """Make a workspace: params.yaml, dvc.yaml, a git repository, the DVC store. Overwrites nothing."""
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; created if it does not exist.")],
+) -> None:
+    """Create a workspace: params.yaml, dvc.yaml, a git repository, the DVC store. Overwrites nothing."""
     from tvmflow import api
 
     print(api.new_workspace(folder).root)
@@ -26,10 +29,15 @@ def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; 
 def add(
     model_file: Annotated[Path, typer.Argument(metavar="MODEL_FILE", help=".onnx, .pt2, .keras, .h5, .tflite, ...")],
     name: Annotated[str | None, typer.Option("--name", help="default: the file's name")] = None,
-    target: Annotated[str, typer.Option("--target", help="a name under targets:")] = "local-cpu",
-    precision: Annotated[str, typer.Option("--precision", help="float32, float16, bfloat16, int8, ...")] = "float32",
+    target: Annotated[
+        str, typer.Option("--target", help="a name under targets:", autocompletion=complete_target)
+    ] = "local-cpu",
+    precision: Annotated[
+        str,
+        typer.Option("--precision", help="float32, float16, bfloat16, int8, ...", autocompletion=complete_precision),
+    ] = "float32",
     shape: Annotated[
-        str | None, typer.Option("--shape", help="of the input where the file leaves it open: 1,3,224,224")
+        str | None, typer.Option("--shape", help="of the input, if the file leaves it open: 1,3,224,224")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -13,7 +13,7 @@ from tvmflow.report.console import show_json, suggest
 
 @app.command()
 def promote(cell: CellName, dry_run: Annotated[bool, typer.Option("--dry-run")] = False, as_json: Json = False) -> None:
-    """Make the newest library of a cell the champion, if the gate lets it pass."""
+    """Make the newest library of a cell the champion, if it passes the release gate."""
     from tvmflow import api
 
     verdict = api.promote(cell, workspace=open_workspace(), dry_run=dry_run)
@@ -28,7 +28,7 @@ def promote(cell: CellName, dry_run: Annotated[bool, typer.Option("--dry-run")] 
 
 @app.command()
 def rollback(cell: CellName, as_json: Json = False) -> None:
-    """Make the previous champion the champion again."""
+    """Restore the previous champion of a cell."""
     from tvmflow import api
 
     now, before = api.rollback(cell, workspace=open_workspace())

@@ -23,18 +23,18 @@ TuningLines = Annotated[
 @app.command()
 def run(
     cells: CellNames,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and why; do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and why; run nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even when nothing changed.")] = False,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
-    """Bring cells all the way: fetch, import, quantize, pack, tune, build, deploy, evaluate, record."""
+    """Run all stages of cells: fetch, import, quantize, pack, tune, build, deploy, evaluate; log the results."""
     _run_cells(open_workspace(), cells, dry_run, as_json, again=again, tuning_lines=tuning_lines)
 
 
 @app.command()
 def sweep(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and why; do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and why; run nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even when nothing changed.")] = False,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
@@ -79,7 +79,7 @@ def retune(
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
-    """After an upgrade of TVM: replay old schedules, re-tune what was lost, compare with the champion, promote."""
+    """After an upgrade of TVM: replay old schedules, tune again where they fail, compare with the champion, promote."""
     from tvmflow import api
     from tvmflow.report.tables import retune_table
 
@@ -101,7 +101,7 @@ def retune(
 
 @app.command()
 def serve() -> None:
-    """Register the scheduled re-tune with a Prefect server (PREFECT_API_URL) and run it when it is due."""
+    """Register the scheduled re-tune with a Prefect server (PREFECT_API_URL) and run it on schedule."""
     from tvmflow import api
 
     api.serve(open_workspace())
