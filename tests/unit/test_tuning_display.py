@@ -33,7 +33,7 @@ def test_a_line_has_the_task_the_current_and_the_best_speed_and_the_trial() -> N
     searches[1].learn(0, float("inf"))
     assert task_line(searches, searches[1], float("inf"), 2) == "[Task 2/2] failed / failed ms, trial 1 of 2, relu"
     searches[1].learn(1, 1e-5)
-    assert task_line(searches, searches[1], 1e-5, 2) == "[Task 2/2] 0.0100 / 0.0100 ms, trial 2 of 2, relu"
+    assert task_line(searches, searches[1], 1e-5, 2) == "[Task 2/2] 0.01 / 0.01 ms, trial 2 of 2, relu"
 
 
 def test_the_best_so_far_is_the_time_of_all_calls_beside_the_default() -> None:

@@ -56,7 +56,7 @@ def task_line(searches: list[WorkloadSearch], now: WorkloadSearch, seconds: floa
 def _speed(search: WorkloadSearch, seconds: float) -> str:
     if not math.isfinite(seconds):
         return "failed"
-    return f"{search.flops / seconds / 1e9:.2f}" if search.flops else f"{seconds * 1e3:.4f}"
+    return f"{search.flops / seconds / 1e9:.2f}" if search.flops else f"{seconds * 1e3:.3g}"
 
 
 def best_so_far(searches: list[WorkloadSearch]) -> str:
