@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from tvmflow.errors import TvmflowError, first_line
-from tvmflow.toolchain import installed
+from tvmflow.toolchain import debian_package, installed
 from tvmflow.workspace import find_workspace
 
 Level = Literal["ok", "warning", "broken"]
@@ -128,12 +128,11 @@ def _tools(root: Path | None) -> Iterator[Finding]:
         else:
             level: Level = "broken" if tool == "g++" else "warning"
             yield Finding(
-                level, tool, "not on PATH", f"install it (Debian: apt-get install {_package(tool)}); {who} needs it"
+                level,
+                tool,
+                "not on PATH",
+                f"install it (Debian: apt-get install {debian_package(tool)}); {who} needs it",
             )
-
-
-def _package(tool: str) -> str:
-    return {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu"}.get(tool, tool)
 
 
 def _runtime() -> Iterator[Finding]:

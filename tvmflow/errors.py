@@ -209,8 +209,16 @@ def similar_name(name: str, legal: Iterable[str]) -> str | None:
     return plain[close[0]] if close else None
 
 
+_SHORT = ((r"^(fp|f)(?=\d)", "float"), (r"^bf(?=\d)", "bfloat"), (r"^i(?=\d)", "int"))  # as people write dtypes
+
+
 def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum())
+    import re
+
+    plain = "".join(c for c in name.lower() if c.isalnum())
+    for short, whole in _SHORT:
+        plain = re.sub(short, whole, plain)
+    return plain
 
 
 def did_you_mean(name: str, legal: Iterable[str]) -> str:

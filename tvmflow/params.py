@@ -231,7 +231,9 @@ class Params(Frozen):
     def _no_cell(self, text: str) -> UnknownNameError:
         cells = ", ".join(sorted(self.cells))
         expected = f"model@target:precision, or one of {cells}" if cells else "model@target:precision"
-        if not self.models:
+        if "." in text and "@" not in text:
+            hint = f"a cell is no file; add the model in it with 'tvmflow add {text}'"
+        elif not self.models:
             hint = "params.yaml names no model yet; add one with 'tvmflow add MODEL_FILE'"
         elif text in self.models:
             hint = f"a model is no cell; write {text}@{LOCAL_CPU}:float32"
@@ -270,7 +272,7 @@ def load_params(path: Path) -> Params:
         raise ParamsError(
             f"no {path.name} in {path.parent}",
             "a workspace: a folder with params.yaml",
-            "change into your clone of tvmflow, or name it with --root",
+            "make one with 'tvmflow new DIR', change into yours, or name it with --root",
         ) from None
 
 

@@ -1,19 +1,90 @@
-"""Look at what a cell is made from before anything runs: does the model's file fit its entry in params.yaml?"""
+"""Look at what a cell needs before anything runs: packages, files, the model's header, compiler, device, disk. Takes no second.
+
+Only what the stages that are to be done need is looked at. Starts neither Prefect nor TVM.
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tvmflow.errors import ModelFileError
-from tvmflow.params import DTYPES, InputTensor, ModelEntry
+from tvmflow.backends.table import backend_for
+from tvmflow.devices.table import transport_of
+from tvmflow.errors import DeviceUnknownError, ModelFileError, SourceError, StoreError, ToolchainError, UsageError
+from tvmflow.frontends.table import FRONTENDS
+from tvmflow.params import DTYPES, Cell, DeviceEntry, InputTensor, ModelEntry
 from tvmflow.sandbox.process import Policy, run_in_sandbox
 from tvmflow.sources.weights import local_file
+from tvmflow.stages import AnyStage
+from tvmflow.toolchain import debian_package, version
 from tvmflow.workspace import Workspace
 
 MAX_BYTES = 2 << 30  # files over that are left to the import, which reads them in parts
 _TIMEOUT_S = 60.0
 _CHANNELS_FIRST = ("onnx", "torch")  # the entry's shape is the file's own; the others may lie channels last
+
+
+MIN_FREE_BYTES = 1 << 30  # a small network's artifacts, DVC's copy of them, the tuner's builds
+
+
+def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> None:
+    """Raise what would end a run of these stages of a cell later on: a TvmflowError that says what to do."""
+    model, target = workspace.params.models[cell.model], workspace.params.targets[cell.target]
+    names = {stage.name for stage in todo}
+    if names & {"fetch", "import_model"}:
+        _check_packages(cell.model, model)
+        _check_files(workspace, cell.model, model)
+        check_model(workspace, cell.model)
+    resolved = backend_for(target).target
+    tools = {tool for stage in todo for tool in stage.toolchain(stage.settings(workspace, cell))}
+    if f"cc:{resolved.cc}" in tools and shutil.which(resolved.cc) is None:
+        raise ToolchainError(
+            f"no compiler {resolved.cc!r} on PATH, which target {cell.target!r} links with", f"{resolved.cc} on PATH",
+            f"install it (Debian: apt-get install {debian_package(resolved.cc)}), or name another one with targets.{cell.target}.cc",
+        )  # fmt: skip
+    if any(stage.measures_device for stage in todo):
+        _check_device(cell.target, target.device)
+    free = shutil.disk_usage(workspace.root).free
+    if free < MIN_FREE_BYTES:
+        raise StoreError(
+            f"{free >> 20} MiB are free on the disk of {workspace.root}", f"at least {MIN_FREE_BYTES >> 20} MiB",
+            "free some space: 'dvc gc --workspace' removes what no commit names",
+        )  # fmt: skip
+
+
+def _check_packages(name: str, model: ModelEntry) -> None:
+    """Raise UsageError where the model's framework is not installed."""
+    needed = [tool for tool in FRONTENDS[model.framework].tools[:1] if not tool.startswith("tool:")]
+    if (model.network or "").startswith("torchvision/"):
+        needed.append("torchvision")
+    absent = [tool for tool in needed if version(tool) == "absent"]
+    if absent:
+        raise UsageError(
+            f"{' and '.join(absent)} not installed, which models.{name} needs", f"the packages of {model.framework}",
+            f"pip install 'tvmflow[{model.framework}]'",
+        )  # fmt: skip
+
+
+def _check_files(workspace: Workspace, name: str, model: ModelEntry) -> None:
+    """Raise SourceError where a file that the entry names is not there."""
+    path = model.labels
+    if path is not None and Path(path).suffix and not (workspace.root / path).exists():
+        raise SourceError(
+            f"no labels file {workspace.root / path}",
+            f"the file that models.{name}.labels names",
+            "correct its name or bring it",
+        )
+
+
+def _check_device(name: str, device: DeviceEntry) -> None:
+    state = transport_of(device).state(device)
+    if not state.is_there:
+        raise DeviceUnknownError(
+            f"no device with key {device.key!r} is registered for target {name!r} ({state.text})", "one at least",
+            f"start the RPC server on the device with --key {device.key}; 'tvmflow devices' shows what is there",
+        )  # fmt: skip
 
 
 def check_model(workspace: Workspace, name: str) -> None:

@@ -148,6 +148,11 @@ def installed(package: str) -> str:
     return "absent"
 
 
+def debian_package(compiler: str) -> str:
+    """Return the Debian package of a compiler."""
+    return f"g++-{compiler.removesuffix('-g++')}" if compiler.endswith("-linux-gnu-g++") else compiler
+
+
 def version(tool: str) -> str:
     """Return the version of one tool of the table, 'absent' when it is not installed."""
     if tool == "llvm":

@@ -18,7 +18,8 @@ def load_yaml(text: str) -> Any:
     except (RecursionError, MemoryError):
         raise ValueError("it is nested too deeply") from None
     except Exception as error:  # PyYAML's constructors let KeyError, TypeError, AttributeError and more through
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+        said = " ".join(str(error).split()).replace(' in "<unicode string>",', ",")
+        raise ValueError(said or type(error).__name__) from None
 
 
 class _PlainLoader(yaml.SafeLoader):

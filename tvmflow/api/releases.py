@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from tvmflow.api.opening import CellName, Where, cell_of, opened
 from tvmflow.api.results import Verdict
+from tvmflow.errors import StoreError
 
 if TYPE_CHECKING:
     from tvmflow.ledger.registry import Version
     from tvmflow.ledger.releases import Release
+    from tvmflow.params import Cell
+    from tvmflow.workspace import Workspace
 
 
 def promote(cell: CellName, workspace: Where = None, dry_run: bool = False) -> Verdict:
@@ -20,12 +23,34 @@ def promote(cell: CellName, workspace: Where = None, dry_run: bool = False) -> V
     from tvmflow.ledger.store_paths import check_store
 
     check_store(where)
+    done = _champion_already(where, found)
+    if done is not None:
+        return done
     configure_prefect(where)
     from flows.release_model import run_release
 
     wait_for_prefect()
     verdict = run_release(where, found, dry_run)
     return Verdict(**{**verdict, "reasons": tuple(verdict["reasons"])})
+
+
+def _champion_already(workspace: Workspace, cell: Cell) -> Verdict | None:
+    """Return the verdict where the newest library is the champion, found without Prefect and MLflow. Raises StoreError."""
+    from tvmflow.artifacts import RECORD_NAME, read_record, sha256_of
+    from tvmflow.ledger.store_paths import champion_with
+
+    folder = workspace.folder("build", cell)
+    if not (folder / RECORD_NAME).is_file():
+        raise StoreError(f"{cell} was never built", "a measured library", f"run 'tvmflow run {cell}'")
+    wanted = read_record(folder / RECORD_NAME).outputs["library.so"].sha256
+    library = folder / "library.so"
+    if not library.is_file() or sha256_of(library) != wanted:
+        return None  # the gate says what is wrong with it
+    version = champion_with(workspace, cell.slug, wanted)
+    if version is None:
+        return None
+    text = f"{cell.slug} version {version} is the champion already"
+    return Verdict(passed=True, promoted=False, reasons=(), text=text, comparison=None)
 
 
 def rollback(cell: CellName, workspace: Where = None) -> tuple[Version, Version]:

@@ -39,9 +39,13 @@ def run(
     wanted = cells_of(where, cells)
     check_store(where)
     if again or not all(_is_done(where, cell) for cell in wanted):
-        if show_progress:
+        refused = _preflight(where, wanted, show_progress)
+        ready = [cell for cell in wanted if str(cell) not in refused]
+        if ready and show_progress:
             sys.stderr.write("starting Prefect ...\n")
-        found = _sweep(where, wanted, again, _display(len(wanted), show_progress, tuning_lines))
+        display = _display(len(ready), show_progress, tuning_lines)
+        swept = {result["cell"]: result for result in (_sweep(where, ready, again, display) if ready else ())} | refused
+        found = [swept[str(cell)] for cell in wanted]
     else:
         found = [{"cell": str(cell), "outcomes": {}, "error": None} for cell in wanted]
         if show_progress:
@@ -80,6 +84,23 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
         and is_recorded(workspace, cell)
         and is_published(workspace, cell)
     )
+
+
+def _preflight(workspace: Workspace, cells: list[Cell], show_progress: bool) -> dict[str, dict[str, Any]]:
+    """Return the results of the cells that cannot be run, found before Prefect is started.
+
+    What may pass by itself, a tracker that does not answer, is said and forbids nothing: the stages before need no device.
+    """
+    from tasks.table import STAGES
+    from tvmflow.report.plans import plan_cells
+
+    found = {}
+    for name, error in plan_cells(workspace, cells, STAGES, look=True)[1].items():
+        if not error.retryable:
+            found[name] = {"cell": name, "outcomes": {}, "error": error.to_json(), "failed_stage": "preflight"}
+        elif show_progress:
+            sys.stderr.write(f"{name}: {error}\n")
+    return found
 
 
 def _sweep(

@@ -141,7 +141,16 @@ def doctor(as_json: Json = False) -> None:
     broken = [finding for finding in findings if finding.level == "broken"]
     if broken:
         raise TvmflowError(f"{len(broken)} thing(s) broken: {', '.join(f.what for f in broken)}")
-    suggest("tvmflow run digits")
+    suggest(_first_run())
+
+
+def _first_run() -> str:
+    """Return the command that runs a cell of this workspace, or adds a model where there is none."""
+    try:
+        cell = next(iter(open_workspace().params.cells), None)
+    except TvmflowError:
+        return "tvmflow new DIR"
+    return f"tvmflow run {cell}" if cell else "tvmflow add MODEL_FILE"
 
 
 @app.command()
@@ -167,7 +176,7 @@ def init(
         )
     if not quiet:
         print(f"workspace {workspace.root}: DVC remote {api.DEFAULT_REMOTE}/, MLflow store mlruns/mlflow.db")
-        suggest("tvmflow status    (its models and cells)   or   tvmflow add MODEL_FILE")
+        suggest(_first_run())
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import struct
@@ -22,6 +23,8 @@ from tvmflow.params import DeviceEntry
 from tvmflow.targets.resolve import ResolvedTarget
 
 CONNECT_TIMEOUT_S = 5.0
+MAX_SUMMARY_BYTES = 16 << 20
+_MAGIC, _SUMMARY = 0x2F271, 6  # of the tracker's protocol (tvm/rpc/base.py)
 
 
 class TrackerOptions(Options):
@@ -81,24 +84,51 @@ def connect(address: TrackerAddress) -> Any:
 
         return rpc.connect_tracker(address.host, address.port)
     except Exception as error:  # RuntimeError, OSError, or a protocol error from something that is no tracker
-        raise TrackerError(
-            f"no RPC tracker at {address.host}:{address.port} ({first_line(error, 120)})",
-            "a running tracker",
-            f"start one: python -m tvm.exec.rpc_tracker --host {address.host} --port {address.port} "
-            f"--port-end {address.port + 1}",
-        ) from error
+        raise _no_tracker(address, error) from error
+
+
+def _no_tracker(address: TrackerAddress, error: Exception) -> TrackerError:
+    return TrackerError(
+        f"no RPC tracker at {address.host}:{address.port} ({first_line(error, 120)})",
+        "a running tracker",
+        f"start one: python -m tvm.exec.rpc_tracker --host {address.host} --port {address.port} "
+        f"--port-end {address.port + 1}",
+    )
+
+
+def _summary(address: TrackerAddress) -> dict[str, Any]:
+    """Return what the tracker knows, in its own protocol: importing TVM for it takes seconds. Raises TrackerError."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S) as connection:
+            connection.sendall(struct.pack("<i", _MAGIC))
+            if struct.unpack("<i", _read(connection, 4))[0] != _MAGIC:
+                raise ValueError("what answers is no tracker")
+            request = json.dumps([_SUMMARY]).encode()
+            connection.sendall(struct.pack("<i", len(request)) + request)
+            size = struct.unpack("<i", _read(connection, 4))[0]
+            if not 0 < size <= MAX_SUMMARY_BYTES:
+                raise ValueError("what answers is no tracker")
+            code, found = json.loads(_read(connection, size))
+            if code != 0 or not {"server_info", "queue_info"} <= set(found):
+                raise ValueError("what answers is no tracker")
+            return dict(found)
+    except (OSError, ValueError, TypeError, struct.error) as error:
+        raise _no_tracker(address, error) from error
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        part = connection.recv(min(size - len(found), 1 << 16))
+        if not part:
+            raise OSError("it closed the connection")
+        found += part
+    return bytes(found)
 
 
 def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
     """Return key -> total, free and pending devices, as the tracker counts them."""
-    try:
-        summary = connect(address).summary()
-    except (OSError, ValueError, struct.error) as error:  # it went away between the two
-        raise TrackerError(
-            f"the RPC tracker at {address.host}:{address.port} does not respond ({first_line(error, 120)})",
-            "a running tracker",
-            "start it again; devices register themselves with it anew",
-        ) from error
+    summary = _summary(address)
     total: dict[str, int] = {}
     for entry in summary["server_info"]:
         key = str(entry["key"]).removeprefix("server:")

@@ -168,6 +168,27 @@ def holds_measurement(workspace: Workspace, run_id: str) -> bool:
     )
 
 
+def champion_with(workspace: Workspace, name: str, sha256: str) -> str | None:
+    """Return the version that is champion of a registry name if it is this library, else None; needs no MLflow.
+
+    None too for a store on a server: that one has to be asked through MLflow. Raises StoreError.
+    """
+    path = sqlite_path(workspace)
+    if path is None or not _exists(workspace, path) or not path.stat().st_size:
+        return None
+    if not ask(workspace, "SELECT 1 FROM sqlite_master WHERE name = 'registered_model_aliases'"):
+        return None
+    found = ask(
+        workspace,
+        "SELECT alias.version FROM registered_model_aliases AS alias JOIN model_version_tags AS tag "
+        "ON tag.name = alias.name AND tag.version = alias.version WHERE alias.name = ? AND alias.alias = 'champion' "
+        "AND tag.key = 'library_sha256' AND tag.value = ?",
+        name,
+        sha256,
+    )
+    return str(found[0][0]) if found else None
+
+
 def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
     """Say which store, what is wrong with it, and what to do."""
     said = _cause(error)

@@ -49,8 +49,11 @@ def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]], page
         else:
             cells.append(names | _facts_of(workspace, cell, card, history.get(str(cell), []), beside))
     if not cells:
+        cell_name = next(iter(workspace.params.cells), "CELL")
         raise StoreError(
-            "nothing has been measured in this workspace yet", "at least one scorecard", "run 'tvmflow run digits'"
+            "nothing has been measured in this workspace yet",
+            "at least one scorecard",
+            f"run 'tvmflow run {cell_name}'",
         )
     return {
         "cells": cells, "unmeasured": unmeasured, "forms": FORMS, "steps": STEPS, "precisions": get_args(Precision),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tvmflow.errors import TvmflowError
 from tvmflow.params import Cell
-from tvmflow.preflight import check_model
+from tvmflow.preflight import check_cell
 from tvmflow.report.console import Grid, grid, show_table
 from tvmflow.stages import AnyStage
 from tvmflow.store import Store, Undecided
@@ -35,15 +35,16 @@ def plan_cells(
 ) -> tuple[dict[str, Rows], dict[str, TvmflowError]]:
     """Return cell -> its rows, and cell -> the error of those that cannot be run, which have one row that says so.
 
-    With `look` a cell's model file is looked into, as its import would.
+    With `look` what the stages to be done need is looked at: packages, files, the model's header, compiler, device, disk.
     """
     rows: dict[str, Rows] = {}
     errors: dict[str, TvmflowError] = {}
     for cell in cells:
         try:
-            if look:
-                check_model(workspace, cell.model)
             rows[str(cell)] = plan_rows(workspace, cell, stages)
+            if look:
+                todo = [stages[row["stage"]] for row in rows[str(cell)] if row["state"] not in ("hit", "restore")]
+                check_cell(workspace, cell, todo)
         except TvmflowError as error:
             errors[str(cell)] = error
             rows[str(cell)] = [{"stage": "-", "state": "refused", "why": error.found, "key": ""}]
