@@ -112,7 +112,17 @@ def test_an_experiment_runs_what_its_parameter_changes(copy_of_finished: Path) -
     root = copy_of_finished
     _git(root, "add", "-A")
     _git(root, "commit", "-qm", "lock")
-    _dvc(root, "exp", "run", "--name", "warm", "--set-param", "evaluate.warmup_runs=2", "evaluate@digits")
+    _dvc(
+        root,
+        "exp",
+        "run",
+        "--single-item",
+        "--name",
+        "warm",
+        "--set-param",
+        "evaluate.warmup_runs=2",
+        "evaluate@digits",
+    )
     shown = json.loads(_dvc(root, "exp", "show", "--json", "--no-pager"))
     [experiment] = [e for row in shown if row.get("experiments") for e in row["experiments"]]
     assert experiment["name"] == "warm"
