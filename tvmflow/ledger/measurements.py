@@ -23,7 +23,7 @@ from tvmflow.ledger.pyfunc import save_model
 from tvmflow.ledger.registry import mlflow_lock, open_registry, register_version
 from tvmflow.ledger.store_paths import experiment_id, holds_measurement, open_mlflow
 from tvmflow.ledger.trend import Step, add_step
-from tvmflow.params import STAGE_NAMES, Cell
+from tvmflow.params import Cell
 from tvmflow.workspace import Workspace
 
 MAX_PARAM_LENGTH = 500
@@ -84,10 +84,14 @@ def ensure_recorded(workspace: Workspace, cell: Cell) -> None:
     """Record the cell's scorecard unless MLflow has it. Safe to repeat after a crash at any point."""
     if is_recorded(workspace, cell):
         return
-    records = {}
-    for name in STAGE_NAMES:
-        with contextlib.suppress(StoreError):
-            records[name] = read_record(workspace.folder(name, cell) / RECORD_NAME)
+    records: dict[str, Record] = {}
+    todo = ["evaluate"]
+    while todo:  # what the scorecard was made from: the same stages that a rebuild follows
+        name = todo.pop()
+        if name not in records:
+            with contextlib.suppress(StoreError):
+                records[name] = read_record(workspace.folder(name, cell) / RECORD_NAME)
+                todo += records[name].recipe["inputs"]
     record_measurement(
         workspace, Measurement(cell, records, lambda stage, name: workspace.folder(stage, cell) / name), git_commit(workspace.root)
     )  # fmt: skip
