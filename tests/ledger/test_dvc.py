@@ -104,7 +104,7 @@ def _dvc(root: Path, *arguments: str) -> str:
 def test_plots_are_a_page_that_needs_no_network(finished: Path, tmp_path: Path) -> None:
     _dvc(finished, "plots", "show", "--out", str(tmp_path / "plots"))
     page = (tmp_path / "plots" / "index.html").read_text()
-    assert page.count("vegaEmbed(") >= 2 and "latency.csv" in page and "{plot_divs}" not in page
+    assert page.count("vegaEmbed(") >= 2 and "latency_csv" in page and "{plot_divs}" not in page
     assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", page), "nothing is loaded"
 
 
