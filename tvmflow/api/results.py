@@ -106,7 +106,7 @@ class Latency:
 class Scorecard:
     """What was measured of a cell's newest library.
 
-    accuracy: of each form of the model (source, imported, quantized, built), 0 to 1; None where there is no data set.
+    accuracy: after each stage (source, imported, quantized, built), 0 to 1; None where there is no data set.
     latency: of the library on its device; peers: of other frameworks on the same machine. max_relative_error: of the outputs on
     the device against those of the source framework, relative to the largest. raw: all of scorecard.json.
     """

@@ -117,7 +117,7 @@ def compare(outputs: Array, reference: Array, task: str | None = None) -> Agreem
 
 
 def compare_all(outputs: Array | Arrays, references: Array | Arrays, task: str | None = None) -> list[Agreement]:
-    """Compare all outputs of two forms, each with its reference. Raises AgreementError as `compare` does."""
+    """Compare all outputs of two modules, each with its reference. Raises AgreementError as `compare` does."""
     found, wanted = as_outputs(outputs), as_outputs(references)
     if len(found) != len(wanted):
         raise AgreementError(f"{len(found)} outputs", f"{len(wanted)}, as the source framework gives")

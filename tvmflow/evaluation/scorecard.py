@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
 _TOP = 5
 _SHARES = ("pixel_agreement", "cosine", "equal")
-# Who keeps the outputs of which form of the model, under which name in its reference.npz; in the order of the walk.
+# Who keeps the outputs of which version of the model, under which name in its reference.npz; in the order of the walk.
 _REFERENCES = {
     "import_model": {"source": "evaluation", "imported": "imported"},
     "quantize": {"quantized": "evaluation"},
@@ -29,16 +29,16 @@ _REFERENCES = {
 def quality(
     inputs: Mapping[str, Path], outputs: Array | Arrays, samples: Samples, bound: float, task: str | None = None
 ) -> dict[str, Any]:
-    """Return the agreement of the built form's outputs with the source's, step by step, and accuracy where there are labels.
+    """Return the agreement of the built version's outputs with the source's, step by step, and accuracy where there are labels.
 
     Of several outputs the agreement is the worst of each number, and `outputs` has those of each. accuracy: share of the
     samples (of maps: of the pixels) whose most likely class is the label; top5: whose label is among five.
-    Raises AgreementError when an output is further from the quantized form's than `bound`.
+    Raises AgreementError when an output is further from the quantized version's than `bound`.
     """
     built = as_outputs(outputs)
-    forms = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": built}
-    check_outputs("evaluate", "evaluation", built, forms["quantized"], bound, task)
-    steps, every = list(forms.items()), compare_all(built, forms["source"], task)
+    versions = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": built}
+    check_outputs("evaluate", "evaluation", built, versions["quantized"], bound, task)
+    steps, every = list(versions.items()), compare_all(built, versions["source"], task)
     found: dict[str, Any] = {
         "agreement": worst_of(every).to_json(),
         "agreement_by_step": {
@@ -55,7 +55,7 @@ def quality(
 
 
 def _right(steps: list[tuple[str, Arrays]], y: Array, task: str | None) -> dict[str, dict[str, Any]]:
-    """Return accuracy and, of more than five classes, top5 of every form; nothing where the first output has no classes."""
+    """Return accuracy and, of more than five classes, top5 of every version; nothing where the first output has no classes."""
     found: dict[str, dict[str, Any]] = {}
     for name, outputs in steps:
         classes = classes_of(outputs[0], task)
@@ -69,7 +69,7 @@ def _right(steps: list[tuple[str, Arrays]], y: Array, task: str | None) -> dict[
 
 
 def _reference(inputs: Mapping[str, Path], stage: str) -> dict[str, Arrays]:
-    return {form: load_arrays(inputs[stage] / "reference.npz", name) for form, name in _REFERENCES[stage].items()}
+    return {version: load_arrays(inputs[stage] / "reference.npz", name) for version, name in _REFERENCES[stage].items()}
 
 
 def write_scorecard(out: Path, card: dict[str, Any], outputs: Arrays, samples: Samples, task: str | None) -> None:
