@@ -60,7 +60,7 @@ def convolutions(draw: st.DrawFn, transposed: bool = False) -> Region:
     return Region({"x": (draw(st.integers(1, 2)), inputs, size[0], size[1])}, (conv,), ("c",))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(DESIGNS), convolutions())
 def test_random_convolutions_equal_numpy_and_move_no_more_than_the_reference(config: VtaConfig, region: Region) -> None:
     reference, optimized = (total(check_region(config, region, mode)) for mode in ("reference", "optimized"))
@@ -68,7 +68,7 @@ def test_random_convolutions_equal_numpy_and_move_no_more_than_the_reference(con
     assert optimized.dram_nbytes <= reference.dram_nbytes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.sampled_from(DESIGNS), convolutions(transposed=True))
 def test_random_transposed_convolutions_equal_numpy(config: VtaConfig, region: Region) -> None:
     optimized, conv = total(check_region(config, region)), region.operators[0]
@@ -101,7 +101,7 @@ def cuts(draw: st.DrawFn) -> tuple[VtaConfig, Region, str, Tile]:
     return config, region, key, tile
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cuts())
 def test_any_tile_that_fits_is_exact_and_costs_what_the_formula_says(cut: tuple[VtaConfig, Region, str, Tile]) -> None:
     config, region, key, tile = cut

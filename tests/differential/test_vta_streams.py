@@ -78,7 +78,7 @@ def streams(draw: st.DrawFn) -> tuple[VtaConfig, list[Instruction], int]:
     return config, [*(filled(config) if draw(st.booleans()) else []), *stream], draw(st.integers(0, 2**16))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(streams())
 def test_any_stream_gives_the_same_memory_or_an_error_on_both_machines(
     drawn: tuple[VtaConfig, list[Instruction], int],
@@ -107,7 +107,7 @@ def program_of(config: VtaConfig, *stream: Instruction) -> Program:
     return Program(config, (Launch("made", stream),), constants, PAGE, DRAM_BYTES, (), (), ())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(streams())
 def test_the_linter_judges_any_stream_and_passes_only_what_runs(
     drawn: tuple[VtaConfig, list[Instruction], int],
