@@ -12,7 +12,8 @@ from typing import Any
 
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.frontends.table import frontend_named
-from tvmflow.params import Cell, ModelEntry
+from tvmflow.params import Cell, ImageFolder, ModelEntry
+from tvmflow.sandbox.images import read_in_sandbox
 from tvmflow.sources.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.model_parts import copy_network, labels_of, own_files, samples_of
@@ -51,13 +52,18 @@ def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
     """Weights that are made here depend on the framework; weights that are brought depend on nothing but their bytes."""
     model = settings.model
     tools = frontend_named(model.framework).tools if model.weights.kind in ("train", "seeded") else ()
-    return (*tools, "numpy", *(("scikit-learn",) if model.dataset == "digits" else ()))
+    return (
+        *tools,
+        "numpy",
+        *(("scikit-learn",) if model.dataset == "digits" else ()),
+        *(("pillow",) if isinstance(model.dataset, ImageFolder) else ()),
+    )
 
 
 def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any]:
     """Fill the folder; returns the sizes of what came."""
     settings, model, root = context.settings, context.settings.model, context.root
-    parts = samples_of(model, settings.split, settings.random_samples, root)
+    parts = samples_of(model, settings.split, settings.random_samples, root, read_in_sandbox)
     request = WeightsRequest(
         framework=model.framework, network=model.network, weights=model.weights.model_dump(mode="json"), root=root,
         limits=context.limits, downloads=root / "artifacts" / ".downloads", files=frontend_named(model.framework).files,

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -136,7 +137,8 @@ def leaves(key: str) -> set[str]:
 def _leaves(kind: Any, key: str) -> Iterator[str]:
     options = [kind, *get_args(kind)] if get_origin(kind) is not dict else [kind]
     model = next((k for k in options if isinstance(k, type) and issubclass(k, BaseModel)), None)
-    if model is not None:
+    is_union = get_origin(kind) in (Union, UnionType)
+    if model is not None and not (is_union and any(k is not type(None) and k is not model for k in get_args(kind))):
         for name, field in model.model_fields.items():
             yield from _leaves(field.annotation, f"{key}.{name}")
     elif get_origin(kind) is dict and get_args(kind)[0] is Precision:

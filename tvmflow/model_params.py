@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -91,12 +91,50 @@ class Input(InputTensor):
 Task = Literal["classification", "segmentation", "embedding", "detection", "other"]
 
 
-class Preprocess(Frozen):
-    """x -> (x * scale - mean) / std, per channel where lists are given."""
+_IMAGENET = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+PRESETS: dict[str, dict[str, Any]] = {
+    "torchvision": {**_IMAGENET, "fit": "crop", "interpolation": "bilinear"},
+    "keras/tf": {"scale": 1 / 127.5, "mean": (1.0,), "fit": "stretch", "interpolation": "nearest"},
+    "keras/torch": {**_IMAGENET, "fit": "stretch", "interpolation": "nearest"},
+    "keras/caffe": {
+        "channels": "BGR", "mean": (103.939, 116.779, 123.68), "fit": "stretch", "interpolation": "nearest",
+    },
+    "keras/none": {"fit": "stretch", "interpolation": "nearest"},
+    "mxnet": {**_IMAGENET, "fit": "crop", "interpolation": "bicubic"},
+}  # fmt: skip
+"""What `preset:` stands for: torchvision's ImageNet weights, the modes of Keras's `preprocess_input`, Gluon's zoo."""
 
+
+class Preprocess(Frozen):
+    """x -> (x * scale - mean) / std, per channel where lists are given; before that, how an image file becomes x.
+
+    fit: `crop` makes the shorter side `resize` pixels (8/7 of the crop where it is not given) and cuts the middle out, `stretch`
+    resizes to the input's size. channels: the order that the model takes; colors of data sets are RGB. white: what a pixel of 255 of a
+    file becomes.
+    """
+
+    preset: Literal["torchvision", "keras/tf", "keras/torch", "keras/caffe", "keras/none", "mxnet"] | None = None
     scale: Finite = 1.0
     mean: Annotated[tuple[Finite, ...], Field(strict=False)] = (0.0,)
     std: Annotated[tuple[PositiveFloat, ...], Field(strict=False)] = (1.0,)
+    fit: Literal["crop", "stretch"] = "crop"
+    resize: Annotated[int, Field(gt=0, le=16384)] | None = None
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    channels: Literal["RGB", "BGR"] = "RGB"
+    white: PositiveFloat = 255.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, data: Any) -> Any:
+        preset = data.get("preset") if isinstance(data, dict) else None
+        return {**PRESETS[preset], **data} if isinstance(preset, str) and preset in PRESETS else data
+
+
+class ImageFolder(Frozen):
+    """A folder of images, one folder in it for each class; or labels: a CSV file with the columns file and class."""
+
+    folder: PathText
+    labels: PathText | None = None
 
 
 class ModelEntry(Frozen):
@@ -107,7 +145,7 @@ class ModelEntry(Frozen):
     inputs: dict[Line, InputTensor] = Field(default_factory=dict)
     task: Task | None = None
     preprocess: Preprocess = Preprocess()
-    dataset: PathText | None = None
+    dataset: PathText | ImageFolder | None = None
     labels: PathText | None = None
 
     @model_validator(mode="after")

@@ -19,7 +19,8 @@ def part_of(kind: Any, name: str) -> tuple[Any, bool] | None:
     Any name is a key of a mapping, and is not always written; one in braces stands for the cell's own, which is.
     """
     if get_origin(kind) in (Union, UnionType):
-        kind = next(a for a in get_args(kind) if a is not type(None))
+        options = [a for a in get_args(kind) if a is not type(None)]
+        kind = next((a for a in options if isinstance(a, type) and issubclass(a, BaseModel)), options[0])
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         found = kind.model_fields.get(name)
         return None if found is None else (found.annotation, found.is_required())

@@ -31,6 +31,7 @@ from tvmflow.bounds import (
 )
 from tvmflow.errors import ParamsError, UnknownNameError, did_you_mean, similar_name
 from tvmflow.model_params import DTYPES as DTYPES
+from tvmflow.model_params import ImageFolder as ImageFolder
 from tvmflow.model_params import Input as Input
 from tvmflow.model_params import InputTensor as InputTensor
 from tvmflow.model_params import ModelEntry as ModelEntry

@@ -30,6 +30,7 @@ _PACKAGES = {
     "numpy": "numpy",
     "scikit-learn": "scikit-learn",
     "xgboost": "xgboost-cpu",
+    "pillow": "pillow",
 }
 _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",)}  # the same code under another name
 # Raised when what we do to a kernel after its schedule makes it faster or slower: what was measured before is then replayed,

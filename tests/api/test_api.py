@@ -170,3 +170,26 @@ def test_failures_of_a_run_are_raised_once_or_kept(ledger: LedgerBench) -> None:
         raise_failures([one, RunResult("c", {}, TvmflowError("slow"), "tune")])
     with pytest.raises(StoreError, match="never measured"):
         tvmflow.scorecard("digits", ledger.workspace)
+
+
+def test_an_image_file_becomes_the_names_of_classes(finished: Path, tmp_path: Path) -> None:
+    """Digits of the data set as PNG files, enlarged: most are read as what they are, on the cell's device."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    from tests.conftest import tvmflow as command
+
+    digits = load_digits()
+    for at in range(10):
+        pixels = np.kron(digits.images[at] * (255 / 16), np.ones((4, 4))).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{at}.png")
+    files = [str(tmp_path / f"{at}.png") for at in range(10)]
+    done = command(finished, "predict", CELL, *files, "--json", "--top", "3")
+    found = json.loads(done.stdout)
+    assert [row["image"] for row in found] == files and {len(row["top"]) for row in found} == {3}
+    assert sum(row["top"][0]["name"] == str(digits.target[at]) for at, row in enumerate(found)) >= 7
+    shown = command(finished, "predict", CELL, files[0])
+    assert "probability" in shown.stdout and "%" in shown.stdout
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    failed = command(finished, "predict", CELL, str(tmp_path / "bad.png"), code=1)
+    assert "bad.png cannot be read as an image" in failed.stderr and "Traceback" not in failed.stderr

@@ -116,7 +116,7 @@ def _others(value: Any) -> list[Any]:
         "x86-64-v2", "x86-64-v4", "cortex-a53", "aarch64-linux-musl", "aarch64-linux-gnu", "x86_64-linux-musl", "keras", "torch", "onnx", "float16", "random",
         "rank", "reg", "minmax", "kl", "int8", "uint8", "global", "calibrated", "reference", "optimized", "pynq", "dask",
         "tracker", "local", "other", "digits", "mine.npz", "mine.txt", "mine.pt", "mine.py:other", "1" * 64, "1 1 1 1 1",
-        "https://example.org/other",
+        "https://example.org/other", "stretch", "bicubic", "nearest", "BGR", "mxnet", "segmentation",
     ]  # fmt: skip
     rest = [16, 1, [], ["x"], {"config": {"target": "sim"}}, {"epochs": 3}, {}]
     return [word for word in [*words, *rest] if word != value]

@@ -116,6 +116,75 @@ def test_a_pinned_file_must_match(tmp_path: Path) -> None:
         bring_weights(_request(tmp_path, file="w.exe"), tmp_path, None, lambda *_: None)
 
 
+class _Served(http.server.BaseHTTPRequestHandler):
+    """Serves one body under every name."""
+
+    body = b"weights of a zoo"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_zoo_weights_are_pinned_as_their_zoo_does(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchvision has the start of a sha256 in the name of a file, Keras an md5 in its code."""
+    from types import SimpleNamespace
+
+    from tvmflow.sources import keras_networks, torch_networks
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Served)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    right = {
+        "torch": hashlib.sha256(_Served.body).hexdigest()[:8],
+        "keras": hashlib.md5(_Served.body, usedforsecurity=False).hexdigest(),
+    }
+    network = {"torch": "torchvision/resnet18", "keras": "keras/vgg16"}[framework]
+    try:
+        for digest, is_right in ((right[framework], True), ("0" * len(right[framework]), False)):
+            entry = SimpleNamespace(name="imagenet", url=f"{address}/resnet18-{digest}.pth")
+            models = SimpleNamespace(get_model_weights=lambda _name, entry=entry: [entry])
+            monkeypatch.setattr(torch_networks, "torchvision_models", lambda models=models: models)
+            monkeypatch.setattr(keras_networks, "zoo_file", lambda _name, digest=digest: (f"{address}/w.h5", digest))
+            limits = DownloadLimits(max_bytes=1000, attempts=1, timeout_s=5.0)
+            request = WeightsRequest(
+                framework,
+                network,
+                {"zoo": "imagenet"},
+                tmp_path,
+                limits,
+                tmp_path / "downloads",
+                FRONTENDS[framework].files,
+            )
+            if is_right:
+                path = bring_weights(request, tmp_path, None, lambda *_: None)
+                assert path.read_bytes() == _Served.body and path.suffix == {"torch": ".pth", "keras": ".h5"}[framework]
+                continue
+            with pytest.raises(DigestError, match="has sha256" if framework == "torch" else "has md5"):
+                bring_weights(request, tmp_path, None, lambda *_: None)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_keras_tells_where_its_weights_are_and_their_hash() -> None:
+    from tvmflow.sources.keras_networks import zoo_file
+
+    url, digest = zoo_file("keras/vgg16")
+    assert url.startswith("https://") and url.endswith("vgg16_weights_tf_dim_ordering_tf_kernels.h5")
+    assert digest is not None and len(digest) == 32
+    url, digest = zoo_file("keras/mobilenet_v2_050")
+    assert "mobilenet_v2" in url and "0.5_224" in url and digest is None, "Keras has none for it: params.yaml must"
+
+
 def test_unknown_networks_and_zoo_weights_list_the_legal_ones(tmp_path: Path) -> None:
     request = WeightsRequest(
         "torch",

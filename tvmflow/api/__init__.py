@@ -1,6 +1,6 @@
 """The Python API: what a notebook, a service and the command line call. Everything heavy is imported where it is used."""
 
-from tvmflow.api.execution import load, predict
+from tvmflow.api.execution import classify, load, predict
 from tvmflow.api.look import devices, examine, history, plan, scorecard, status
 from tvmflow.api.opening import find_workspace, names, opened
 from tvmflow.api.projects import add_model, new_workspace
@@ -44,6 +44,7 @@ __all__ = [
     "Status",
     "Verdict",
     "Workspace",
+    "classify",
     "add_model",
     "devices",
     "examine",

@@ -8,9 +8,11 @@ from tvmflow.api.opening import CellName, Where, cell_of, opened
 from tvmflow.errors import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tvmflow.evaluation.in_process import LoadedLibrary, Outputs
+    from tvmflow.evaluation.predict import Prediction
     from tvmflow.params import Cell
     from tvmflow.workspace import Workspace
 
@@ -48,6 +50,28 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     with session_of(device_limits(where, wanted), target) as session:
         outputs = run_in_batches(session.model(folder / "library.so"), samples, specs[0].shape[0])
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspace: Where = None) -> list[Prediction]:
+    """Read image files as the cell's model wants them, run them on the cell's device; return the likeliest classes of each.
+
+    Raises SourceError for what is no image, UsageError for a model whose output is no scores of classes, else as `predict`.
+    """
+    from pathlib import Path as AnyPath
+
+    from tvmflow.evaluation.predict import names_of, predictions
+    from tvmflow.sandbox.images import read_in_sandbox
+    from tvmflow.sources.model_parts import image_recipe, prepared
+
+    where = opened(workspace)
+    wanted = cell_of(where, cell)
+    _built(where, wanted)
+    model = where.params.models[wanted.model]
+    paths = [AnyPath(image) for image in images]
+    outputs = predict(wanted, prepared(read_in_sandbox(paths, image_recipe(model)), model), where)
+    scores = outputs[0] if isinstance(outputs, tuple) else outputs
+    names = names_of(where.folder("fetch", wanted), scores.shape[-1])
+    return predictions([str(image) for image in images], scores, names, top, model.task)
 
 
 def _built(workspace: Workspace, cell: Cell) -> Path:

@@ -17,6 +17,7 @@ from tvmflow.progress import Progress, silent
 
 _CHUNK = 1 << 16
 _MAX_REDIRECTS = 5
+_KINDS = {32: "md5", 40: "sha1"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -28,8 +29,10 @@ class DownloadLimits:
     first_delay_s: float = 0.5
 
 
-def download(url: str, target: Path, limits: DownloadLimits, sha256: str, progress: Progress = silent) -> None:
-    """Fetch `url` into `target`, whose bytes must have the given sha256 (a prefix of at least 8 digits is allowed).
+def download(url: str, target: Path, limits: DownloadLimits, digest: str, progress: Progress = silent) -> None:
+    """Fetch `url` into `target`, whose bytes must have the given digest.
+
+    digest: 40 hexadecimal digits are a sha1 and 32 an md5, as older zoos have them; else a sha256, or its first 8 digits at least.
 
     A part that was fetched before (`target` + .part) is continued. Raises DownloadError when the network failed every
     time, DigestError when the bytes are others, SourceError when the server's reply can never be accepted.
@@ -49,8 +52,9 @@ def download(url: str, target: Path, limits: DownloadLimits, sha256: str, progre
         except requests.RequestException as error:
             last = type(error).__name__  # its text may hold the whole address, with user and token
             continue
-        found = _digest(part)
-        if found.startswith(sha256):
+        kind = _KINDS.get(len(digest), "sha256")
+        found = _digest(part, kind)
+        if found.startswith(digest):
             os.replace(part, target)
             return
         part.unlink()
@@ -58,8 +62,8 @@ def download(url: str, target: Path, limits: DownloadLimits, sha256: str, progre
             last = "the part that was there before did not fit"
             continue
         raise DigestError(
-            f"{_shown(url)} has sha256 {found}",
-            f"sha256 {sha256}",
+            f"{_shown(url)} has {kind} {found}",
+            f"{kind} {digest}",
             "if the file was changed on purpose, put its new sha256 into params.yaml; otherwise do not use it",
         )
     raise DownloadError(
@@ -142,9 +146,9 @@ def _check_size(url: str, size: int, limits: DownloadLimits, part: Path | None =
         )
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Path, kind: str) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
 def _shown(url: str) -> str:

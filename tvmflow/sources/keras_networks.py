@@ -44,39 +44,38 @@ def _digits_cnn(keras: Any) -> Any:
     ])  # fmt: skip
 
 
-def _application(name: str, size: int = 224) -> Callable[[Any], Any]:
+_APPLICATIONS: dict[
+    str, tuple[str, dict[str, Any], int]
+] = {  # class in keras.applications, options, size of its images
+    "keras/mobilenet_v2_050": ("MobileNetV2", {"alpha": 0.5}, 224),
+    "keras/mobilenet_v2_100": ("MobileNetV2", {"alpha": 1.0}, 224),
+    "keras/mobilenet": ("MobileNet", {}, 224),
+    "keras/resnet50": ("ResNet50", {}, 224),
+    "keras/resnet50_v2": ("ResNet50V2", {}, 224),
+    "keras/vgg16": ("VGG16", {}, 224),
+    "keras/densenet121": ("DenseNet121", {}, 224),
+    "keras/inception_v3": ("InceptionV3", {}, 299),
+    "keras/xception": ("Xception", {}, 299),
+    "keras/efficientnet_b0": ("EfficientNetB0", {}, 224),
+    "keras/mobilenet_v3_small": ("MobileNetV3Small", {}, 224),
+}
+
+
+def _application(name: str) -> Callable[[Any], Any]:
+    kind, options, size = _APPLICATIONS[name]
+
     def build_it(keras: Any) -> Any:
         shape = (3, size, size) if keras.config.image_data_format() == "channels_first" else (size, size, 3)
-        return getattr(keras.applications, name)(
-            input_shape=shape, weights=None, classes=1000, classifier_activation="softmax"
-        )
-
-    return build_it
-
-
-def _mobilenet_v2(alpha: float) -> Callable[[Any], Any]:
-    def build_it(keras: Any) -> Any:
-        return keras.applications.MobileNetV2(
-            input_shape=(3, 224, 224), alpha=alpha, weights=None, classes=1000, classifier_activation="softmax"
+        return getattr(keras.applications, kind)(
+            input_shape=shape, weights=None, classes=1000, classifier_activation="softmax", **options
         )
 
     return build_it
 
 
 NETWORKS: dict[str, Callable[[Any], Any]] = {
-    "digits_cnn": _digits_cnn,
-    "keras/mobilenet_v2_050": _mobilenet_v2(0.5),
-    "keras/mobilenet_v2_100": _mobilenet_v2(1.0),
-    "keras/mobilenet": _application("MobileNet"),
-    "keras/resnet50": _application("ResNet50"),
-    "keras/resnet50_v2": _application("ResNet50V2"),
-    "keras/vgg16": _application("VGG16"),
-    "keras/densenet121": _application("DenseNet121"),
-    "keras/inception_v3": _application("InceptionV3", 299),
-    "keras/xception": _application("Xception", 299),
-    "keras/efficientnet_b0": _application("EfficientNetB0"),
-    "keras/mobilenet_v3_small": _application("MobileNetV3Small"),
-}
+    "digits_cnn": _digits_cnn, **{name: _application(name) for name in _APPLICATIONS},
+}  # fmt: skip
 
 
 def build(name: str, seed: int | None = None) -> Any:
@@ -146,3 +145,36 @@ def _standardize_head(model: Any, x: np.ndarray[Any, Any]) -> None:
     mean, deviation = y.mean(rest), np.maximum(y.std(rest), 1e-6)
     head.kernel.assign(head.kernel.numpy() / deviation)
     head.bias.assign((head.bias.numpy() - mean) / deviation)
+
+
+def zoo_file(name: str) -> tuple[str, str | None]:
+    """Return where Keras has the ImageNet weights of a network, and the hash that it checks them with, None where it has none.
+
+    Keras itself is asked, and stopped before it downloads: its addresses and hashes lie in the code of each network.
+    """
+    keras = keras_on_torch()
+    if name not in _APPLICATIONS:
+        raise UnknownNameError(f"no keras network {name!r} with zoo weights", legal=_APPLICATIONS, name=name)
+    kind, options, _ = _APPLICATIONS[name]
+    found: list[tuple[str, str | None]] = []
+
+    class Stopped(Exception):
+        pass
+
+    def asked(_name: str, origin: str, file_hash: str | None = None, **_options: Any) -> None:
+        found.append((origin, file_hash))
+        raise Stopped
+
+    from keras.src.utils import file_utils
+
+    before = file_utils.get_file
+    file_utils.get_file = asked
+    try:
+        getattr(keras.applications, kind)(weights="imagenet", **options)
+    except Stopped:
+        pass
+    finally:
+        file_utils.get_file = before
+    if not found:
+        raise UnknownNameError(f"Keras has no weights for {name!r}", hint="bring the weights as a file")
+    return found[0]

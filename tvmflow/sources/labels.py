@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from tvmflow.errors import SourceError
 
 MAX_LABELS_BYTES = 4_000_000
-BUILT_IN = {"digits": [str(digit) for digit in range(10)]}
+BUILT_IN: dict[str, Callable[[], list[str]]] = {
+    "digits": lambda: [str(digit) for digit in range(10)],
+    "imagenet": lambda: _imagenet(),
+}
+
+
+def _imagenet() -> list[str]:
+    """Return the 1000 names that torchvision ships, from the one file that holds them: the package would load its operators."""
+    found = importlib.util.find_spec("torchvision")
+    if found is None or not found.submodule_search_locations:
+        raise SourceError(
+            "the names of ImageNet's classes come with torchvision, which is not installed", "torchvision"
+        )
+    path = Path(found.submodule_search_locations[0]) / "models" / "_meta.py"
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    for node in module.body:
+        if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "_IMAGENET_CATEGORIES" for t in node.targets):
+            return [str(name) for name in ast.literal_eval(node.value)]
+    raise SourceError(f"no names of classes in {path}", "a torchvision of 0.12 or later")
 
 
 def read_labels(path: Path) -> list[str]:

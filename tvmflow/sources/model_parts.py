@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tvmflow.errors import SourceError
-from tvmflow.params import ModelEntry
+from tvmflow.params import ImageFolder, ModelEntry
 from tvmflow.sources import datasets
 from tvmflow.sources.datasets import Samples, SplitSizes
+from tvmflow.sources.images import ImageRecipe, classes_of_files, image_files
 from tvmflow.sources.labels import BUILT_IN, read_labels
 from tvmflow.sources.weights import WeightFiles, factory_file, local_file
+
+MAX_IMAGES = 100_000
+ReadImages = Callable[[list[Path], ImageRecipe], Any]  # files -> (N, C, height, width) float32
 
 
 def own_files(model: ModelEntry, weights: WeightFiles, root: Path) -> dict[str, Path]:
@@ -24,7 +30,15 @@ def own_files(model: ModelEntry, weights: WeightFiles, root: Path) -> dict[str, 
     factory = factory_file(model.network)
     if factory is not None:
         files["network"] = _existing("file", factory, root, "the file of the network factory", "network")
-    if model.dataset is not None and model.dataset != "digits":
+    if isinstance(model.dataset, ImageFolder):
+        files |= {
+            f"dataset/{name}": path for name, path in image_files(root / model.dataset.folder, MAX_IMAGES).items()
+        }
+        if model.dataset.labels is not None:
+            files["dataset labels"] = _existing(
+                "labels file", model.dataset.labels, root, "a CSV file", "dataset.labels"
+            )
+    elif model.dataset is not None and model.dataset != "digits":
         files["dataset"] = _existing("dataset file", model.dataset, root, "a file, or digits", "dataset")
     if model.labels is not None and model.labels not in BUILT_IN:
         files["labels"] = _existing(
@@ -40,18 +54,57 @@ def _existing(what: str, name: str, root: Path, expected: str, key: str) -> Path
     return path
 
 
-def samples_of(model: ModelEntry, sizes: SplitSizes, random_samples: int, root: Path) -> dict[str, Samples]:
+def image_recipe(model: ModelEntry) -> ImageRecipe:
+    """Return how image files become the model's one input. Raises SourceError where it has another input than images."""
+    tensors, how = list(model.tensors.values()), model.preprocess
+    shape = tensors[0].shape
+    if len(tensors) != 1 or len(shape) != 4 or shape[1] not in (1, 3):
+        shown = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+        raise SourceError(
+            f"inputs of shape {shown} for images", "one input (N, 3, H, W), or (N, 1, H, W) for gray ones"
+        )
+    height, width = shape[2:]
+    resize = round(max(height, width) * 8 / 7) if how.resize is None else how.resize
+    channels = "gray" if shape[1] == 1 else how.channels
+    return ImageRecipe(height, width, channels, how.fit, resize, how.interpolation, how.white)
+
+
+def prepared(x: Any, model: ModelEntry) -> Any:
+    """Return images (N, C, H, W) as the model takes them: scale, mean and std of its entry."""
+    how = model.preprocess
+    return datasets.preprocess(x, how.scale, how.mean, how.std)
+
+
+def _folder_samples(model: ModelEntry, dataset: ImageFolder, root: Path, read_images: ReadImages) -> Samples:
+    files = image_files(root / dataset.folder, MAX_IMAGES)
+    table = None if dataset.labels is None else root / dataset.labels
+    y = np.asarray(classes_of_files(list(files), labels_of(model, root), table), np.int64)
+    recipe = image_recipe(model)
+    size = len(files) * 3 * 4 * recipe.height * recipe.width
+    if size > datasets.MAX_DATASET_BYTES:
+        raise SourceError(
+            f"{len(files)} images take {size} bytes", f"at most {datasets.MAX_DATASET_BYTES}", "use fewer"
+        )
+    return Samples((prepared(read_images(list(files.values()), recipe), model),), y)
+
+
+def samples_of(
+    model: ModelEntry, sizes: SplitSizes, random_samples: int, root: Path, read_images: ReadImages
+) -> dict[str, Samples]:
     """Return calibration and evaluation samples, and those to train on where the model has a data set."""
     tensors = model.tensors
     if model.dataset is None:
         wanted = [datasets.RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors.values()]
         inputs = datasets.random_inputs(random_samples, wanted, sizes.seed)
         return {"calibration": inputs, "evaluation": inputs}
-    if model.inputs:
+    if isinstance(model.dataset, ImageFolder):
+        ready = _folder_samples(model, model.dataset, root, read_images)
+    elif model.inputs:
         ready = _as_described(datasets.load_named(root / model.dataset, list(tensors)), model)
     else:
-        raw, prepare = datasets.load_dataset(model.dataset, root), model.preprocess
-        ready = Samples((datasets.preprocess(raw.x, prepare.scale, prepare.mean, prepare.std),), raw.y)
+        raw = datasets.load_dataset(model.dataset, root)
+        is_flipped = model.preprocess.channels == "BGR" and raw.x.ndim == 4 and raw.x.shape[1] == 3
+        ready = Samples((prepared(raw.x[:, ::-1] if is_flipped else raw.x, model),), raw.y)
     datasets.check_fits(ready, [t.shape for t in tensors.values()], f"data set {model.dataset}")
     split = datasets.split(ready, sizes)
     return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}
@@ -78,7 +131,7 @@ def _as_described(samples: Samples, model: ModelEntry) -> Samples:
 def labels_of(model: ModelEntry, root: Path) -> list[str] | None:
     if model.labels is None:
         return None
-    return BUILT_IN[model.labels] if model.labels in BUILT_IN else read_labels(root / model.labels)
+    return BUILT_IN[model.labels]() if model.labels in BUILT_IN else read_labels(root / model.labels)
 
 
 def copy_network(network: str | None, root: Path, out: Path) -> str | None:

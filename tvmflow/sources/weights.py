@@ -16,11 +16,6 @@ from tvmflow.sources.datasets import Samples
 from tvmflow.sources.download import DownloadLimits, download
 
 MAX_MODEL_BYTES = 8 << 30
-KERAS_ZOO = "https://storage.googleapis.com/tensorflow/keras-applications/mobilenet_v2/"
-_KERAS_ZOO_FILES = {
-    "keras/mobilenet_v2_050": "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.5_224.h5",
-    "keras/mobilenet_v2_100": "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_1.0_224.h5",
-}
 
 
 def _alone(_path: Path) -> dict[str, Path]:
@@ -138,19 +133,33 @@ def _from_zoo(request: WeightsRequest, out: Path, _train_on: Samples | None, pro
     network, name = request.network or "", request.weights["zoo"]
     if request.framework == "torch" and network.startswith("torchvision/"):
         return _torchvision_zoo(request, network.removeprefix("torchvision/"), name, out, progress)
-    if network in _KERAS_ZOO_FILES:
-        pinned = request.weights.get("sha256")
-        if not pinned:
-            raise SourceError(f"zoo weights of {network} are not pinned", "sha256 beside zoo:", "add their sha256")
-        target = out / "model.h5"
-        _download(request, KERAS_ZOO + _KERAS_ZOO_FILES[network], pinned, target, progress)
-        return target
+    if request.framework == "keras" and network.startswith("keras/"):
+        return _keras_zoo(request, network, name, out, progress)
     if request.framework == "mxnet":
         return _mxnet_export(request, "pretrained", out)
     raise SourceError(
         f"network {network!r} has no zoo",
-        "a torchvision network, a keras/mobilenet_v2 one or mxnet/NAME of Gluon's zoo",
+        "a torchvision network, a keras/NAME one or mxnet/NAME of Gluon's zoo",
     )
+
+
+def _keras_zoo(request: WeightsRequest, network: str, name: str, out: Path, progress: Progress) -> Path:
+    """Fetch a network's weights from where Keras has them, with the hash that Keras has for them, or the sha256 of params.yaml."""
+    from tvmflow.sources.keras_networks import zoo_file
+
+    if name != "imagenet":
+        raise UnknownNameError(f"no weights {name!r} for {network}", legal=["imagenet"])
+    url, known = zoo_file(network)
+    pinned = request.weights.get("sha256") or known
+    if not pinned:
+        raise SourceError(
+            f"Keras has no hash for the weights of {network}",
+            "sha256 beside zoo:",
+            "download them once and add their sha256",
+        )
+    target = out / ("model" + _suffix(request, url))
+    _download(request, url, pinned, target, progress)
+    return target
 
 
 def _mxnet_export(request: WeightsRequest, source: str, out: Path) -> Path:

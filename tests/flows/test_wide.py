@@ -1,0 +1,69 @@
+"""A text model with two integer inputs, and a network with two outputs, through all stages on this machine's device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.table import STAGES
+from tests.unit.wide_models import SPECS, WORDS, write
+from tvmflow.evaluation.source_import import read_model
+from tvmflow.preflight import check_model
+from tvmflow.progress import silent
+from tvmflow.rows import check_rows
+from tvmflow.stages import StageContext
+from tvmflow.workspace import Workspace
+
+pytestmark = pytest.mark.heavy
+
+
+def _walk(workspace: Workspace, name: str) -> dict[str, Any]:
+    """Run all stages of a cell as the store does, but in this process; return the scorecard."""
+    cell = workspace.params.cell(name)
+    for stage in STAGES.values():
+        out = workspace.folder(stage.name, cell)
+        out.mkdir(parents=True)
+        inputs = {source: workspace.folder(source, cell) for source in stage.inputs}
+        settings, limits = stage.settings(workspace, cell), stage.limits(workspace, cell)
+        if stage.name == "import_model":  # what runs in the sandbox
+            read_model(str(inputs["fetch"]), str(out), settings.max_relative_error, silent)
+            continue
+        log = workspace.tuning_log(cell)
+        stage.run(StageContext(cell, settings, limits, inputs, out, workspace.root, log, silent))
+    card: dict[str, Any] = json.loads((workspace.folder("evaluate", cell) / "scorecard.json").read_text())
+    return card
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "precision"),
+    [("text", "onnx", "float32"), pytest.param("two", "torch", "int8", marks=pytest.mark.slow)],
+)
+def test_a_wide_model_goes_all_the_way(
+    name: str, framework: str, precision: str, tmp_path: Path, make_workspace: Callable[..., Path]
+) -> None:
+    def change(params: dict[str, Any]) -> None:
+        (tmp_path / "files").mkdir()
+        file = write(name, framework, tmp_path / "files")
+        params["models"]["wide"] = {"framework": framework, "weights": {"file": str(file)}, "inputs": SPECS[name]}
+        params["tune"] |= {"trials_per_workload": 1, "total_trials": 4}
+
+    workspace = Workspace(make_workspace(change))
+    check_rows(workspace.params)
+    check_model(workspace, "wide")
+    card = _walk(workspace, f"wide@local-cpu:{precision}")
+    cell = workspace.params.cell(f"wide@local-cpu:{precision}")
+    manifest = json.loads((workspace.folder("build", cell) / "manifest.json").read_text())
+    assert [spec["name"] for spec in manifest["inputs"]] == list(SPECS[name])
+    assert {"source", "onnxruntime"} == set(card["peers"]) and card["agreement"]["top1_agreement"] is not None
+    assert card["latency"]["compute"]["median_ms"] > 0
+    if name == "text":
+        assert manifest["inputs"][0] == {"name": "ids", "shape": [1, 7], "dtype": "int64"} and WORDS == 50
+        assert manifest["outputs"] == [{"name": "scores", "shape": [1, 4], "dtype": "float32"}]
+        assert card["outputs"] == [] and card["agreement"]["max_relative_error"] < 1e-4
+    else:
+        assert [output["shape"] for output in manifest["outputs"]] == [[1, 6], [1, 12]] and len(card["outputs"]) == 2
+        assert card["agreement"]["sqnr_db"] == min(output["sqnr_db"] for output in card["outputs"])

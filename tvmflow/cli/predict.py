@@ -1,0 +1,30 @@
+"""The command that shows what a built library says to images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvmflow.cli.app import CellName, Json, app, open_workspace
+
+
+@app.command()
+def predict(
+    cell: CellName,
+    images: Annotated[list[Path], typer.Argument(help="JPEG, PNG, BMP or WebP files")],
+    top: Annotated[int, typer.Option("--top", min=1, help="How many classes of each image.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Run images through a cell's library on its device; print the likeliest classes of each."""
+    from tvmflow import api
+    from tvmflow.report.console import show_json, show_table
+
+    found = api.classify(cell, [str(image) for image in images], top, open_workspace())
+    if as_json:
+        show_json([prediction.to_json() for prediction in found])
+        return
+    for prediction in found:
+        rows = ([f"{guess.probability:.1%}", guess.name, str(guess.number)] for guess in prediction.top)
+        show_table(prediction.image, ("probability", "class", "number"), rows)

@@ -1,0 +1,81 @@
+"""From outputs to the classes that a person reads: the likeliest ones with their names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.errors import UsageError
+from tvmflow.evaluation.agreement import classes_of
+
+Array = np.ndarray[Any, Any]
+_SUM = 1e-3  # by which probabilities may miss 1, of 16-bit outputs too
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A class: its number and name, its output as it is, and its probability (softmax, where the model has none itself)."""
+
+    number: int
+    name: str
+    score: float
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a library says to one image: the likeliest classes first."""
+
+    image: str
+    top: tuple[Guess, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"image": self.image, "top": [asdict(guess) for guess in self.top]}
+
+
+def predictions(
+    images: list[str], scores: Array, names: list[str] | None, count: int, task: str | None
+) -> list[Prediction]:
+    """Return the `count` likeliest classes of each image. scores: the first output, (N, classes). Raises UsageError."""
+    if scores.ndim != 2 or classes_of(scores, task) is None:
+        raise UsageError(
+            f"an output of shape {list(scores.shape)}" + (f" of a model for {task}" if task else ""),
+            "scores of classes (N, classes)", "call tvmflow.predict in Python, which returns the arrays",
+        )  # fmt: skip
+    shown = []
+    for image, row in zip(images, scores.astype(np.float64), strict=True):
+        probability = _probabilities(row)
+        best = np.argsort(-row, kind="stable")[:count]
+        guesses = (Guess(int(at), _name(names, int(at)), float(row[at]), float(probability[at])) for at in best)
+        shown.append(Prediction(image, tuple(guesses)))
+    return shown
+
+
+def _name(names: list[str] | None, number: int) -> str:
+    return names[number] if names is not None and number < len(names) else f"class {number}"
+
+
+def _probabilities(row: Array) -> Array:
+    if row.min() >= 0 and abs(row.sum() - 1) <= _SUM:
+        return row
+    powers = np.exp(row - row.max())
+    return np.asarray(powers / powers.sum())
+
+
+def names_of(fetched: Path, classes: int) -> list[str] | None:
+    """Return the names of a cell's classes: its labels, or ImageNet's for a zoo's network of 1000; None where nobody knows."""
+    from tvmflow.errors import SourceError
+    from tvmflow.sources.labels import BUILT_IN
+
+    labels: list[str] | None = json.loads((fetched / "labels.json").read_text(encoding="utf-8"))
+    network = json.loads((fetched / "source.json").read_text(encoding="utf-8"))["network"] or ""
+    if labels is not None or classes != 1000 or not network.startswith(("torchvision/", "keras/", "mxnet/")):
+        return labels
+    try:
+        return BUILT_IN["imagenet"]()
+    except SourceError:
+        return None
