@@ -225,7 +225,8 @@ def test_a_lost_store_is_noticed_and_its_records_come_back(copy_of_finished: Pat
     done = tvmflow(root, "run", "digits")
     assert "nothing to do" not in done.stderr
     after = _json(root, "history", "digits")
-    assert [{**row, "run_id": ""} for row in after] == [{**row, "run_id": ""} for row in before]
+    new = {"run_id": "", "experiment_id": "", "url": ""}
+    assert [row | new for row in after] == [row | new for row in before]
     (root / "mlruns" / "mlflow.db").write_text("no database")
     for command in (("history", "digits"), ("run", "digits"), ("report",), ("promote", "digits")):
         stderr = tvmflow(root, *command, code=1).stderr

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 
 from tests.conftest import CELL
@@ -21,6 +22,7 @@ def _prefect(root: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_deployments_of_prefect_yaml_run_in_a_work_pool(copy_of_finished: Path, with_prefect_server: str) -> None:
     root, address = copy_of_finished, with_prefect_server
     _prefect(root, "work-pool", "create", "tvmflow", "--type", "process")

@@ -109,6 +109,7 @@ def test_plots_are_a_page_that_needs_no_network(finished: Path, tmp_path: Path) 
     assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", markup), "nothing is loaded"
 
 
+@pytest.mark.slow
 def test_an_experiment_runs_what_its_parameter_changes(copy_of_finished: Path) -> None:
     root = copy_of_finished
     _git(root, "add", "-A")
