@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 LIMITS = {
-    "second run of an unchanged cell": (3.0, ["-m", "tvmflow", "run", "digits"]),
+    "second run of an unchanged cell": (1.0, ["-m", "tvmflow", "run", "digits"]),
+    "tvmflow run --dry-run": (1.0, ["-m", "tvmflow", "run", "digits", "--dry-run"]),
     "tvmflow why": (3.0, ["-m", "tvmflow", "why", "digits"]),
     "tvmflow --help": (0.5, ["-m", "tvmflow", "--help"]),
     "unchanged dvc repro": (3.0, ["-m", "dvc", "repro"]),

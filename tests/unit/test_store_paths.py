@@ -1,0 +1,30 @@
+"""The store's file is asked without MLflow, which takes seconds to start."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tvmflow.ledger.store_paths import champion_with
+from tvmflow.workspace import Workspace
+
+NAME = "a.local-cpu.float32"
+
+
+@pytest.mark.parametrize(
+    ("alias", "sha256", "version"),
+    [("champion", "aa", "2"), ("champion", "bb", None), ("challenger", "aa", None)],
+)
+def test_the_champion_is_known_by_its_library(tmp_path: Path, alias: str, sha256: str, version: str | None) -> None:
+    assert champion_with(Workspace(tmp_path), NAME, sha256) is None
+    (tmp_path / "mlruns").mkdir()
+    with sqlite3.connect(tmp_path / "mlruns" / "mlflow.db") as store:
+        store.execute("CREATE TABLE registered_model_aliases (alias, version, name)")
+        store.execute("CREATE TABLE model_version_tags (key, value, name, version)")
+        store.execute("INSERT INTO registered_model_aliases VALUES (?, 2, ?)", (alias, NAME))
+        store.execute("INSERT INTO model_version_tags VALUES ('library_sha256', 'aa', ?, 2)", (NAME,))
+        store.execute("INSERT INTO model_version_tags VALUES ('library_sha256', 'bb', ?, 1)", (NAME,))
+    store.close()
+    assert champion_with(Workspace(tmp_path), NAME, sha256) == version
