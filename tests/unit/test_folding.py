@@ -9,6 +9,7 @@ import torch
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
 
@@ -25,9 +26,9 @@ def test_a_transposed_convolution_takes_its_batch_norm(groups: int, bias: bool) 
         norm.running_mean.normal_()
         norm.running_var.uniform_(0.5, 2.0)
     network = torch.nn.Sequential(up, norms[0], torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3, bias=bias), norms[1])
-    model = ExportedModel(network.eval(), "input", (1, 6, 5, 4))
+    model = ExportedModel(network.eval(), one_input("input", (1, 6, 5, 4)))
     module = canonicalize(model.to_relax())
     operators = [step.op.removeprefix("relax.").removeprefix("nn.") for step in read_graph(module).steps]
     assert operators == ["conv2d_transpose", "add", "relu", "conv2d", "add"]
     x = np.random.default_rng(0).standard_normal((1, 6, 5, 4), dtype=np.float32)
-    assert np.abs(LocalRunner(module, host_backend()).run(x) - model.run(x)).max() < 1e-5
+    assert np.abs(LocalRunner(module, host_backend()).run(x)[0] - model.run(x)[0]).max() < 1e-5
