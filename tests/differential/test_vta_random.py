@@ -107,7 +107,8 @@ def test_any_tile_that_fits_is_exact_and_costs_what_the_formula_says(cut: tuple[
     config, region, key, tile = cut
     ((_, job),) = conv_workloads(config, region).values()
     program = compile_region(config, region, "optimized", {key: TileRecord(key, config.name, tile, 0, 0, 0)})
-    assert lint(program, replace(BOARD, wide_shifts=True)) == []
+    apart = len(region.operators) > 1 and job.residual is None  # a sum behind a tail that wraps is not fused
+    assert lint(program, replace(BOARD, wide_shifts=True, acc_8bit=apart)) == []
     inputs = {name: image(shape, 3) for name, shape in region.inputs.items()}
     expected = run_region(region, inputs)
     for value, found in layer_values(program, inputs, region.shapes()).items():

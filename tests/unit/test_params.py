@@ -72,7 +72,11 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ("path", "value", "says"),
     [
         ("tune/tunr", 1, "tune.tunr: unknown key (did you mean 'tuner'?); legal here:"),
-        ("models/digits_torch/preprocess/sc", 1, "legal here: channels, fit, interpolation, mean, preset, resize, scale, std, white"),
+        (
+            "models/digits_torch/preprocess/sc",
+            1,
+            "legal here: channels, fit, interpolation, mean, preset, resize, scale, std, white",
+        ),
         ("tune/trials_per_workload", "many", "tune.trials_per_workload"),
         ("tune/trials_per_workload", -1, "greater than or equal to 0"),
         ("targets/local-cpu/device/key", "x; echo hi", "not safe"),
