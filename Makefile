@@ -22,8 +22,8 @@ demo: setup-demo  ## install what the demo needs, run the main job on the embedd
 test: style browser $(OLD_TVM)/.installed  ## all checks and tests, as CI runs them; one of them re-tunes from TVM 0.26.0
 	$(PYTEST) -m "not slow"
 
-test-all: style browser $(OLD_TVM)/.installed  ## the same, and further networks and sizes of what it covers
-	$(PYTEST)
+test-all: style browser $(OLD_TVM)/.installed  ## the same, and further networks, sizes and random cases of what it covers
+	HYPOTHESIS_PROFILE=default $(PYTEST)
 
 test-fast: setup  ## what starts no servers, sandboxes or stages: under two minutes
 	$(BIN)/python -m pytest tests/contract tests/unit tests/golden -m "not slow and not heavy" -n 2 --dist worksteal

@@ -14,10 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import requests
 import yaml
 from filelock import FileLock
+
+# make test draws the same cases every time, so that a red run is due to the change; make test-all draws others.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CELL = "digits_torch@local-cpu:float32"
