@@ -40,7 +40,8 @@ def run(
     check_store(where)
     if again or not all(_is_done(where, cell) for cell in wanted):
         refused = _preflight(where, wanted, show_progress)
-        ready = [cell for cell in wanted if str(cell) not in refused]
+        # One cell that can run is enough to start the flow, with all of them: Prefect is to know which failed.
+        ready = wanted if len(refused) < len(wanted) else []
         if ready and show_progress:
             sys.stderr.write("starting Prefect ...\n")
         display = _display(len(ready), show_progress, tuning_lines)
