@@ -177,7 +177,7 @@ def test_serve_without_a_server_says_what_to_start(make_workspace: Callable[...,
     assert "prefect server start" in tvmflow(make_workspace(), "serve", code=2).stderr
 
 
-@pytest.mark.parametrize("command", [["serve"], ["run", "digits"], ["promote", "digits"]])
+@pytest.mark.parametrize("command", [["serve"], ["run", "digits"], ["retune", "digits"]])
 def test_a_server_that_does_not_answer_is_one_error(
     make_workspace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:

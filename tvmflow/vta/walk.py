@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from tvmflow.vta.convolution import Geometry
 from tvmflow.vta.isa import MAX_ITERATIONS
 from tvmflow.vta.region import Tail
 from tvmflow.vta.rows import RowPlan, RowTile, Strip, row_plan, strips
-from tvmflow.vta.transfers import MAX_FIELD, Place, spans
+from tvmflow.vta.transfers import MAX_FIELD, Place, Slots, spans
 
 MAX_PAD = 15
 Span = tuple[int, int]
@@ -166,11 +167,26 @@ class Walk:
         return inputs * g.groups, weights * g.groups
 
     def _rolled(self) -> int:
+        """Return what is loaded when rows are kept for the tile below; in a later sweep, what no slot still holds."""
         chunks = self.rows.chunks
-        lines = sum(rows for _, rows in chunks.values())
-        once = self.geometry.n * lines * sum(self.widths) * self.geometry.ci_group
-        stays = self.geometry.n * len(self.widths) * len(chunks) * len(self.steps) <= self.tile.inputs
-        return once * (len(self.blocks) if self.tile.channels_first and not stays else 1)
+        strips = self.geometry.n * len(self.widths)
+        kept, distinct = self.tile.inputs, strips * len(chunks) * len(self.steps)
+        once = self.geometry.n * sum(rows for _, rows in chunks.values()) * sum(self.widths) * self.geometry.ci_group
+        if not self.tile.channels_first or distinct <= kept:
+            return once
+        # A chunk outlives the other strips of a sweep only if the slots hold all of them.
+        met = self._met_rolling() if distinct - len(chunks) * len(self.steps) < kept else 0
+        return once * len(self.blocks) - met * (len(self.blocks) - 1)
+
+    def _met_rolling(self) -> int:
+        """Return how many input vectors a sweep over the image finds on the chip, left there by the sweep before."""
+        slots, loaded = Slots(0, 1, self.tile.inputs), [0, 0]
+        for sweep, n, (strip, width) in itertools.product(range(2), range(self.geometry.n), enumerate(self.widths)):
+            for lines, step in itertools.product(self.rows.tiles, self.steps):
+                for chunk in lines.chunks:
+                    if slots.take((n, strip, chunk, step))[1]:
+                        loaded[sweep] += self.rows.chunks[chunk][1] * width * step[1]
+        return loaded[0] - loaded[1]
 
     def _moved(self, outer: list[int], inner: list[int]) -> tuple[int, int]:
         """Return what is loaded of the values that the outer loop and that the inner loop changes; sizes are of one input block."""
