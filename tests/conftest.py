@@ -49,7 +49,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ.pop(name, None)
     os.environ["HOME"] = str(home)
     # Tool environments take minutes to install: once for all processes.
-    os.environ.setdefault("TVMFLOW_TOOLS", str(shared_folder(tmp_path_factory) / "tools"))
+    os.environ.setdefault("TVMFLOW_CACHE", str(shared_folder(tmp_path_factory) / "cache"))
     os.environ["DVC_SITE_CACHE_DIR"] = str(home / "dvc-site")
     os.environ["DVC_GLOBAL_CONFIG_DIR"] = os.environ["DVC_SYSTEM_CONFIG_DIR"] = str(home / "dvc-config")
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

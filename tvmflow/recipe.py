@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,44 +65,65 @@ def code_of(module: str, runs: tuple[str, ...] = TABLES) -> dict[str, str]:
     todo, seen, files = [module], set[str](), {}
     while todo:
         name = todo.pop()
-        path = _source_of(name)
-        if name in seen or path is None or _is_left_out(name):
+        if name in seen or _is_left_out(name) or (source := _source_of(name)) is None:
             continue
         seen.add(name)
-        source = path.read_bytes()
-        if source.strip():
-            files[path.relative_to(CODE_ROOT).as_posix()] = hashlib.sha256(source).hexdigest()
+        if source.digest:
+            files[source.path] = source.digest
         asked = any(name.startswith(table) and table not in runs for table in TABLES)
-        todo.extend(_imports(name, source, anywhere=not asked))
+        todo.extend(source.imports_when_loaded if asked else source.imports)
     return dict(sorted(files.items()))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A file of ours. digest: sha256, '' of an empty file; imports: anywhere in it, and of those that run when it is loaded."""
+
+    path: str
+    digest: str
+    imports: tuple[str, ...]
+    imports_when_loaded: tuple[str, ...]
 
 
 def _is_left_out(module: str) -> bool:
     return any(f"{module}.".startswith(f"{name}.") for name in _NOT_IN_KEY)
 
 
-def _source_of(module: str) -> Path | None:
+@functools.cache
+def _source_of(module: str) -> _Source | None:
     if module.split(".")[0] not in _OWN_PACKAGES:
         return None
     base = CODE_ROOT.joinpath(*module.split("."))
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file():
-            return path
-    return None
+    path = next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+    if path is None:
+        return None
+    source = path.read_bytes()
+    body = ast.parse(source).body
+    digest = hashlib.sha256(source).hexdigest() if source.strip() else ""
+    anywhere, loaded = (tuple(_imports(module, nodes)) for nodes in (_statements(body), body))
+    return _Source(path.relative_to(CODE_ROOT).as_posix(), digest, anywhere, loaded)
 
 
-def _imports(module: str, source: bytes, anywhere: bool) -> list[str]:
-    found, tree = [], ast.parse(source)
-    for node in ast.walk(tree) if anywhere else tree.body:
+def _imports(module: str, statements: Iterable[ast.AST]) -> Iterator[str]:
+    for node in statements:
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 raise ValueError(f"{module} uses a relative import; write it in full, the recipe key reads it")
             if node.module:
-                found.append(node.module)
-                found += [f"{node.module}.{alias.name}" for alias in node.names]
-    return found
+                yield node.module
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield all statements, inner ones too. Expressions, which cannot import, are not walked: they are most of the tree."""
+    for node in body:
+        yield node
+        for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+            inner = getattr(node, name, ())
+            if isinstance(inner, list):
+                yield from _statements(inner)
 
 
 def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tvmflow.artifacts import digest_of, write_atomic
 from tvmflow.errors import TvmflowError, UnknownNameError
+from tvmflow.sources.tool_environments import toolchain_file
 
 _PACKAGES = {
     "tvm": "apache-tvm",
@@ -44,7 +45,9 @@ _EXTENSIONS = {
     "amx-bf16": "amx_bf16",
 }  # fmt: skip
 _PROBE = """
-import json, tvm
+import json, sys
+sys.modules["torch"] = None  # TVM would import it, for two seconds
+import tvm
 from tvm.target import codegen
 cpu = str(codegen.llvm_get_system_cpu())
 def features(**options):
@@ -61,10 +64,6 @@ print(json.dumps({"llvm": str(codegen.llvm_version_major()), "host_cpu": cpu, "f
 """
 ARCHITECTURES = ("x86_64", "aarch64")  # that kernels are scheduled for
 _LISTS = tuple(f"{name}_{what}" for name in ARCHITECTURES for what in ("cpus", "features"))
-
-
-def _probe_path() -> Path:
-    return Path.home() / ".cache" / "tvmflow" / "toolchain.json"
 
 
 def _cpu_lines() -> list[str]:
@@ -104,7 +103,7 @@ def probe() -> dict[str, str]:
     """
     wheel = metadata.distribution("apache-tvm")
     identity = digest_of([wheel.version, str(wheel.locate_file("tvm")), _host_name()])
-    path = _probe_path()
+    path = toolchain_file()
     try:
         known: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
         if set(known[identity]) == {"llvm", "host_cpu", "host_attributes", *_LISTS}:

@@ -105,20 +105,20 @@ def test_a_framework_that_obeys_a_hostile_model_reaches_nothing(
             pytest.skip(f"needs Landlock and seccomp; this kernel gives {sandbox.held}")
     secret, victim = tmp_path / "secret", tmp_path / "victim"
     secret.write_text("secret"), victim.write_text("whole")
-    monkeypatch.setenv("TVMFLOW_TOOLS", str(tmp_path / "tools"))
+    monkeypatch.setenv("TVMFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with socket.create_server(("127.0.0.1", 0)) as server:
         arguments = {
             "secret": str(secret), "victim": str(victim), "out": str(tmp_path / "out"), "parent": os.getpid(),
             "port": server.getsockname()[1],
         }  # fmt: skip
-        _poison(tmp_path / "tools", tool, arguments)
+        _poison(tmp_path / "cache" / "tools", tool, arguments)
         with pytest.raises(TvmflowError, match="in its tool environment failed") as error:
             _import(tmp_path, framework, name, files)
     done = set(error.value.found.split("failed: ", 1)[1].split(" (")[0].split(" and "))
     assert {"write in its own folder", "write in the stage's folder", "start a child"} <= done <= ALLOWED
     assert victim.read_text() == "whole"
-    assert {path.name for path in tmp_path.iterdir()} == {"secret", "victim", "tools", "fetch", "out"}
+    assert {path.name for path in tmp_path.iterdir()} == {"secret", "victim", "cache", "fetch", "out"}
 
 
 @pytest.mark.parametrize("body", [b"\xff" * 400])

@@ -243,11 +243,11 @@ def test_a_model_of_two_files_comes_by_url(tmp_path: Path) -> None:
 
 
 def test_a_tool_environment_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TVMFLOW_TOOLS", str(tmp_path))
+    monkeypatch.setenv("TVMFLOW_CACHE", str(tmp_path))
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     with pytest.raises(TvmflowError, match=r"(?s)could not be made.*package index"):
         python_of("mxnet")
-    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"], "nothing half-made stays"
+    assert not [path for path in (tmp_path / "tools").iterdir() if path.suffix != ".lock"], "nothing half-made stays"

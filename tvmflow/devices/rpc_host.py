@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tvmflow.without_torch import import_tvm_without_torch
+
 
 def keep_serving_after_a_crash() -> None:
     """Make TVM's RPC server outlive a session whose process died; as shipped, its listener ends with it."""
@@ -43,6 +45,7 @@ def main() -> None:
     os.environ["TVM_NUM_THREADS"] = str(options.threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the life line decides
 
+    import_tvm_without_torch()
     from tvm import rpc
     from tvm.rpc.server import PopenRPCServerState
     from tvm.rpc.tracker import PopenTrackerServerState

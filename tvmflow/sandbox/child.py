@@ -15,6 +15,7 @@ from typing import Any
 
 from tvmflow.errors import TvmflowError
 from tvmflow.sandbox import syscalls
+from tvmflow.without_torch import import_tvm_without_torch
 
 
 def give_up_rights(policy: dict[str, Any]) -> list[str]:
@@ -42,6 +43,7 @@ def give_up_rights(policy: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Serve until standard input ends."""
     replies = int(sys.argv[1])
+    import_tvm_without_torch()
 
     def tell(event: dict[str, Any]) -> None:
         data = memoryview((json.dumps(event) + "\n").encode())

@@ -25,7 +25,7 @@ import psutil
 
 from tvmflow import errors
 from tvmflow.recipe import CODE_ROOT
-from tvmflow.sources.tool_environments import environments_folder
+from tvmflow.sources.tool_environments import cache_folder, environments_folder, toolchain_file
 
 MAX_REPLY_BYTES = 256 << 20
 MIN_MEMORY_BYTES = 6 << 30
@@ -191,7 +191,7 @@ def run_in_sandbox(
 def _environment(own: Path) -> dict[str, str]:
     """Return variables that tune libraries, and none that hold secrets or lead to files of the user."""
     kept = {k: v for k, v in os.environ.items() if k in _ENVIRONMENT or k.startswith(_ENVIRONMENT_PREFIXES)}
-    places = {"HOME": str(own), "TMPDIR": str(own), "USER": "sandbox", "TVMFLOW_TOOLS": str(environments_folder())}
+    places = {"HOME": str(own), "TMPDIR": str(own), "USER": "sandbox", "TVMFLOW_CACHE": str(cache_folder())}
     return {**kept, **places, "PYTHONPATH": str(CODE_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -204,7 +204,8 @@ def _python_folders() -> list[str]:
     }
     roots |= {path for path in sys.path if "-packages" in path or "lib/python" in path}
     roots |= {path for path in os.environ.get("PATH", "").split(os.pathsep) if path}
-    return [*sorted(roots), *(str(CODE_ROOT / name) for name in ("tvmflow", "tasks")), str(environments_folder())]
+    code = (CODE_ROOT / name for name in ("tvmflow", "tasks"))
+    return [*sorted(roots), *map(str, (*code, environments_folder(), toolchain_file()))]
 
 
 def _threads_of_user() -> int:

@@ -51,9 +51,19 @@ def tool_version(name: str) -> str:
     return " ".join([*tool.packages, sha256_of(_WORKERS / tool.worker)[:16]])
 
 
+def cache_folder() -> Path:
+    """Return where what can be made again is kept for all workspaces: TVMFLOW_CACHE, or tvmflow's folder in the user's cache."""
+    return Path(os.environ.get("TVMFLOW_CACHE") or Path.home() / ".cache" / "tvmflow")
+
+
 def environments_folder() -> Path:
-    """Return where tool environments live: TVMFLOW_TOOLS, or the user's cache."""
-    return Path(os.environ.get("TVMFLOW_TOOLS") or Path.home() / ".cache" / "tvmflow" / "tools")
+    """Return where tool environments live."""
+    return cache_folder() / "tools"
+
+
+def toolchain_file() -> Path:
+    """Return where what only TVM itself knows of this machine and of LLVM is kept."""
+    return cache_folder() / "toolchain.json"
 
 
 def make_environments(tools: tuple[str, ...]) -> None:

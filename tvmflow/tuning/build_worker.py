@@ -1,7 +1,7 @@
 """Compile schedules for the tuner, one after the other, in a process that stays alive.
 
 A line of JSON on standard input for each kernel, a line on standard output for each reply; the first line says that TVM
-is there. PyTorch is kept out of the process, since TVM would import it and take four times as long to start.
+is there.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmflow.without_torch import import_tvm_without_torch
+
 if TYPE_CHECKING:
     from tvmflow.backends.backend import Backend
 
-sys.modules["torch"] = None  # type: ignore[assignment]
 _NO_MEMORY = ("bad_alloc", "out of memory", "cannot allocate memory")
 
 
@@ -92,6 +93,7 @@ def main() -> None:
         out.write(json.dumps({**found, "cpu_s": _cpu_s()}) + "\n")
         out.flush()
 
+    import_tvm_without_torch()
     try:
         import tvm  # noqa: F401
 
