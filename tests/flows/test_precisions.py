@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 
 from tests.conftest import stage, tvmflow
+
+pytestmark = pytest.mark.usefixtures("with_prefect_server")
 
 
 def test_an_int8_cell_all_the_way(copy_of_finished: Path) -> None:

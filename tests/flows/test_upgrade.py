@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import SLUG, tvmflow
 
+pytestmark = pytest.mark.usefixtures("with_prefect_server")
+
 OLD = os.environ.get("TVMFLOW_OLD_TVM", "")
 
 

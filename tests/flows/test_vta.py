@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.conftest import stage, tvmflow
 from tvmflow.vta.config import VtaConfig
 from tvmflow.vta.isa import INSTRUCTION_BYTES
+
+pytestmark = pytest.mark.usefixtures("with_prefect_server")
 
 CELL = "digits_torch@vta-sim:vta_int8"
 FOLDER = "digits_torch.vta-sim.vta_int8"
