@@ -107,7 +107,7 @@ def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = F
     request = asdict(
         StageRequest(stage, str(cell), str(workspace.root), workspace.params.flows.timeout_s[stage], again)
     )
-    is_hit = isinstance(plan, Plan) and plan.is_hit and not again
+    is_hit = plan.is_hit and not again
     work = _task_for(stage, workspace)
     if is_hit:  # where Prefect does not know the key yet, its task finds the stage done in a moment
         tell(str(cell), stage, "hit", 0, 0)

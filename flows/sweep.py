@@ -24,17 +24,25 @@ from tvmflow.workspace import Workspace
 
 
 @task(name="run_cell", task_run_name="{cell}", cache_policy=NO_CACHE, persist_result=False)
-def run_cell(cell: str, root: str, stages: tuple[str, ...], again: tuple[str, ...]) -> Any:
-    """Walk one cell; its failure is part of the result."""
+def run_cell(
+    cell: str, root: str, stages: tuple[str, ...], again: tuple[str, ...], refused: dict[str, Any] | None = None
+) -> Any:
+    """Walk one cell; its failure is part of the result. refused: the result of a cell that cannot be run."""
+    if refused is not None:
+        return _failed(refused)
     workspace = workspace_of(root)
     result = WalkResult(cell)
     try:
         walk(workspace, workspace.params.cell(cell), stages, again, result)
     except TvmflowError as error:
         result.error = error.to_json()
-        return Failed(message=f"{result.failed_stage}: {error.found[:500]}", data=asdict(result))
+        return _failed(asdict(result))
     show_cell(workspace, workspace.params.cell(cell))
     return asdict(result)
+
+
+def _failed(result: dict[str, Any]) -> Any:
+    return Failed(message=f"{result['failed_stage']}: {result['error']['found'][:500]}", data=result)
 
 
 def task_runner(flows: FlowParams) -> TaskRunner[Any]:
@@ -55,17 +63,23 @@ def task_runner(flows: FlowParams) -> TaskRunner[Any]:
 
 
 @flow(name="sweep", flow_run_name=run_name)
-def sweep(cells: list[str] | None = None, root: str = "", again: tuple[str, ...] = ()) -> Any:
+def sweep(
+    cells: list[str] | None = None,
+    root: str = "",
+    again: tuple[str, ...] = (),
+    refused: dict[str, dict[str, Any]] | None = None,
+) -> Any:
     """Run every stage of the cells (default: all of params.yaml), in the workspace `root` (default: the nearest).
 
     Returns one WalkResult per cell, as a mapping, in the order of `cells`. again: stages to make even when nothing changed.
+    refused: results of cells that are known to fail; they are not walked.
     """
     workspace = workspace_of(root)
     cells = cells_of(workspace, cells)
     tag_run(cells)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():
-        running = [run_cell.submit(cell, str(workspace.root), stages, again) for cell in cells]
+        running = [run_cell.submit(cell, str(workspace.root), stages, again, (refused or {}).get(cell)) for cell in cells]
         results: list[dict[str, Any]] = [future.result(raise_on_failure=False) for future in running]
     if is_stopping():
         return Cancelled(message="interrupted by the user")
@@ -80,12 +94,15 @@ def sweep(cells: list[str] | None = None, root: str = "", again: tuple[str, ...]
     return ended(results)
 
 
-def run_sweep(workspace: Workspace, cells: list[str], again: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def run_sweep(
+    workspace: Workspace, cells: list[str], again: tuple[str, ...] = (), refused: dict[str, dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
     """Run the sweep flow with the task runner of params.yaml."""
     runner = task_runner(workspace.params.flows)
     refresh(workspace)  # DVC records the cells below: it has to know them
     with cancels_flow():
-        return results_of(sweep.with_options(task_runner=runner)(cells, str(workspace.root), again, return_state=True))
+        state = sweep.with_options(task_runner=runner)(cells, str(workspace.root), again, refused, return_state=True)
+        return results_of(state)
 
 
 def _row(result: dict[str, Any]) -> dict[str, str]:

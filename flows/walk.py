@@ -9,7 +9,7 @@ from flows.stage_tasks import run_stage_task
 from tasks.table import STAGES
 from tvmflow.ledger.measurements import ensure_recorded
 from tvmflow.params import Cell
-from tvmflow.store import Plan, Store
+from tvmflow.store import Store
 from tvmflow.workspace import Workspace
 
 # A device is needed from the first stage on that is done anew every time.
@@ -38,11 +38,11 @@ def walk(
 
     A stage that is never cached runs only when one after it will, or is the last.
     """
-    result = result or WalkResult(str(cell))
+    result, store = result or WalkResult(str(cell)), Store(workspace, STAGES)
     for at, stage in enumerate(stages):
         result.failed_stage = stage
         later = [name for name in stages[at + 1 :] if STAGES[name].is_cached]
-        if not STAGES[stage].is_cached and later and not again and all(_is_hit(workspace, x, cell) for x in later):
+        if not STAGES[stage].is_cached and later and not again and all(store.plan(name, cell).is_hit for name in later):
             continue
         result.outcomes[stage] = run_stage_task(workspace, stage, cell, again=stage in again)
     if any(STAGES[stage].has_metrics for stage in stages):
@@ -50,8 +50,3 @@ def walk(
         ensure_recorded(workspace, cell)
     result.failed_stage = None
     return result.outcomes
-
-
-def _is_hit(workspace: Workspace, stage: str, cell: Cell) -> bool:
-    plan = Store(workspace, STAGES).plan(stage, cell)
-    return isinstance(plan, Plan) and plan.is_hit

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from filelock import FileLock, Timeout
 
@@ -67,6 +67,7 @@ class Undecided:
     stage: AnyStage
     cell: Cell
     waits_for: str
+    is_hit: ClassVar[bool] = False
 
 
 Known = dict[str, Plan | Undecided]

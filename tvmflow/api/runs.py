@@ -40,13 +40,12 @@ def run(
     check_store(where)
     if again or not all(_is_done(where, cell) for cell in wanted):
         refused = _preflight(where, wanted, show_progress)
-        # One cell that can run is enough to start the flow, with all of them: Prefect is to know which failed.
-        ready = wanted if len(refused) < len(wanted) else []
-        if ready and show_progress:
-            sys.stderr.write("starting Prefect ...\n")
-        display = _display(len(ready), show_progress, tuning_lines)
-        swept = {result["cell"]: result for result in (_sweep(where, ready, again, display) if ready else ())} | refused
-        found = [swept[str(cell)] for cell in wanted]
+        if len(refused) == len(wanted):
+            found = [refused[str(cell)] for cell in wanted]
+        else:  # with all of them: Prefect is to know which were refused
+            if show_progress:
+                sys.stderr.write("starting Prefect ...\n")
+            found = _sweep(where, wanted, refused, again, _display(len(wanted), show_progress, tuning_lines))
     else:
         found = [{"cell": str(cell), "outcomes": {}, "error": None} for cell in wanted]
         if show_progress:
@@ -74,17 +73,13 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
     from tasks.table import STAGES
     from tvmflow.ledger.dvc import is_published
     from tvmflow.ledger.measurements import is_recorded
-    from tvmflow.store import Plan, Store
+    from tvmflow.store import Store
 
     try:
         plans = Store(workspace, STAGES).plan_all(cell)
     except TvmflowError:
         return False  # the run says why, and goes on with the others
-    return (
-        all(isinstance(plan, Plan) and plan.is_hit for plan in plans)
-        and is_recorded(workspace, cell)
-        and is_published(workspace, cell)
-    )
+    return all(plan.is_hit for plan in plans) and is_recorded(workspace, cell) and is_published(workspace, cell)
 
 
 def _preflight(workspace: Workspace, cells: list[Cell], show_progress: bool) -> dict[str, dict[str, Any]]:
@@ -105,8 +100,9 @@ def _preflight(workspace: Workspace, cells: list[Cell], show_progress: bool) -> 
 
 
 def _sweep(
-    workspace: Workspace, cells: list[Cell], again: bool, display: contextlib.AbstractContextManager[None]
-) -> list[dict[str, Any]]:
+    workspace: Workspace, cells: list[Cell], refused: dict[str, dict[str, Any]], again: bool,
+    display: contextlib.AbstractContextManager[None],
+) -> list[dict[str, Any]]:  # fmt: skip
     from flows.settings import configure_prefect, wait_for_prefect
 
     configure_prefect(workspace)
@@ -114,7 +110,7 @@ def _sweep(
 
     wait_for_prefect()
     with display:
-        return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else ())
+        return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), refused)
 
 
 @contextlib.contextmanager

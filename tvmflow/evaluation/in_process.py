@@ -12,7 +12,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,37 +20,13 @@ from numpy.typing import NDArray
 
 from tvmflow.artifacts import sha256_of
 from tvmflow.errors import StoreError, TvmflowError, UsageError
+from tvmflow.frontends.source_model import TensorSpec, run_in_batches
 
 if TYPE_CHECKING:
     from tvmflow.targets.resolve import ResolvedTarget
 
 Array = NDArray[Any]
 Outputs = Array | tuple[Array, ...]
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One input of a library. shape: of one call, its first number the batch that the library was built for."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    def checked(self, value: Any, cell: str) -> Array:
-        """Return a value as an array (N, ...) of this input. Raises UsageError."""
-        array = np.asarray(value)
-        is_number = array.dtype.kind in "biuf" or array.dtype == np.dtype(self.dtype)
-        if array.ndim != len(self.shape) or array.shape[1:] != self.shape[1:] or not len(array):
-            raise UsageError(
-                f"input {self.name} of {cell} got an array of shape {array.shape}",
-                f"(N, {', '.join(map(str, self.shape[1:]))}), any N from 1",
-                "for one sample add the first axis: x[None]",
-            )
-        if not is_number or not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise UsageError(
-                f"input {self.name} of {cell} got an array of {array.dtype}", f"{self.dtype}, or what fits it"
-            )
-        return np.ascontiguousarray(array, dtype=self.dtype)
 
 
 class LoadedLibrary:
@@ -92,22 +67,18 @@ class LoadedLibrary:
         Numbers are converted to the input's dtype where nothing but precision can be lost. N samples run in batches of the size
         that the library was built for, the last one filled up. Returns an array (N, ...), for several outputs a tuple of them.
         """
-        found = _checked(self.inputs, arrays, named, self.cell)
-        batch, count = self.inputs[0].shape[0], len(found[0])
-        parts = []
-        for start in range(0, count, batch):
-            parts.append([x[: count - start] for x in self._run([_batch(x, start, batch) for x in found])])
-        outputs = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+        outputs = run_in_batches(self, _checked(self.inputs, arrays, named, self.cell), self.inputs[0].shape[0])
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _run(self, arrays: list[Array]) -> list[Array]:
+    def run(self, *inputs: Array) -> tuple[Array, ...]:
+        """Run one batch: arrays of exactly the shapes and dtypes of `inputs`, in order. Returns all outputs."""
         import tvm
 
         with self._lock:
             if self._main is None:
                 raise UsageError(f"the library of {self.cell} is closed", "an open one", "load it again")
-            found = self._main(*(tvm.runtime.tensor(array, self._device) for array in arrays))
-            return [np.asarray(x.numpy()) for x in ([found] if hasattr(found, "numpy") else found)]
+            found = self._main(*(tvm.runtime.tensor(array, self._device) for array in inputs))
+            return tuple(np.asarray(x.numpy()) for x in ([found] if hasattr(found, "numpy") else found))
 
     def close(self) -> None:
         """Let go of the library; safe to repeat."""
@@ -146,16 +117,25 @@ def _checked(specs: tuple[TensorSpec, ...], arrays: tuple[Any, ...], named: dict
             f"{cell} was called with {len(arrays)} arrays" + (f" and {', '.join(named)}" if named else ""),
             f"{len(names)}: {', '.join(names)}",
         )
-    found = [spec.checked(given[spec.name], cell) for spec in specs]
+    found = [_input(spec, given[spec.name], cell) for spec in specs]
     if len({len(array) for array in found}) > 1:
         raise UsageError(f"{cell} was called with {[len(a) for a in found]} samples", "as many of every input")
     return found
 
 
-def _batch(x: Array, start: int, batch: int) -> Array:
-    from tvmflow.frontends.source_model import batch_at
-
-    return batch_at((x,), start, batch)[0]
+def _input(spec: TensorSpec, value: Any, cell: str) -> Array:
+    """Return a value as an array (N, ...) of this input. Raises UsageError."""
+    array = np.asarray(value)
+    is_number = array.dtype.kind in "biuf" or array.dtype == np.dtype(spec.dtype)
+    if array.ndim != len(spec.shape) or array.shape[1:] != spec.shape[1:] or not len(array):
+        raise UsageError(
+            f"input {spec.name} of {cell} got an array of shape {array.shape}",
+            f"(N, {', '.join(map(str, spec.shape[1:]))}), any N from 1",
+            "for one sample add the first axis: x[None]",
+        )
+    if not is_number or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        raise UsageError(f"input {spec.name} of {cell} got an array of {array.dtype}", f"{spec.dtype}, or what fits it")
+    return np.ascontiguousarray(array, dtype=spec.dtype)
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -172,9 +152,14 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
     """Raise UsageError where this machine's processor cannot run code of the target: it would end the process."""
+    from tvmflow.targets.cpu_features import features_of
     from tvmflow.toolchain import lacking
 
-    missing = [] if not target.runs_here else lacking(_features(target))
+    try:
+        features = set(features_of(target.mcpu, target.mtriple, target.mattr))
+    except Exception as error:  # TVM's own types
+        raise TvmflowError(f"TVM does not know the processor {target.mcpu}: {error}") from error
+    missing = [] if not target.runs_here else lacking(features)
     if not target.runs_here or missing:
         why = f"which lacks {', '.join(missing)}" if missing else "a processor of another kind"
         raise UsageError(
@@ -182,19 +167,6 @@ def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
             "a target whose code this machine runs",
             "use predict(), which runs it on the cell's device",
         )
-
-
-def _features(target: ResolvedTarget) -> set[str]:
-    import tvm
-    from tvm.target import codegen
-
-    options: dict[str, Any] = {"kind": "llvm", "mtriple": target.mtriple, "mcpu": target.mcpu}
-    if target.mattr:
-        options["mattr"] = list(target.mattr)
-    try:
-        return {str(name) for name in codegen.llvm_get_cpu_features(tvm.target.Target(options))}
-    except Exception as error:  # TVM's own types
-        raise TvmflowError(f"TVM does not know the processor {target.mcpu}: {error}") from error
 
 
 def _ask_for_threads(wanted: int) -> None:
