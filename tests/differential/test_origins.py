@@ -9,27 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.faults.here import here
+from tests.faults.here import QUICK_RULES, here
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.kernels.workloads import Workload
 from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.fleet import FleetRules
 from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.origins import LOST, NEW, REMEASURED, RETUNED, REUSED
 from tvmflow.tuning.records import ILLEGAL_SCHEDULE, OK, append_record, failures, read_records
-from tvmflow.tuning.search import SearchRules, tune
+from tvmflow.tuning.search import tune
 from tvmflow.tuning.state import WorkloadSearch
 
-RULES = SearchRules(
-    tuner="grid", loss="rank", trials=2, total_trials=0, seconds=0.0, early_stopping=100, seed=0, replay_slowdown=1e9,
-    build_workers=1, build_timeout_s=60.0, overlap=False,
-    fleet=FleetRules(
-        slots=1, kernel_timeout_s=60.0, session_s=3600.0, canary_every=4, max_drift=1e9, cool_s=0.0, give_up_s=1.0,
-        measure=MeasureRules(1, 0.1),
-    ),
-)  # fmt: skip
+RULES = QUICK_RULES
 
 
 def _search(folder: Path, tvm: str, said: list[str]) -> WorkloadSearch:

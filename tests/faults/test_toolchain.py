@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.here import QUICK_RULES, here
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.errors import StageError, StoreError, ToolchainError
 from tvmflow.kernels.workloads import Workload
@@ -24,9 +25,7 @@ from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.tuning import builder
 from tvmflow.tuning.builder import BuildPool, Built
 from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.fleet import FleetRules
 from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.records import (
     COMPILE_ERROR,
     ILLEGAL_SCHEDULE,
@@ -36,7 +35,7 @@ from tvmflow.tuning.records import (
     append_record,
     read_records,
 )
-from tvmflow.tuning.search import SearchRules, tune
+from tvmflow.tuning.search import tune
 from tvmflow.tuning.state import TuneReport
 
 TARGET = host_target()
@@ -230,14 +229,7 @@ def main(a: T.Buffer((16,), "float32"), b: T.Buffer((16,), "float32")) -> None:
 # -- the search --
 
 
-RULES = SearchRules(
-    tuner="grid", loss="rank", trials=6, total_trials=0, seconds=0.0, early_stopping=100, seed=0, replay_slowdown=0.1,
-    build_workers=1, build_timeout_s=60.0, overlap=False,
-    fleet=FleetRules(
-        slots=1, kernel_timeout_s=60.0, session_s=3600.0, canary_every=4, max_drift=1e9, cool_s=0.0, give_up_s=1.0,
-        measure=MeasureRules(1, 0.1),
-    ),
-)  # fmt: skip
+RULES = replace(QUICK_RULES, trials=6, replay_slowdown=0.1)
 
 
 def _tune(
@@ -247,8 +239,6 @@ def _tune(
     function: Any = KERNEL.function,
 ) -> TuneReport:
     """Tune one kernel on a device of this process; `between` is called after each batch."""
-    from tests.faults.here import here
-
     journal = Journal(folder / "log.jsonl", "here", {"tvm": "1"})
     work = Workload("work", "work", 1, function)
     scratch = folder / "scratch"
