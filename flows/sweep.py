@@ -79,7 +79,9 @@ def sweep(
     tag_run(cells)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():
-        running = [run_cell.submit(cell, str(workspace.root), stages, again, (refused or {}).get(cell)) for cell in cells]
+        running = [
+            run_cell.submit(cell, str(workspace.root), stages, again, (refused or {}).get(cell)) for cell in cells
+        ]
         results: list[dict[str, Any]] = [future.result(raise_on_failure=False) for future in running]
     if is_stopping():
         return Cancelled(message="interrupted by the user")
@@ -95,7 +97,10 @@ def sweep(
 
 
 def run_sweep(
-    workspace: Workspace, cells: list[str], again: tuple[str, ...] = (), refused: dict[str, dict[str, Any]] | None = None
+    workspace: Workspace,
+    cells: list[str],
+    again: tuple[str, ...] = (),
+    refused: dict[str, dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Run the sweep flow with the task runner of params.yaml."""
     runner = task_runner(workspace.params.flows)

@@ -43,17 +43,18 @@ class EvaluateSettings(LatencyRules):
     on_this_host: bool
     host_cpu: str
     framework: str
+    metric: str | None
     max_relative_error: float
     cold_starts: int
     peers: tuple[str, ...]
 
 
 def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
-    entry = workspace.params.targets[cell.target]
+    entry, model = workspace.params.targets[cell.target], workspace.params.models[cell.model]
     return taken(
         EvaluateSettings, workspace.params.evaluate, target=resolve(entry), device_key=entry.device.key,
         on_this_host=transport_of(entry.device).is_this_host, host_cpu=probe()["host_cpu"],
-        framework=workspace.params.models[cell.model].framework,
+        framework=model.framework, metric=model.metric,
         max_relative_error=workspace.params.build.max_relative_error[cell.precision],
     )  # fmt: skip
 
@@ -82,7 +83,7 @@ def evaluate(context: Context) -> dict[str, Any]:
     card = {
         "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": library.stat().st_size,
         "coverage": manifest["coverage"], **numbers.to_json(),
-        **quality(context.inputs, numbers.outputs, samples, settings.max_relative_error, task), "part": part,
+        **quality(context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric), "part": part,
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
     }  # fmt: skip
     write_scorecard(context.out, card, numbers.outputs, samples, task)
@@ -108,7 +109,7 @@ STAGE = Stage(
         Output("latency.csv", plot=LATENCY),
     ),
     reads=(
-        "models.{model}.framework", *TARGET_READS, "targets.{target}.device.key", "targets.{target}.device.transport", "evaluate",
+        "models.{model}.framework", "models.{model}.metric", *TARGET_READS, "targets.{target}.device.key", "targets.{target}.device.transport", "evaluate",
         "build.max_relative_error.{precision}",
     ),
     limit_reads=LIMIT_READS, measures_device=True, runs=(FRONTENDS,),

@@ -144,6 +144,7 @@ class ModelEntry(Frozen):
     input: Input | None = None
     inputs: dict[Line, InputTensor] = Field(default_factory=dict)
     task: Task | None = None
+    metric: Name | None = None
     preprocess: Preprocess = Preprocess()
     dataset: PathText | ImageFolder | None = None
     labels: PathText | None = None
@@ -154,6 +155,8 @@ class ModelEntry(Frozen):
             raise ValueError(f"weights from '{self.weights.kind}' need network: the factory that they belong to")
         if self.weights.kind == "train" and self.dataset is None:
             raise ValueError("weights: {train: ...} need a dataset to train on")
+        if self.metric is not None and self.dataset is None:
+            raise ValueError("a metric needs a dataset, whose labels it compares the outputs with")
         return self
 
     @model_validator(mode="after")

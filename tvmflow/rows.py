@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,9 +13,11 @@ from pydantic import ValidationError
 from tvmflow.backends.table import BACKENDS
 from tvmflow.devices.table import TRANSPORTS
 from tvmflow.errors import ParamsError, TvmflowError, did_you_mean
+from tvmflow.evaluation.metrics import METRICS
 from tvmflow.frontends.table import FRONTENDS
 from tvmflow.options import explain
-from tvmflow.params import ModelEntry, Params, TargetEntry
+from tvmflow.params import Cell, ModelEntry, Params, TargetEntry
+from tvmflow.plugins import Table
 from tvmflow.tuning.tuners import TUNERS
 
 
@@ -24,6 +26,23 @@ def check_rows(params: Params) -> None:
     lines = list(_lines(params))
     if lines:
         raise ParamsError("params.yaml is not valid:\n" + "\n".join(lines), hint="docs/params.md explains every key")
+
+
+def packages_of(params: Params, cell: Cell, reads: Iterable[str]) -> dict[str, str]:
+    """Return package -> version of the plug-ins whose rows decide what a stage makes: part of its recipe key.
+
+    reads: the keys of params.yaml that the stage reads, as its `Stage.reads`.
+    """
+    model, target = params.models[cell.model], params.targets[cell.target]
+    rows: tuple[tuple[str, Table[Any], str], ...] = (
+        ("models.{model}.framework", FRONTENDS, model.framework),
+        ("models.{model}.metric", METRICS, model.metric or ""),
+        ("targets.{target}.kind", BACKENDS, target.kind),
+        ("targets.{target}.device.transport", TRANSPORTS, target.device.transport),
+        ("tune.tuner", TUNERS, params.tune.tuner),
+    )
+    asked = [table.package(name) for key, table, name in rows if any(f"{key}.".startswith(f"{x}.") for x in reads)]
+    return {f"plugin:{found[0]}": found[1] for found in asked if found is not None}
 
 
 def _lines(params: Params) -> Iterator[str]:
@@ -36,6 +55,8 @@ def _lines(params: Params) -> Iterator[str]:
 
 def _model(where: str, model: ModelEntry) -> Iterator[str]:
     yield from _unknown(f"{where}.framework", model.framework, FRONTENDS)
+    if model.metric is not None:
+        yield from _unknown(f"{where}.metric", model.metric, METRICS)
     has_networks = model.framework not in FRONTENDS or FRONTENDS[model.framework].has_networks
     if not has_networks and model.weights.kind not in ("file", "url"):
         expected = "{file: ...} or {url: ..., sha256: ...}"

@@ -36,6 +36,7 @@ from tvmflow.digests import OutputFile
 from tvmflow.params import Cell
 from tvmflow.progress import Progress, silent
 from tvmflow.recipe import changed_parts, code_of, make_recipe, recipe_key
+from tvmflow.rows import packages_of
 from tvmflow.stages import AnyStage, StageContext, settings_json
 from tvmflow.workspace import Workspace
 
@@ -127,7 +128,7 @@ class Store:
             if record is None or (found.restorable is None and self._difference(found, only)):
                 return Undecided(stage, cell, source)
             digests[source] = record.digest(only)
-        tools = toolchain.versions(stage.toolchain(settings))
+        tools = toolchain.versions(stage.toolchain(settings)) | packages_of(self.workspace.params, cell, stage.reads)
         recipe = make_recipe(stage.name, digests, settings_json(settings), tools, code_of(stage.module, stage.runs))
         key = recipe_key(recipe)
         record, reason = self._look(stage, cell, key, recipe)

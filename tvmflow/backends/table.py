@@ -8,15 +8,13 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.backends.vta import VtaBackend
 from tvmflow.errors import UnknownNameError
+from tvmflow.plugins import Table
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
     from tvmflow.params import TargetEntry
 
-BACKENDS: dict[str, type[Backend]] = {
-    "llvm": CpuBackend,
-    "vta": VtaBackend,
-}
+BACKENDS: Table[type[Backend]] = Table("backends", {"llvm": CpuBackend, "vta": VtaBackend})
 
 
 def backend_named(kind: str) -> type[Backend]:

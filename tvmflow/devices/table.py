@@ -7,11 +7,9 @@ from tvmflow.devices.tracker import TrackerTransport
 from tvmflow.devices.transport import Transport
 from tvmflow.errors import UnknownNameError
 from tvmflow.params import DeviceEntry
+from tvmflow.plugins import Table
 
-TRANSPORTS: dict[str, Transport] = {
-    "local": LocalTransport(),
-    "tracker": TrackerTransport(),
-}
+TRANSPORTS: Table[Transport] = Table("transports", {"local": LocalTransport(), "tracker": TrackerTransport()})
 
 
 def transport_of(device: DeviceEntry) -> Transport:

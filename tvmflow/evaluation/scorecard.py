@@ -13,6 +13,7 @@ import numpy as np
 
 from tvmflow.artifacts import load_arrays
 from tvmflow.evaluation.agreement import as_outputs, check_outputs, classes_of, compare_all, worst_of
+from tvmflow.evaluation.metrics import value_of
 from tvmflow.sources.datasets import Samples
 
 Array = np.ndarray[Any, Any]
@@ -27,12 +28,17 @@ _REFERENCES = {
 
 
 def quality(
-    inputs: Mapping[str, Path], outputs: Array | Arrays, samples: Samples, bound: float, task: str | None = None
+    inputs: Mapping[str, Path],
+    outputs: Array | Arrays,
+    samples: Samples,
+    bound: float,
+    task: str | None = None,
+    metric: str | None = None,
 ) -> dict[str, Any]:
     """Return the agreement of the built version's outputs with the source's, step by step, and accuracy where there are labels.
 
     Of several outputs the agreement is the worst of each number, and `outputs` has those of each. accuracy: share of the
-    samples (of maps: of the pixels) whose most likely class is the label; top5: whose label is among five.
+    samples (of maps: of the pixels) whose most likely class is the label, or the value of `metric`; top5: whose label is among five.
     Raises AgreementError when an output is further from the quantized version's than `bound`.
     """
     built = as_outputs(outputs)
@@ -47,15 +53,23 @@ def quality(
         },
         "accuracy": None,
         "top5": None,
+        "metric": metric,
         "outputs": [one.to_json() for one in every] if len(every) > 1 else [],
     }
     if samples.y is not None:
-        found |= {name: shares | {"samples": len(samples.y)} for name, shares in _right(steps, samples.y, task).items()}
+        found |= {
+            name: shares | {"samples": len(samples.y)}
+            for name, shares in _right(steps, samples.y, task, metric).items()
+        }
     return found
 
 
-def _right(steps: list[tuple[str, Arrays]], y: Array, task: str | None) -> dict[str, dict[str, Any]]:
+def _right(
+    steps: list[tuple[str, Arrays]], y: Array, task: str | None, metric: str | None
+) -> dict[str, dict[str, Any]]:
     """Return accuracy and, of more than five classes, top5 of every version; nothing where the first output has no classes."""
+    if metric is not None:
+        return {"accuracy": {name: value_of(metric, outputs, y) for name, outputs in steps}}
     found: dict[str, dict[str, Any]] = {}
     for name, outputs in steps:
         classes = classes_of(outputs[0], task)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tvmflow.errors import UnknownNameError
 from tvmflow.frontends.source_model import SourceDescription, SourceModel
+from tvmflow.plugins import Table
 from tvmflow.sources.weights import WeightFiles, mxnet_parameters
 
 
@@ -64,7 +65,7 @@ def _tensorflow(folder: Path, description: SourceDescription) -> SourceModel:
     return tensorflow.load(folder, description)
 
 
-FRONTENDS: dict[str, Frontend] = {
+FRONTENDS: Table[Frontend] = Table("frontends", {
     "torch": Frontend(
         _torch, ("torch", "torchvision", "onnxscript"),
         WeightFiles((".safetensors", ".pt2", ".torchscript", ".pt", ".pth")),
@@ -77,7 +78,7 @@ FRONTENDS: dict[str, Frontend] = {
     "tensorflow": Frontend(
         _tensorflow, ("tflite", "ai-edge-litert", "tool:tensorflow"), WeightFiles((".tflite", ".zip")), has_networks=False
     ),
-}  # fmt: skip
+})  # fmt: skip
 
 
 def frontend_named(framework: str) -> Frontend:

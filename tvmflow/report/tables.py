@@ -196,7 +196,9 @@ def scorecard_markdown(card: dict[str, Any]) -> str:
     """Return a scorecard as Markdown: accuracy of every form, agreement, latency beside the peers."""
     rows = [("device", card["device"]["kind"]), ("latency", shown_compute(card))]
     rows += [
-        (f"accuracy, {form}", f"{card['accuracy'][form]:.2%}") for form in FORMS if form in (card["accuracy"] or {})
+        (f"{card.get('metric') or 'accuracy'}, {form}", f"{card['accuracy'][form]:.2%}")
+        for form in FORMS
+        if form in (card["accuracy"] or {})
     ]
     rows += [("top-1 agreement", shown_top1(card["agreement"])), ("error", shown_error(card["agreement"]))]
     for name, peer in sorted(card["peers"].items()):

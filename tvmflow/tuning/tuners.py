@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmflow.errors import UnknownNameError
+from tvmflow.plugins import Table
 
 if TYPE_CHECKING:
     from tvmflow.templates import Knobs
@@ -259,12 +260,15 @@ class Assignment:
 
 
 # What `tune.tuner` may be. A new tuner is a file with a class and a row here.
-TUNERS: dict[str, Callable[[Assignment], Tuner]] = {
-    "xgb": lambda a: ModelTuner(a.workload, a.candidates, a.extents, a.model, a.seed),
-    "ga": lambda a: GeneticTuner(a.candidates, a.seed),
-    "random": lambda a: RandomTuner(a.candidates, a.seed),
-    "grid": lambda a: GridTuner(a.candidates),
-}
+TUNERS: Table[Callable[[Assignment], Tuner]] = Table(
+    "tuners",
+    {
+        "xgb": lambda a: ModelTuner(a.workload, a.candidates, a.extents, a.model, a.seed),
+        "ga": lambda a: GeneticTuner(a.candidates, a.seed),
+        "random": lambda a: RandomTuner(a.candidates, a.seed),
+        "grid": lambda a: GridTuner(a.candidates),
+    },
+)
 
 
 @dataclass
