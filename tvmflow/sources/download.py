@@ -8,12 +8,14 @@ import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
-
-import requests
 
 from tvmflow.errors import DigestError, DownloadError, SourceError
 from tvmflow.progress import Progress, silent
+
+if TYPE_CHECKING:
+    import requests
 
 _CHUNK = 1 << 16
 _MAX_REDIRECTS = 5
@@ -37,6 +39,8 @@ def download(url: str, target: Path, limits: DownloadLimits, digest: str, progre
     A part that was fetched before (`target` + .part) is continued. Raises DownloadError when the network failed every
     time, DigestError when the bytes are others, SourceError when the server's reply can never be accepted.
     """
+    import requests  # here, since what only asks for names of sources needs no network
+
     part = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
     last = "no attempt was made"
@@ -111,6 +115,8 @@ def _fetch_rest(url: str, part: Path, limits: DownloadLimits, progress: Progress
 
 
 def _open(url: str, have: int, limits: DownloadLimits) -> requests.Response:
+    import requests
+
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     for _ in range(_MAX_REDIRECTS + 1):
         _check_address(url)
