@@ -88,6 +88,7 @@ class Wish:
     target: str = LOCAL_CPU
     precision: str = "float32"
     shape: tuple[int, ...] | None = None
+    high: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def add_model(workspace: Workspace, path: Path, wish: Wish) -> Added:
     for word, wanted, legal in (("target", wish.target, params.targets), ("precision", wish.precision, PRECISIONS)):
         if wanted not in legal:
             raise UnknownNameError(f"unknown {word} {wanted!r}", legal=legal, name=wanted)
-    entry = _entry(name, _file(path), workspace.root, wish.shape)
+    entry = _entry(name, _file(path), workspace.root, wish)
     cell = Cell.model_validate({"model": name, "target": wish.target, "precision": wish.precision})
     before = workspace.params_path.read_text(encoding="utf-8")
     after = with_entry(before, "models", name, entry)
@@ -147,7 +148,7 @@ def _file(path: Path) -> Path:
     return path.resolve()
 
 
-def _entry(name: str, file: Path, root: Path, shape: tuple[int, ...] | None) -> dict[str, Any]:
+def _entry(name: str, file: Path, root: Path, wish: Wish) -> dict[str, Any]:
     """Return the entry of a model file, as it is to be written. Raises ModelFileError."""
     header = read_model_header(file)
     endings = "; ".join(f"{name}: {', '.join(row.files.suffixes)}" for name, row in FRONTENDS.items())
@@ -167,7 +168,7 @@ def _entry(name: str, file: Path, root: Path, shape: tuple[int, ...] | None) -> 
         )  # fmt: skip
     inside = file.relative_to(root) if file.is_relative_to(root) else file
     entry: dict[str, Any] = {"framework": framework, "weights": {"file": str(inside)}}
-    entry |= _inputs(file, header, shape)
+    entry |= _inputs(file, header, wish)
     try:
         ModelEntry.model_validate(entry)
     except ValidationError as error:
@@ -176,9 +177,9 @@ def _entry(name: str, file: Path, root: Path, shape: tuple[int, ...] | None) -> 
     return entry
 
 
-def _inputs(file: Path, header: dict[str, Any], shape: tuple[int, ...] | None) -> dict[str, Any]:
+def _inputs(file: Path, header: dict[str, Any], wish: Wish) -> dict[str, Any]:
     """Return `input:` of the entry, or `inputs:` where there are several."""
-    found = header["inputs"]
+    found, shape = header["inputs"], wish.shape
     if found is None or not all(one["shape"] for one in found):
         if shape is None:
             raise ModelFileError(
@@ -192,8 +193,19 @@ def _inputs(file: Path, header: dict[str, Any], shape: tuple[int, ...] | None) -
         if header["channels_last"] and len(sizes) == 4 and shape is None:  # entries are (N, C, H, W)
             sizes = [sizes[0], sizes[3], sizes[1], sizes[2]]
         is_float = one["dtype"] in ("", "float32") or (header["frameworks"] == ("tensorflow",))
-        tensors[str(one["name"])] = {"shape": sizes, **({} if is_float else {"dtype": one["dtype"]})}
+        tensors[str(one["name"])] = {"shape": sizes, **({} if is_float else _integers(file, one, wish.high))}
     return {"input": next(iter(tensors.values()))} if len(tensors) == 1 else {"inputs": tensors}
+
+
+def _integers(file: Path, found: dict[str, Any], high: int | None) -> dict[str, Any]:
+    """Return dtype and bound of an input of integers."""
+    high = high if high is not None else found["high"]
+    if high is None and found["dtype"] in ("int32", "int64"):
+        raise ModelFileError(
+            f"input {found['name']} of {file.name} takes {found['dtype']}, and the file does not say how large they may be",
+            "--high, one more than the largest: the size of the vocabulary", "run the same command with --high",
+        )  # fmt: skip
+    return {"dtype": found["dtype"], **({} if high is None else {"high": high})}
 
 
 def _sizes(file: Path, found: dict[str, Any], shape: tuple[int, ...] | None) -> list[int]:

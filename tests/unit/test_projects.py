@@ -214,3 +214,26 @@ def test_an_open_shape_can_be_said(project: Workspace) -> None:
     assert json.loads(done.stdout)["entry"]["input"] == {"shape": [1, 3, 32, 32]}
     with pytest.raises(UsageError, match="there already"):
         add_model(project, file, Wish())
+
+
+def _text_file(path: Path, rows: int, looked_up: bool) -> Path:
+    words = helper.make_tensor_value_info("words", TensorProto.INT64, ["n", 7])
+    table = helper.make_tensor("table", TensorProto.FLOAT, [rows, 4], [0.5] * rows * 4)
+    nodes = [
+        helper.make_node("Cast", ["words"], ["small"], to=TensorProto.INT32),
+        helper.make_node("Gather", ["table", "small"], ["y"]),
+    ]
+    if not looked_up:
+        nodes = [helper.make_node("Cast", ["words"], ["y"], to=TensorProto.FLOAT)]
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [words], [out], [table])), path)
+    return path
+
+
+def test_the_size_of_a_vocabulary_is_that_of_the_table(project: Workspace) -> None:
+    added = add_model(project, _text_file(project.root / "t.onnx", 31, True), Wish())
+    assert added.entry["input"] == {"shape": [1, 7], "dtype": "int64", "high": 31}
+    file = _text_file(project.root / "u.onnx", 31, False)
+    with pytest.raises(ModelFileError, match="the file does not say how large they may be"):
+        add_model(project, file, Wish())
+    assert add_model(project, file, Wish(high=9)).entry["input"]["high"] == 9

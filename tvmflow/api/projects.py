@@ -37,17 +37,18 @@ def new_workspace(folder: Path | str) -> Workspace:
 
 def add_model(
     model_file: Path | str, workspace: Where = None, name: str | None = None, target: str = "local-cpu",
-    precision: str = "float32", shape: tuple[int, ...] | None = None,
+    precision: str = "float32", shape: tuple[int, ...] | None = None, high: int | None = None,
 ) -> Added:  # fmt: skip
     """Write the entry of a model file and its cell into params.yaml: framework, inputs, shapes and dtypes are the file's.
 
-    shape: of the input, where the file leaves it open. Raises ModelFileError for what cannot be read; then nothing is written.
+    shape: of the input, where the file leaves it open. high: one more than the largest of its integers, where the file
+    has no table in which they are looked up. Raises ModelFileError for what cannot be read; then nothing is written.
     """
     from flows.pipeline import refresh
     from tvmflow.projects import Wish
     from tvmflow.projects import add_model as add
 
     where = opened(workspace)
-    added = add(where, Path(model_file), Wish(name, target, precision, shape))
+    added = add(where, Path(model_file), Wish(name, target, precision, shape, high))
     refresh(where)
     return added

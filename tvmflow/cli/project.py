@@ -39,12 +39,15 @@ def add(
     shape: Annotated[
         str | None, typer.Option("--shape", help="of the input, if the file leaves it open: 1,3,224,224")
     ] = None,
+    high: Annotated[
+        int | None, typer.Option("--high", min=1, help="integer inputs are below it: the size of the vocabulary")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a model to params.yaml: framework, inputs, shapes and dtypes are read from its file."""
     from tvmflow import api
 
-    added = api.add_model(model_file, open_workspace(), name, target, precision, _shape(shape))
+    added = api.add_model(model_file, open_workspace(), name, target, precision, _shape(shape), high)
     if as_json:
         show_json({"model": added.name, "entry": added.entry, "cell": str(added.cell), "name": added.cell_name})
     else:

@@ -37,11 +37,12 @@ _TFLITE_DTYPES = {0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64"
 
 @dataclass(frozen=True)
 class Input:
-    """shape: -1 where the file leaves a size open; dtype: "" where it does not say."""
+    """shape: -1 where the file leaves a size open; dtype: "" where it does not say; high: rows of the table that integers look up."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    high: int | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def _onnx(file: Path) -> Header:
     from tvmflow.sources.onnx_files import read_proto
 
     model = read_proto(file)
-    weights = {tensor.name for tensor in model.graph.initializer}
+    weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     found = []
     for value in model.graph.input:
         if value.name in weights:
@@ -184,8 +185,23 @@ def _onnx(file: Path) -> Header:
         kind = value.type.tensor_type
         sizes = (size.dim_value if size.HasField("dim_value") else -1 for size in kind.shape.dim)
         dtype = onnx.TensorProto.DataType.Name(kind.elem_type).lower() if kind.elem_type else ""
-        found.append(Input(value.name, tuple(sizes), {"float": "float32", "double": "float64"}.get(dtype, dtype)))
+        dtype, high = {"float": "float32", "double": "float64"}.get(dtype, dtype), None
+        if dtype in ("int32", "int64"):
+            high = _rows_looked_up(model.graph, value.name, weights)
+        found.append(Input(value.name, tuple(sizes), dtype, high))
     return Header("an ONNX model", ("onnx",), tuple(found))
+
+
+def _rows_looked_up(graph: Any, name: str, weights: dict[str, tuple[int, ...]]) -> int | None:
+    """Return the rows of the smallest constant table in which an input looks up, as it is or cast; None where there is none."""
+    names, rows = {name}, []
+    for node in graph.node:  # in topological order
+        if node.op_type in ("Cast", "Identity") and node.input[0] in names:
+            names.add(node.output[0])
+        elif node.op_type == "Gather" and node.input[1] in names and node.input[0] in weights:
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+            rows.append(weights[node.input[0]][axis])
+    return min(rows, default=None)
 
 
 _FORMATS: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Header | None]], ...] = (
