@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from tvmflow.errors import TvmflowError, first_line
+from tvmflow.errors import TvmflowError, UsageError, first_line
 from tvmflow.toolchain import debian_package, installed
 from tvmflow.workspace import find_workspace
 
@@ -33,7 +33,7 @@ class Finding:
 
 
 def examine(root: Path | None = None) -> list[Finding]:
-    """Return everything that was looked at, good and bad."""
+    """Return everything that was looked at, good and bad: the machine and, where there is one, the workspace."""
     return [*_versions(root), *_threads(), *_tools(root), *_runtime(), *_sandbox(), *_ports(), *_workspace(root)]
 
 
@@ -83,8 +83,9 @@ def _frameworks(root: Path | None) -> Iterator[Finding]:
     """Look at what the models of params.yaml need; of the others say only that they are not there."""
     try:
         wanted = {model.framework for model in find_workspace(root).params.models.values()}
+        unneeded = "absent; no model of this workspace needs it"
     except TvmflowError:
-        wanted = set()
+        wanted, unneeded = set(), "absent; only models of this framework need it"
     for name, extra in (
         ("torch", "torch"),
         ("keras", "keras"),
@@ -97,7 +98,7 @@ def _frameworks(root: Path | None) -> Iterator[Finding]:
         elif extra in wanted:
             yield Finding("warning", name, "absent", f"pip install 'tvmflow[{extra}]'")
         else:
-            yield Finding("ok", name, "absent; no model of this workspace needs it")
+            yield Finding("ok", name, unneeded)
 
 
 def _threads() -> Iterator[Finding]:
@@ -214,7 +215,26 @@ def _ports() -> Iterator[Finding]:
         yield Finding("ok", "exposed ports", "none of the tracker's, Prefect's and MLflow's")
 
 
+def _outside(root: Path | None) -> bool:
+    """Say whether no workspace was named and the current folder is in none."""
+    try:
+        find_workspace(root)
+    except UsageError:
+        return root is None and not os.environ.get("TVMFLOW_ROOT")
+    return False
+
+
+def _free_disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    enough = free > 5e9
+    return Finding("ok" if enough else "warning", "free disk", f"{free / 1e9:.1f} GB", "" if enough else "free some space")
+
+
 def _workspace(root: Path | None) -> Iterator[Finding]:
+    if _outside(root):
+        yield _free_disk(Path.cwd())
+        yield Finding("ok", "workspace", "none in this folder or above it", "tvmflow new DIR")
+        return
     try:
         workspace = find_workspace(root)
         params = workspace.params
@@ -226,10 +246,7 @@ def _workspace(root: Path | None) -> Iterator[Finding]:
     yield Finding(
         "ok", "params.yaml", f"{len(params.models)} models, {len(params.targets)} targets, {len(params.cells)} cells"
     )
-    free = shutil.disk_usage(workspace.root).free
-    yield Finding(
-        "ok" if free > 5e9 else "warning", "free disk", f"{free / 1e9:.1f} GB", "" if free > 5e9 else "free some space"
-    )
+    yield _free_disk(workspace.root)
     for folder in (workspace.root / ".dvc", workspace.root / "mlruns"):
         if not folder.exists():
             yield Finding("warning", folder.name, "not there yet", "tvmflow init")

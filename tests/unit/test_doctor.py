@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
-from tvmflow.doctor import check_versions
+from tvmflow.doctor import check_versions, examine
 from tvmflow.toolchain import attributes_beside, installed
 from tvmflow.toolchain import version as toolchain_version
 
@@ -57,3 +58,20 @@ def test_a_package_counts_under_either_of_its_names(monkeypatch: pytest.MonkeyPa
     assert installed("torch") == "absent"
     versions |= {"xgboost-cpu": "3.3.0"}
     assert toolchain_version("xgboost") == "3.3.0"
+
+
+def test_outside_a_workspace_the_machine_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TVMFLOW_ROOT", raising=False)
+    monkeypatch.setattr("tvmflow.doctor._runtime", lambda: iter(()))  # seconds, and nothing of the workspace
+    monkeypatch.setattr("tvmflow.doctor._sandbox", lambda: iter(()))
+    found = {finding.what: finding for finding in examine()}
+    assert found["workspace"].level == "ok" and found["workspace"].hint == "tvmflow new DIR"
+    assert "free disk" in found and "params.yaml" not in found
+    assert not any("this workspace" in finding.found for finding in found.values())
+    assert {f.what: f.level for f in examine(tmp_path)}["params.yaml"] == "broken"  # one that was named must be there
+    monkeypatch.setenv("TVMFLOW_ROOT", str(tmp_path))
+    assert {f.what: f.level for f in examine()}["params.yaml"] == "broken"
+    monkeypatch.delenv("TVMFLOW_ROOT")
+    (tmp_path / "params.yaml").write_text("models: 3")
+    assert {f.what: f.level for f in examine()}["params.yaml"] == "broken"
