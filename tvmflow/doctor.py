@@ -227,7 +227,9 @@ def _outside(root: Path | None) -> bool:
 def _free_disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     enough = free > 5e9
-    return Finding("ok" if enough else "warning", "free disk", f"{free / 1e9:.1f} GB", "" if enough else "free some space")
+    return Finding(
+        "ok" if enough else "warning", "free disk", f"{free / 1e9:.1f} GB", "" if enough else "free some space"
+    )
 
 
 def _workspace(root: Path | None) -> Iterator[Finding]:
