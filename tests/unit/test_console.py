@@ -15,7 +15,7 @@ from rich.console import Console
 from flows.display import Display
 from tests.unit.report_data import card, history, latency, part
 from tvmflow.report.console import Grid, grid, print_to, printable, show_table, show_text
-from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_table
+from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_markdown, scorecard_table
 from tvmflow.tuning.origins import ORIGINS
 
 WIDTHS = (80, 120)
@@ -62,6 +62,24 @@ def test_tables_fit_and_break_no_number(name: str, width: int) -> None:
             if column not in value.words:
                 assert cell in text, (column, cell)
             assert all(word in text or len(word) > 24 for word in cell.split()), cell
+
+
+def test_a_busy_machine_is_told_once_for_each_measurement() -> None:
+    def disturbed(share: int) -> dict[str, Any]:
+        return latency(1.0, steady=False) | {"reason": f"busy machine (others {share}%, at most 10%)"}
+
+    reason = disturbed(40)["reason"]
+    no_ratio = {"times_faster": None, "low": None, "high": None, "rounds": 9, "reason": reason}
+    found = _card(NAMES[0], peers={"onnxruntime": disturbed(30), "source": latency(1.0), "tvm": disturbed(40)})
+    found["latency"]["compute"], found["advantages"] = disturbed(40), dict.fromkeys(found["peers"], no_ratio)
+    table = scorecard_table([found])
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert row["latency"] == row["vs tvm"] == reason
+    assert row["vs onnxruntime"] == "busy machine (others 30%, at most 10%)" and row["vs source"] == "1 ms"
+    text = scorecard_markdown(found)
+    assert all(line.count("busy machine") < 2 for line in text.splitlines()) and "| source | 1 ms |" in text
+    found["latency"]["compute"] = latency(2.0)  # the library's own latency gives no reason: the ratio does
+    assert f"1 ms ({reason})" in scorecard_table([found]).rows[0]
 
 
 @settings(max_examples=60, deadline=None)

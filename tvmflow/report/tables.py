@@ -107,6 +107,12 @@ def shown_advantage(card: dict[str, Any], peer: str) -> str:
     return f"{_times(found['times_faster'])}x, {_times(found['low'])} to {_times(found['high'])}"
 
 
+def _shown_beside(card: dict[str, Any], peer: str) -> str:
+    """Return a peer's latency with the ratio to it; a reason that the latency, here or of the library, gives is not repeated."""
+    latency, advantage = shown_latency(card["peers"][peer]), shown_advantage(card, peer)
+    return latency if advantage in ("-", latency, shown_compute(card)) else f"{latency} ({advantage})"
+
+
 def _times(factor: float) -> str:
     return f"{factor:.2f}" if factor < _LARGE else f"{factor:,.0f}"
 
@@ -122,10 +128,7 @@ def scorecard_table(cards: list[dict[str, Any]]) -> Grid:
         cells = [card["cell"], f"{card['device']['kind']}"]
         cells += [f"{accuracy[k]:.2%}" if accuracy and k in accuracy else "-" for k in FORMS]
         cells += [shown_top1(card["agreement"]), shown_error(card["agreement"]), shown_compute(card)]
-        for peer in peers:
-            theirs = card["peers"].get(peer)
-            latency, advantage = "-" if theirs is None else shown_latency(theirs), shown_advantage(card, peer)
-            cells.append(latency if advantage in ("-", latency) else f"{latency} ({advantage})")
+        cells += [_shown_beside(card, peer) if peer in card["peers"] else "-" for peer in peers]
         rows.append([*cells, f"{card['library_bytes'] / 1e6:.2f} MB"])
     return grid("scorecards", columns, rows, ("cell", "device", *beside))
 
@@ -201,8 +204,7 @@ def scorecard_markdown(card: dict[str, Any]) -> str:
         if form in (card["accuracy"] or {})
     ]
     rows += [("top-1 agreement", shown_top1(card["agreement"])), ("error", shown_error(card["agreement"]))]
-    for name, peer in sorted(card["peers"].items()):
-        rows.append((name, f"{shown_latency(peer)} ({shown_advantage(card, name)})"))
+    rows += [(name, _shown_beside(card, name)) for name in sorted(card["peers"])]
     rows.append(("library", f"{card['library_bytes'] / 1e6:.2f} MB"))
     lines = [f"**{card['cell']}**", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     return "\n".join(lines)
