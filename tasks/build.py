@@ -1,8 +1,8 @@
 """build: compile the packed model with the best measured schedules into a library for the target.
 
 In:  the packed model, best.json of tune, golden inputs and outputs
-Out: library.so, manifest.json (what it is, for whom, made of what), ir/ (the module after each phase); and as
-     files what the device computes beside kernels, in a folder that the backend names
+Out: library.so, which needs TVM; network.so, which needs nothing; manifest.json (what they are, for whom, made of
+     what), ir/ (the module after each phase); and as files what the device computes beside kernels, in a folder that the backend names
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.golden import GOLDEN, check_module
+from tasks.golden import GOLDEN, check_module, golden_inputs
 from tvmflow.backends.table import backend_of, resolve
-from tvmflow.frontends.source_model import OUTPUTS_NAME, read_description
+from tvmflow.building.runtime import digest_of_runtime
+from tvmflow.evaluation.agreement import check_equal
+from tvmflow.frontends.source_model import OUTPUTS_NAME, read_description, run_in_batches
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module
 from tvmflow.params import Cell
+from tvmflow.sources.labels import names_of
 from tvmflow.stages import Stage, StageContext, no_limits
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain import versions
@@ -24,15 +27,18 @@ from tvmflow.workspace import Workspace
 
 @dataclass(frozen=True)
 class BuildSettings:
+    """runtime: digest of the sources in C that a library without TVM is linked with."""
+
     target: ResolvedTarget
     max_relative_error: float
     precision: str
+    runtime: str
 
 
 def _settings(workspace: Workspace, cell: Cell) -> BuildSettings:
     params = workspace.params
     bound = params.build.max_relative_error[cell.precision]
-    return BuildSettings(resolve(params.targets[cell.target]), bound, cell.precision)
+    return BuildSettings(resolve(params.targets[cell.target]), bound, cell.precision, digest_of_runtime())
 
 
 def _toolchain(settings: BuildSettings) -> tuple[str, ...]:
@@ -60,26 +66,50 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
 
     packed, winograd = load_module(context.inputs["graph_pack"]), best["winograd"] if records else {}
     packed, part = backend.compile_part(packed, best["part"], context.out, context.progress)
-    executable, choices = build_scheduled(packed, backend, records, dump, winograd)
+    scheduled = build_scheduled(packed, backend, records, dump, winograd)
     library = context.out / "library.so"
-    backend.export(executable, library)
-    facts: dict[str, Any] = {"library_bytes": library.stat().st_size, **covered(choices)}
+    backend.export(scheduled.executable, library)
+    facts: dict[str, Any] = {"library_bytes": library.stat().st_size, **covered(scheduled.choices)}
     if target.runs_here:
         golden = check_module(context, "build", LoadedLibrary(library, target.threads), settings.max_relative_error)
         facts["golden"] = golden.to_json()
     description = read_description(context.inputs["fetch"])
     outputs = json.loads((context.inputs["import_model"] / OUTPUTS_NAME).read_text(encoding="utf-8"))
     tools = versions(_toolchain(settings))
-    manifest = manifest_of(context.cell, library, description, target, choices, outputs, tools)
+    manifest = manifest_of(context.cell, library, description, target, scheduled.choices, outputs, tools)
     manifest["part"] = part
+    manifest["network"] = _network(context, scheduled, outputs) if backend.is_cpu else None
     (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
     return facts | ({"part": part["metrics"]} if part else {})
+
+
+def _network(
+    context: StageContext[BuildSettings, None], scheduled: Any, outputs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Link the library without TVM; where this machine can run it, its outputs are library.so's, bit for bit."""
+    from tvmflow.building.library import LoadedLibrary
+    from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
+
+    context.progress("building: network.so", 0, 0)
+    target, description = context.settings.target, read_description(context.inputs["fetch"])
+    classes = outputs[0]["shape"][-1] if len(outputs[0]["shape"]) == 2 else 0
+    labels = tuple(names_of(context.inputs["fetch"], classes) or ()) if classes else ()
+    network = Network(
+        str(context.cell), description.inputs, tuple(one["name"] for one in outputs), target.threads, labels
+    )
+    path = context.out / "network.so"
+    made = write_network(path, scheduled, network, target.cc)
+    if target.runs_here:
+        runners = (LoadedLibrary(context.out / "library.so", target.threads), OpenedNetwork(path, target.threads))
+        ours = [run_in_batches(runner, golden_inputs(context), description.batch) for runner in runners]
+        check_equal("build", *ours)
+    return made
 
 
 STAGE = Stage(
     name="build", settings=_settings, limits=no_limits, toolchain=_toolchain, run=build,
     inputs={
-        **GOLDEN, "import_model": (OUTPUTS_NAME,), "graph_pack": (IR_NAME, WEIGHTS_NAME), "tune": ("best.json",),
+        **GOLDEN, "fetch": (*GOLDEN["fetch"], "labels.json"), "import_model": (OUTPUTS_NAME,), "graph_pack": (IR_NAME, WEIGHTS_NAME), "tune": ("best.json",),
     },
     reads=(*TARGET_READS, "build.max_relative_error.{precision}"),
 )  # fmt: skip

@@ -80,7 +80,7 @@ def test_bfloat16_rounds_to_nearest_ties_to_even(length: int, mcpu: str) -> None
     [("znver4", "x86_64-linux-gnu", "cvtneps2bf16"), ("neoverse-v1", "aarch64-linux-gnu", "bfcvtn")],
 )
 def test_bfloat16_is_rounded_by_the_instruction_of_the_target(mcpu: str, mtriple: str, instruction: str) -> None:
-    executable, _ = build_scheduled(
+    executable, *_ = build_scheduled(
         _cast_to_bfloat16(96), CpuBackend(ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++")), {}
     )
     code = "".join(m.inspect_source("asm") for m in [executable.mod, *executable.mod.imports] if m.kind == "llvm")

@@ -214,7 +214,7 @@ def test_winograd_equals_torch_at_any_size(size: tuple[int, int], channels: int,
     module, model = imported(net, (1, 16, *size))
     packed = PackChannels(16)(module)
     (key,) = convolution_keys(packed)
-    executable, choices = build_scheduled(packed, HOST, {}, winograd={key: m})
+    executable, choices, _ = build_scheduled(packed, HOST, {}, winograd={key: m})
     assert "winograd" in {choice.template for choice in choices}
     x = np.random.default_rng(0).standard_normal((1, 16, *size), dtype=np.float32)
     assert error_of(run(executable, x), model.run(x)[0]) < 10 * BOUND
@@ -287,7 +287,7 @@ def test_a_padding_behind_a_convolution_is_written(kernel: int, m: int, reader: 
     module, model = imported(net, shape)
     packed = PackChannels(16)(module)
     winograd = {key: m for key in convolution_keys(packed)} if m else {}
-    executable, _ = build_scheduled(packed, HOST, {}, winograd=winograd)
+    executable, *_ = build_scheduled(packed, HOST, {}, winograd=winograd)
     for seed in (0, 1):
         x = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
         assert error_of(run(executable, 100 * x), model.run(100 * x)[0]) < 10 * BOUND

@@ -116,7 +116,7 @@ def test_every_kind_of_tile_keeps_the_output(
     for knobs in tiled[:: max(len(tiled) // 4, 1)]:
         trace = trace_json(scheduled(workload.function, found[0], knobs))
         tiles._intrinsic.cache_clear()  # as in a process that has scheduled nothing
-        executable, choices = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
+        executable, choices, _ = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
         assert [choice.how for choice in choices] == ["record"]
         before = emulator.amx_executed()
         output = run(executable, np.ascontiguousarray(packed).astype(numpy_dtype(data)))
@@ -131,7 +131,7 @@ def test_a_network_in_bfloat16_is_computed_in_tiles(emulator: Any, tmp_path: Pat
     model = ExportedModel(build("digits_cnn", 3).eval(), one_input("input", (1, 1, 8, 8)))
     module = FoldBatchNorm()(FoldConstants()(model.to_relax()))
     low = to_mixed(module, MixedPrecision("bfloat16", "float32", ("conv2d", "matmul"), ("mean",)))
-    executable, _ = build_scheduled(PackChannels(16)(low), BACKEND, {})
+    executable, *_ = build_scheduled(PackChannels(16)(low), BACKEND, {})
     BACKEND.export(executable, tmp_path / "library.so")
     library, before = LoadedLibrary(tmp_path / "library.so", TARGET.threads), emulator.amx_executed()
     for seed in (0, 1):

@@ -81,6 +81,7 @@ def test_only_device_failures_are_tried_again_and_one_bad_cell_does_not_stop_the
     assert (root / "artifacts" / "graph_pack" / "digits_torch.gone.float32").exists()
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_runs_the_cells(copy_of_finished: Path, with_prefect_server: str) -> None:
     params = yaml.safe_load((copy_of_finished / "params.yaml").read_text())
     params["flows"]["runner"] = "dask"

@@ -59,8 +59,9 @@ def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspa
     """
     from pathlib import Path as AnyPath
 
-    from tvmflow.evaluation.predict import names_of, predictions
+    from tvmflow.evaluation.predict import predictions
     from tvmflow.sandbox.images import read_in_sandbox
+    from tvmflow.sources.labels import names_of
     from tvmflow.sources.model_parts import image_recipe, prepared
 
     where = opened(workspace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,14 @@ from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
+
+
+class Scheduled(NamedTuple):
+    """executable: TVM's; choices: how each kernel was scheduled; module: of scheduled kernels, from which it was compiled."""
+
+    executable: Any
+    choices: list[Choice]
+    module: Any
 
 
 def prepared(mod: Any, target: Any) -> Any:
@@ -44,14 +52,14 @@ def compile_lowered(lowered: Any, backend: Backend) -> Any:
 
 def build_scheduled(
     packed: Any, backend: Backend, best: dict[str, Any], dump: Any = None, winograd: dict[str, int] | None = None
-) -> tuple[Any, list[Choice]]:
-    """Lower, schedule and compile a packed module. Returns the executable and how each kernel was scheduled."""
+) -> Scheduled:
+    """Lower, schedule and compile a packed module. Raises StageError."""
     lowered = lower(packed, backend, dump, winograd)
     step = ScheduleKernels(best, backend.template_for)
     scheduled = run_pass(step, lowered)
     if dump is not None:
         dump("schedule_kernels", scheduled)
-    return compile_lowered(scheduled, backend), list(step.choices)
+    return Scheduled(compile_lowered(scheduled, backend), list(step.choices), scheduled)
 
 
 class LocalRunner:
@@ -61,7 +69,7 @@ class LocalRunner:
         import tvm
         from tvm import relax
 
-        executable, _ = build_scheduled(mod, backend, {})
+        executable = build_scheduled(mod, backend, {}).executable
         set_threads(backend.target.threads)
         self.machine = relax.VirtualMachine(executable, tvm.cpu())
 

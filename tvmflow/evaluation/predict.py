@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,18 +62,3 @@ def _probabilities(row: Array) -> Array:
         return row
     powers = np.exp(row - row.max())
     return np.asarray(powers / powers.sum())
-
-
-def names_of(fetched: Path, classes: int) -> list[str] | None:
-    """Return the names of a cell's classes: its labels, or ImageNet's for a zoo's network of 1000; None where nobody knows."""
-    from tvmflow.errors import SourceError
-    from tvmflow.sources.labels import BUILT_IN
-
-    labels: list[str] | None = json.loads((fetched / "labels.json").read_text(encoding="utf-8"))
-    network = json.loads((fetched / "source.json").read_text(encoding="utf-8"))["network"] or ""
-    if labels is not None or classes != 1000 or not network.startswith(("torchvision/", "keras/", "mxnet/")):
-        return labels
-    try:
-        return BUILT_IN["imagenet"]()
-    except SourceError:
-        return None

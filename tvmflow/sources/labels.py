@@ -93,3 +93,15 @@ def _number(key: object) -> int:
     if isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key):
         return int(key)
     raise ValueError(f"{key!r} is no class number")
+
+
+def names_of(fetched: Path, classes: int) -> list[str] | None:
+    """Return the names of a cell's classes: its labels, or ImageNet's for a zoo's network of 1000; None where nobody knows."""
+    labels: list[str] | None = json.loads((fetched / "labels.json").read_text(encoding="utf-8"))
+    network = json.loads((fetched / "source.json").read_text(encoding="utf-8"))["network"] or ""
+    if labels is not None or classes != 1000 or not network.startswith(("torchvision/", "keras/", "mxnet/")):
+        return labels
+    try:
+        return BUILT_IN["imagenet"]()
+    except SourceError:
+        return None

@@ -84,7 +84,7 @@ class NetworkComparison:
                 self._session = self._context.__enter__()
             assert self._session is not None
             records = {key: {"trace": record.trace} for key, record in self.best.items()}
-            executable, _ = build_scheduled(self.packed, self.backend, records, winograd=winograd)
+            executable = build_scheduled(self.packed, self.backend, records, winograd=winograd).executable
             library = self.folder / f"network-{next(self._count)}.so"
             self.backend.export(executable, library)
             while len(self._models) > 2:  # each holds a copy of the weights

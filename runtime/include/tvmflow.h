@@ -1,0 +1,119 @@
+/* tvmflow.h: run a network that was compiled to one shared object.
+ *
+ * The library needs nothing but the C library. It reads no environment variables, keeps no state outside of its instances but
+ * each thread's last error, and never aborts or exits: every call returns a status, and last_error says more. Several
+ * networks may be used in one process, each through its own table of functions:
+ *
+ *     const tvmflow_api *api = tvmflow_network_digits();            // the library is linked: the name ends in the network's
+ *     const tvmflow_api *api = ((tvmflow_entry)dlsym(library, "tvmflow_network"))();            // or opened by dlopen
+ *     tvmflow_instance *net = NULL;
+ *     tvmflow_status status = api->create(NULL, &net);              // NULL: default options
+ *     status = api->run(net, inputs, outputs);                      // arrays of pointers to the caller's memory
+ *     api->destroy(net);
+ *
+ * An instance may be used by any thread, by one at a time: a second caller waits. Instances of one network share its weights,
+ * also between processes.
+ */
+#ifndef TVMFLOW_H
+#define TVMFLOW_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when something here changes its meaning; what is new comes last in its struct. */
+#define TVMFLOW_ABI_VERSION 1
+/* Bytes: an input or output at such an address is used in place, any other is copied. */
+#define TVMFLOW_ALIGNMENT 64
+
+typedef enum {
+  TVMFLOW_OK = 0,
+  TVMFLOW_BAD_ARGUMENT = 1, /* a NULL pointer, an index or an option out of range */
+  TVMFLOW_NO_MEMORY = 2,    /* the allocator returned NULL */
+  TVMFLOW_NO_THREADS = 3,   /* the system made no thread, or refused the CPU mask */
+  TVMFLOW_KERNEL_FAILED = 4 /* a kernel refused its arguments: the library is damaged or was built wrongly */
+} tvmflow_status;
+
+typedef enum {
+  TVMFLOW_FLOAT32 = 0,
+  TVMFLOW_FLOAT16 = 1,
+  TVMFLOW_BFLOAT16 = 2,
+  TVMFLOW_INT8 = 3,
+  TVMFLOW_UINT8 = 4,
+  TVMFLOW_INT32 = 5,
+  TVMFLOW_INT64 = 6,
+  TVMFLOW_BOOL = 7
+} tvmflow_dtype;
+
+/* An input or output. shape has ndim sizes, the batch first; size is in bytes, elements lie one behind the other. */
+typedef struct {
+  const char *name;
+  const int64_t *shape;
+  int32_t ndim;
+  tvmflow_dtype dtype;
+  size_t size;
+} tvmflow_tensor;
+
+/* All zero means: the number of threads that the network was tuned for, on any core, with memory from the C library. */
+typedef struct {
+  uint32_t threads;  /* that compute, the caller's own among them; at most TVMFLOW_MAX_THREADS */
+  uint64_t cpu_mask; /* bit i: the threads of the library may run on CPU i; 0: on the fastest kind of core where there are several */
+  uint32_t spin_us;  /* how long an idle thread waits for work before it sleeps; 0: the default, UINT32_MAX: never spin */
+  void *(*allocate)(void *context, size_t size, size_t alignment); /* both are called by several threads at a time */
+  void (*release)(void *context, void *memory);
+  void *context;
+} tvmflow_options;
+#define TVMFLOW_MAX_THREADS 64
+
+/* What a kernel took since profiling was turned on. */
+typedef struct {
+  const char *kernel;
+  uint64_t calls;
+  uint64_t nanoseconds;
+} tvmflow_profile;
+
+typedef struct tvmflow_instance tvmflow_instance;
+
+/* The functions of one network. Those that return a status leave their outputs alone unless it is TVMFLOW_OK. */
+typedef struct {
+  uint32_t abi_version; /* TVMFLOW_ABI_VERSION of the library */
+  const char *network;  /* model@target:precision */
+  uint32_t inputs, outputs, kernels;
+  uint32_t threads;     /* that the network was tuned for */
+  size_t arena_size;    /* bytes that an instance allocates for values between kernels */
+  size_t constant_size; /* bytes of weights, shared by all instances */
+
+  /* Information on input or output i; TVMFLOW_BAD_ARGUMENT when there is none. */
+  tvmflow_status (*input)(uint32_t i, tvmflow_tensor *info);
+  tvmflow_status (*output)(uint32_t i, tvmflow_tensor *info);
+
+  /* Make an instance; options may be NULL. *instance stays as it was on failure. */
+  tvmflow_status (*create)(const tvmflow_options *options, tvmflow_instance **instance);
+  /* Run once: inputs[i] and outputs[i] point to the memory of input and output i. Inputs are not changed. */
+  tvmflow_status (*run)(tvmflow_instance *instance, const void *const *inputs, void *const *outputs);
+  /* Free an instance, which nobody runs any more; NULL is allowed. */
+  void (*destroy)(tvmflow_instance *instance);
+
+  /* What went wrong in this thread's last create or run, as text; "" for nothing. Valid until the thread's next call. */
+  const char *(*last_error)(void);
+  /* Turn the profile of kernels on (and set it to zero) or off. */
+  tvmflow_status (*set_profiling)(tvmflow_instance *instance, int on);
+  /* The profile of kernel call i, in the order of calls. */
+  tvmflow_status (*profile)(const tvmflow_instance *instance, uint32_t i, tvmflow_profile *found);
+
+  /* Names of classes, NULL where the network has none. */
+  const char *const *labels;
+  uint32_t label_count;
+  /* Indices of the k largest of `count` scores, the largest first; ties by index. NaN is never among them. */
+  tvmflow_status (*top_k)(const float *scores, uint32_t count, uint32_t k, uint32_t *indices);
+} tvmflow_api;
+
+typedef const tvmflow_api *(*tvmflow_entry)(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

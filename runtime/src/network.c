@@ -1,0 +1,321 @@
+/* An instance of the network: its memory, its threads, and the walk over the plan. */
+#define _GNU_SOURCE
+#include "plan.h"
+#include "pool.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MAX_WORKSPACES 16
+#define ERROR_SIZE 512
+
+typedef struct {
+  void *memory;
+  size_t size;
+  int in_use;
+} workspace;
+
+struct tvmflow_instance {
+  tvmflow_options options;
+  pool threads;
+  pthread_mutex_t mutex;
+  unsigned char *arena;
+  plan_tensor *tensors;  /* one per value of the plan */
+  plan_any *arguments;   /* one per argument of a step */
+  void **bounce;         /* for inputs, then outputs whose memory is not aligned; made when first needed */
+  uint64_t *calls, *nanoseconds; /* one per step; NULL where profiling was never on */
+  int profiling;
+  workspace workspaces[TVMFLOW_MAX_THREADS][MAX_WORKSPACES]; /* of each thread */
+};
+
+/* For whom this thread computes: TVM's kernels do not pass it on. */
+static _Thread_local struct {
+  tvmflow_instance *instance;
+  uint32_t number;
+  int in_loop;
+  char error[ERROR_SIZE];
+} current;
+
+void pool_enter(void *owner, uint32_t number) {
+  current.instance = owner;
+  current.number = number;
+  current.in_loop = 1; /* a thread of the pool does nothing else */
+}
+
+/* Say what went wrong, with one word of it or NULL; returns the status. */
+static tvmflow_status told(tvmflow_status status, const char *text, const char *word) {
+  snprintf(current.error, ERROR_SIZE, text, word); /* all texts are ours */
+  return status;
+}
+
+/* -- memory -- */
+
+static void *allocate(tvmflow_instance *instance, size_t size) {
+  size_t rounded = (size + TVMFLOW_ALIGNMENT - 1) / TVMFLOW_ALIGNMENT * TVMFLOW_ALIGNMENT;
+  if (rounded < size) return NULL;
+  if (!rounded) rounded = TVMFLOW_ALIGNMENT;
+  if (instance->options.allocate) return instance->options.allocate(instance->options.context, rounded, TVMFLOW_ALIGNMENT);
+  void *memory = NULL;
+  return posix_memalign(&memory, TVMFLOW_ALIGNMENT, rounded) ? NULL : memory;
+}
+
+static void release(tvmflow_instance *instance, void *memory) {
+  if (!memory) return;
+  if (instance->options.release) instance->options.release(instance->options.context, memory);
+  else free(memory);
+}
+
+/* -- what TVM's kernels call -- */
+
+static void *take_workspace(int device_type, int device_id, uint64_t size, int code, int bits) {
+  (void)device_type, (void)device_id, (void)code, (void)bits;
+  workspace *found = NULL, *room = NULL;
+  for (workspace *at = current.instance->workspaces[current.number]; at < current.instance->workspaces[current.number] + MAX_WORKSPACES; ++at) {
+    if (at->in_use) continue;
+    if (at->size >= size && at->memory && (!found || at->size < found->size)) found = at;
+    if (!room || at->size < room->size) room = at;
+  }
+  if (!found) {
+    if (!room) return NULL;
+    release(current.instance, room->memory);
+    *room = (workspace){allocate(current.instance, size), size, 0};
+    if (!room->memory) return room->size = 0, NULL;
+    found = room;
+  }
+  found->in_use = 1;
+  return found->memory;
+}
+
+static int free_workspace(int device_type, int device_id, void *memory) {
+  (void)device_type, (void)device_id;
+  for (workspace *at = current.instance->workspaces[current.number]; at < current.instance->workspaces[current.number] + MAX_WORKSPACES; ++at)
+    if (at->memory == memory) return at->in_use = 0;
+  return -1;
+}
+
+static int launch(pool_task task, void *data, int tasks) {
+  int failed = 0;
+  if (current.in_loop) { /* a loop within a parallel loop runs on the thread that meets it */
+    pool_group group = {NULL, tasks > 0 ? tasks : 1};
+    for (int32_t i = 0; i < group.num_task; ++i) failed |= task(i, &group, data);
+    return failed;
+  }
+  current.in_loop = 1;
+  failed = pool_run(&current.instance->threads, task, data, tasks);
+  current.in_loop = 0;
+  return failed;
+}
+
+/* The kernels call through these pointers. */
+int (*const __TVMBackendParallelLaunch)(pool_task, void *, int) = launch;
+void *(*const __TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) = take_workspace;
+int (*const __TVMBackendFreeWorkspace)(int, int, void *) = free_workspace;
+
+void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int32_t count) {
+  size_t used = (size_t)snprintf(current.error, ERROR_SIZE, "%s: ", kind);
+  for (int32_t i = 0; i < count && used < ERROR_SIZE; ++i)
+    if (parts[i]) used += (size_t)snprintf(current.error + used, ERROR_SIZE - used, "%s", parts[i]);
+}
+
+/* -- making and freeing -- */
+
+static void bind(tvmflow_instance *made) {
+  for (uint32_t i = 0; i < plan.value_count; ++i) {
+    const plan_value *value = &plan.values[i];
+    plan_tensor *tensor = &made->tensors[i];
+    *tensor = (plan_tensor){NULL, PLAN_DEVICE_CPU, 0, value->ndim, value->code, value->bits, 1, value->shape, value->strides, 0};
+    if (value->place == PLAN_CONSTANT) tensor->data = (void *)(uintptr_t)(plan.constants + value->offset);
+    if (value->place == PLAN_ARENA) tensor->data = made->arena + value->offset;
+  }
+  for (uint32_t i = 0; i < plan.argument_count; ++i) {
+    made->arguments[i].type_index = PLAN_ANY_TENSOR;
+    made->arguments[i].value.pointer = &made->tensors[plan.arguments[i]];
+  }
+}
+
+static void free_memory(tvmflow_instance *freed) {
+  for (uint32_t thread = 0; thread < TVMFLOW_MAX_THREADS; ++thread)
+    for (uint32_t i = 0; i < MAX_WORKSPACES; ++i) release(freed, freed->workspaces[thread][i].memory);
+  if (freed->bounce)
+    for (uint32_t i = 0; i < plan_api.inputs + plan_api.outputs; ++i) release(freed, freed->bounce[i]);
+  release(freed, freed->bounce);
+  release(freed, freed->calls);
+  release(freed, freed->arguments);
+  release(freed, freed->tensors);
+  release(freed, freed->arena);
+  tvmflow_instance copy = {.options = freed->options};
+  release(&copy, freed);
+}
+
+tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance **instance) {
+  tvmflow_options wanted = {0};
+  current.error[0] = 0;
+  if (!instance) return told(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
+  if (options) wanted = *options;
+  if (!wanted.threads) wanted.threads = plan_api.threads;
+  if (wanted.threads > TVMFLOW_MAX_THREADS) return told(TVMFLOW_BAD_ARGUMENT, "more threads than TVMFLOW_MAX_THREADS", NULL);
+  if (!wanted.allocate != !wanted.release) return told(TVMFLOW_BAD_ARGUMENT, "allocate and release belong together", NULL);
+  tvmflow_instance asking = {.options = wanted};
+  tvmflow_instance *made = allocate(&asking, sizeof *made);
+  if (!made) return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  memset(made, 0, sizeof *made);
+  made->options = wanted;
+  made->arena = allocate(made, plan_api.arena_size);
+  made->tensors = allocate(made, plan.value_count * sizeof *made->tensors);
+  made->arguments = allocate(made, plan.argument_count * sizeof *made->arguments);
+  made->bounce = allocate(made, (plan_api.inputs + plan_api.outputs) * sizeof *made->bounce);
+  if (!made->arena || !made->tensors || !made->arguments || !made->bounce) {
+    release(made, made->bounce);
+    made->bounce = NULL;
+    free_memory(made);
+    return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  }
+  memset(made->arguments, 0, plan.argument_count * sizeof *made->arguments);
+  memset(made->bounce, 0, (plan_api.inputs + plan_api.outputs) * sizeof *made->bounce);
+  bind(made);
+  tvmflow_status status = TVMFLOW_NO_THREADS;
+  if (!pthread_mutex_init(&made->mutex, NULL)) {
+    status = pool_start(&made->threads, wanted.threads, wanted.cpu_mask, wanted.spin_us, made);
+    if (status) pthread_mutex_destroy(&made->mutex);
+  }
+  if (status) {
+    free_memory(made);
+    return told(status, "the system made no thread, or refused the CPU mask", NULL);
+  }
+  *instance = made;
+  return TVMFLOW_OK;
+}
+
+void tvmflow_destroy(tvmflow_instance *instance) {
+  if (!instance) return;
+  pool_stop(&instance->threads);
+  pthread_mutex_destroy(&instance->mutex);
+  free_memory(instance);
+}
+
+/* -- running -- */
+
+static int is_aligned(const void *memory) { return (uintptr_t)memory % TVMFLOW_ALIGNMENT == 0; }
+
+/* Return the memory that the kernels use for input or output `i` of both: the caller's, or one of ours where that is not aligned. */
+static void *usable(tvmflow_instance *instance, uint32_t i, const void *memory, size_t size) {
+  if (is_aligned(memory)) return (void *)(uintptr_t)memory;
+  if (!instance->bounce[i]) instance->bounce[i] = allocate(instance, size);
+  return instance->bounce[i];
+}
+
+static tvmflow_status point_to(tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
+  void *places[2] = {NULL, NULL};
+  for (uint32_t i = 0; i < plan.value_count; ++i) {
+    const plan_value *value = &plan.values[i];
+    if (value->place == PLAN_INPUT) {
+      places[0] = usable(instance, value->index, inputs[value->index], plan.inputs[value->index].size);
+      if (!places[0]) return TVMFLOW_NO_MEMORY;
+      if (places[0] != inputs[value->index]) memcpy(places[0], inputs[value->index], plan.inputs[value->index].size);
+      instance->tensors[i].data = (unsigned char *)places[0] + value->offset;
+    } else if (value->place == PLAN_OUTPUT) {
+      places[1] = usable(instance, plan_api.inputs + value->index, outputs[value->index], plan.outputs[value->index].size);
+      if (!places[1]) return TVMFLOW_NO_MEMORY;
+      instance->tensors[i].data = (unsigned char *)places[1] + value->offset;
+    }
+  }
+  return TVMFLOW_OK;
+}
+
+static uint64_t now_ns(void) {
+  struct timespec at;
+  clock_gettime(CLOCK_MONOTONIC, &at);
+  return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec;
+}
+
+static tvmflow_status walk(tvmflow_instance *instance) {
+  for (uint32_t i = 0; i < plan.step_count; ++i) {
+    const plan_step *step = &plan.steps[i];
+    plan_any result = {PLAN_ANY_NONE, 0, {0}};
+    uint64_t begin = instance->profiling ? now_ns() : 0;
+    if (step->kernel(NULL, instance->arguments + step->arguments, (int32_t)step->count, &result))
+      return current.error[0] ? TVMFLOW_KERNEL_FAILED : told(TVMFLOW_KERNEL_FAILED, "kernel %s failed", step->name);
+    if (instance->profiling) {
+      instance->calls[i] += 1;
+      instance->nanoseconds[i] += now_ns() - begin;
+    }
+  }
+  for (uint32_t i = 0; i < plan.copy_count; ++i)
+    memcpy(instance->tensors[plan.copies[i].to].data, instance->tensors[plan.copies[i].from].data, plan.copies[i].size);
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
+  current.error[0] = 0;
+  if (!instance || !inputs || !outputs) return told(TVMFLOW_BAD_ARGUMENT, "instance, inputs or outputs are NULL", NULL);
+  for (uint32_t i = 0; i < plan_api.inputs; ++i)
+    if (!inputs[i]) return told(TVMFLOW_BAD_ARGUMENT, "input %s is NULL", plan.inputs[i].name);
+  for (uint32_t i = 0; i < plan_api.outputs; ++i)
+    if (!outputs[i]) return told(TVMFLOW_BAD_ARGUMENT, "output %s is NULL", plan.outputs[i].name);
+  pthread_mutex_lock(&instance->mutex);
+  current.instance = instance;
+  tvmflow_status status = point_to(instance, inputs, outputs);
+  if (status) told(status, "no memory for an input or output that is not aligned to TVMFLOW_ALIGNMENT", NULL);
+  else status = walk(instance);
+  for (uint32_t i = 0; i < plan_api.outputs && !status; ++i)
+    if (!is_aligned(outputs[i])) memcpy(outputs[i], instance->bounce[plan_api.inputs + i], plan.outputs[i].size);
+  current.instance = NULL;
+  pthread_mutex_unlock(&instance->mutex);
+  return status;
+}
+
+/* -- information -- */
+
+tvmflow_status tvmflow_input(uint32_t i, tvmflow_tensor *info) {
+  if (i >= plan_api.inputs || !info) return TVMFLOW_BAD_ARGUMENT;
+  *info = plan.inputs[i];
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_output(uint32_t i, tvmflow_tensor *info) {
+  if (i >= plan_api.outputs || !info) return TVMFLOW_BAD_ARGUMENT;
+  *info = plan.outputs[i];
+  return TVMFLOW_OK;
+}
+
+const char *tvmflow_last_error(void) { return current.error; }
+
+tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on) {
+  if (!instance) return TVMFLOW_BAD_ARGUMENT;
+  tvmflow_status status = TVMFLOW_OK;
+  pthread_mutex_lock(&instance->mutex);
+  if (on && !instance->calls) {
+    instance->calls = allocate(instance, 2 * plan.step_count * sizeof *instance->calls);
+    if (!instance->calls) status = TVMFLOW_NO_MEMORY;
+    else instance->nanoseconds = instance->calls + plan.step_count;
+  }
+  if (on && !status) memset(instance->calls, 0, 2 * plan.step_count * sizeof *instance->calls);
+  instance->profiling = on && !status;
+  pthread_mutex_unlock(&instance->mutex);
+  return status;
+}
+
+tvmflow_status tvmflow_profile_of(const tvmflow_instance *instance, uint32_t i, tvmflow_profile *found) {
+  if (!instance || !found || i >= plan.step_count || !instance->calls) return TVMFLOW_BAD_ARGUMENT;
+  *found = (tvmflow_profile){plan.steps[i].name, instance->calls[i], instance->nanoseconds[i]};
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_top_k(const float *scores, uint32_t count, uint32_t k, uint32_t *indices) {
+  if (!scores || !indices || !k) return TVMFLOW_BAD_ARGUMENT;
+  uint32_t found = 0, numbers = 0;
+  for (uint32_t i = 0; i < count; ++i) numbers += scores[i] == scores[i];
+  if (k > numbers) return TVMFLOW_BAD_ARGUMENT;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (scores[i] != scores[i]) continue;
+    uint32_t at = found < k ? found++ : k;
+    while (at && scores[i] > scores[indices[at - 1]]) {
+      if (at < k) indices[at] = indices[at - 1];
+      --at;
+    }
+    if (at < k) indices[at] = i;
+  }
+  return TVMFLOW_OK;
+}

@@ -1,0 +1,77 @@
+/* The tables that the compiler writes for a network, and the few types that TVM's kernels are called with. */
+#ifndef TVMFLOW_PLAN_H
+#define TVMFLOW_PLAN_H
+
+#include "tvmflow.h"
+
+/* DLTensor of DLPack and TVMFFIAny of TVM's FFI: layouts are part of their ABI. */
+typedef struct {
+  void *data;
+  int32_t device_type, device_id;
+  int32_t ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  const int64_t *shape;
+  const int64_t *strides;
+  uint64_t byte_offset;
+} plan_tensor;
+
+typedef struct {
+  int32_t type_index;
+  uint32_t padding;
+  union {
+    int64_t integer;
+    void *pointer;
+  } value;
+} plan_any;
+
+enum { PLAN_ANY_NONE = 0, PLAN_ANY_TENSOR = 7, PLAN_DEVICE_CPU = 1 };
+
+typedef int (*plan_kernel)(void *self, const plan_any *arguments, int32_t count, plan_any *result);
+
+typedef enum { PLAN_INPUT, PLAN_OUTPUT, PLAN_CONSTANT, PLAN_ARENA } plan_place;
+
+/* offset: in the input, output, constants or arena, bytes. */
+typedef struct {
+  uint8_t place, code, bits, ndim;
+  uint32_t index;
+  uint64_t offset;
+  const int64_t *shape, *strides;
+} plan_value;
+
+/* arguments: the first of `count` positions in plan.arguments. */
+typedef struct {
+  plan_kernel kernel;
+  const char *name;
+  uint32_t arguments, count;
+} plan_step;
+
+typedef struct {
+  uint32_t from, to;
+  uint64_t size;
+} plan_copy;
+
+typedef struct {
+  const plan_value *values;
+  const uint32_t *arguments;
+  const plan_step *steps;
+  const plan_copy *copies;
+  const tvmflow_tensor *inputs, *outputs;
+  const unsigned char *constants;
+  uint32_t value_count, argument_count, step_count, copy_count;
+} plan_tables;
+
+extern const plan_tables plan;
+extern const tvmflow_api plan_api;
+
+tvmflow_status tvmflow_input(uint32_t i, tvmflow_tensor *info);
+tvmflow_status tvmflow_output(uint32_t i, tvmflow_tensor *info);
+tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance **instance);
+tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs, void *const *outputs);
+void tvmflow_destroy(tvmflow_instance *instance);
+const char *tvmflow_last_error(void);
+tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on);
+tvmflow_status tvmflow_profile_of(const tvmflow_instance *instance, uint32_t i, tvmflow_profile *found);
+tvmflow_status tvmflow_top_k(const float *scores, uint32_t count, uint32_t k, uint32_t *indices);
+
+#endif

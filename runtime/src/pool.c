@@ -1,0 +1,159 @@
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define DEFAULT_SPIN_US 50u
+#define MAX_CPUS 64
+
+static uint64_t now_ns(void) {
+  struct timespec at;
+  clock_gettime(CLOCK_MONOTONIC, &at);
+  return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec;
+}
+
+static inline void relax_cpu(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__) || defined(__arm__)
+  __asm__ volatile("yield");
+#endif
+}
+
+static int run_share(pool *used, uint32_t number) {
+  int failed = 0;
+  for (int32_t task = (int32_t)number; task < used->group.num_task; task += (int32_t)used->threads)
+    failed |= used->task(task, &used->group, used->data);
+  return failed;
+}
+
+/* Wait until the round is another than `seen`: spinning first, then asleep. */
+static uint32_t next_round(pool *owner, uint32_t seen) {
+  uint64_t until = owner->spin_ns ? now_ns() + owner->spin_ns : 0;
+  for (uint32_t turn = 0; until; ++turn) {
+    uint32_t found = atomic_load_explicit(&owner->round, memory_order_acquire);
+    if (found != seen) return found;
+    relax_cpu();
+    if (turn % 64 == 63 && now_ns() > until) break;
+  }
+  pthread_mutex_lock(&owner->mutex);
+  atomic_fetch_add(&owner->sleeping, 1);
+  uint32_t found;
+  while ((found = atomic_load(&owner->round)) == seen) pthread_cond_wait(&owner->wake, &owner->mutex);
+  atomic_fetch_sub(&owner->sleeping, 1);
+  pthread_mutex_unlock(&owner->mutex);
+  return found;
+}
+
+static void *work(void *argument) {
+  struct pool_worker *self = argument;
+  pool *owner = self->owner;
+  pool_enter(owner->owner, self->number);
+  for (uint32_t seen = 0;;) {
+    seen = next_round(owner, seen);
+    if (atomic_load_explicit(&owner->ends, memory_order_acquire)) return NULL;
+    if (run_share(owner, self->number)) atomic_store(&owner->failed, 1);
+    atomic_fetch_sub_explicit(&owner->working, 1, memory_order_release);
+  }
+}
+
+static void announce(pool *used) {
+  atomic_fetch_add(&used->round, 1); /* sequentially consistent, as is the read of `sleeping`: one of both sees the other */
+  if (atomic_load(&used->sleeping)) {
+    pthread_mutex_lock(&used->mutex);
+    pthread_cond_broadcast(&used->wake);
+    pthread_mutex_unlock(&used->mutex);
+  }
+}
+
+/* The CPUs of the fastest kind where Linux tells kinds apart, else 0: any. */
+static uint64_t fastest_cpus(void) {
+  uint64_t fastest = 0;
+  long best = 0, least = 0;
+  for (int cpu = 0; cpu < MAX_CPUS; ++cpu) {
+    char path[80];
+    long capacity = 0;
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cpu_capacity", cpu);
+    FILE *file = fopen(path, "re");
+    if (!file) break;
+    if (fscanf(file, "%ld", &capacity) != 1) capacity = 0;
+    fclose(file);
+    if (!least || capacity < least) least = capacity;
+    if (capacity > best) best = capacity, fastest = 0;
+    if (capacity == best) fastest |= (uint64_t)1 << cpu;
+  }
+  return best > least ? fastest : 0;
+}
+
+static int restrict_to(pthread_t thread, uint64_t mask) {
+#ifdef __ANDROID__
+  (void)thread, (void)mask; /* bionic has no pthread_setaffinity_np: the scheduler decides */
+  return 0;
+#else
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu = 0; cpu < MAX_CPUS; ++cpu)
+    if (mask >> cpu & 1) CPU_SET(cpu, &set);
+  return pthread_setaffinity_np(thread, sizeof set, &set);
+#endif
+}
+
+tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint32_t spin_us, void *owner) {
+  uint64_t fastest = cpu_mask ? 0 : fastest_cpus();
+  memset(made, 0, sizeof *made);
+  made->threads = threads;
+  made->owner = owner;
+  made->spin_ns = spin_us == UINT32_MAX ? 0 : 1000u * (uint64_t)(spin_us ? spin_us : DEFAULT_SPIN_US);
+  if (sysconf(_SC_NPROCESSORS_ONLN) < (long)threads) made->spin_ns = 0; /* a thread that spins would take another's core */
+  if (pthread_mutex_init(&made->mutex, NULL)) return TVMFLOW_NO_THREADS;
+  if (pthread_cond_init(&made->wake, NULL)) {
+    pthread_mutex_destroy(&made->mutex);
+    return TVMFLOW_NO_THREADS;
+  }
+  for (uint32_t number = 1; number < threads; ++number) {
+    struct pool_worker *worker = &made->workers[number];
+    worker->owner = made;
+    worker->number = number;
+    int failed = pthread_create(&worker->thread, NULL, work, worker);
+    if (!failed) {
+      ++made->started;
+      /* A wish of ours may be refused, one of the caller's not. */
+      if (cpu_mask) failed = restrict_to(worker->thread, cpu_mask);
+      else if (fastest) restrict_to(worker->thread, fastest);
+    }
+    if (failed) {
+      pool_stop(made);
+      return TVMFLOW_NO_THREADS;
+    }
+  }
+  return TVMFLOW_OK;
+}
+
+int pool_run(pool *used, pool_task task, void *data, int tasks) {
+  used->task = task;
+  used->data = data;
+  used->group = (pool_group){NULL, tasks > 0 ? tasks : (int32_t)used->threads};
+  if (used->threads == 1) return run_share(used, 0);
+  atomic_store_explicit(&used->failed, 0, memory_order_relaxed);
+  atomic_store_explicit(&used->working, used->threads - 1, memory_order_relaxed);
+  announce(used);
+  int failed = run_share(used, 0);
+  uint64_t until = now_ns() + used->spin_ns;
+  for (uint32_t turn = 0; atomic_load_explicit(&used->working, memory_order_acquire); ++turn) {
+    relax_cpu();
+    if (turn % 64 == 63 && now_ns() > until) sched_yield();
+  }
+  return failed | (int)atomic_load_explicit(&used->failed, memory_order_relaxed);
+}
+
+void pool_stop(pool *stopped) {
+  atomic_store_explicit(&stopped->ends, 1, memory_order_release);
+  announce(stopped);
+  for (uint32_t number = 1; number <= stopped->started; ++number) pthread_join(stopped->workers[number].thread, NULL);
+  pthread_cond_destroy(&stopped->wake);
+  pthread_mutex_destroy(&stopped->mutex);
+}

@@ -1,0 +1,199 @@
+/* Uses an instance in every way that the header allows and in those that it refuses; exits with the line of the first fault. */
+#define _GNU_SOURCE
+#include "plan.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SIZE 1000
+#define CHECK(condition)                                      \
+  do {                                                        \
+    if (!(condition)) {                                       \
+      fprintf(stderr, "line %d: %s\n", __LINE__, #condition); \
+      exit(1);                                                \
+    }                                                         \
+  } while (0)
+
+static const tvmflow_api *api = &plan_api;
+
+static void fill(float *x, int seed) {
+  for (int i = 0; i < SIZE; ++i) x[i] = (float)((i * 7 + seed) % 100);
+}
+
+static void check(const float *x, const float *y, const float *z) {
+  for (int i = 0; i < SIZE; ++i) {
+    float constant = i < 3 ? (float)(i + 1) : 0.0f;
+    CHECK(z[i] == x[i] + constant && y[i] == 2 * (x[i] + constant));
+  }
+}
+
+static float *at(size_t offset) {
+  unsigned char *memory = aligned_alloc(64, 8192);
+  CHECK(memory);
+  return (float *)(void *)(memory + offset);
+}
+
+static void drop(float *memory, size_t offset) { free((unsigned char *)(void *)memory - offset); }
+
+static void run_with(tvmflow_instance *net, int seed, size_t offset) {
+  float *x = at(offset), *y = at(offset), *z = at(offset), kept[SIZE];
+  fill(x, seed);
+  memcpy(kept, x, sizeof kept);
+  CHECK(api->run(net, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_OK);
+  check(x, y, z);
+  CHECK(!memcmp(kept, x, sizeof kept) && !*api->last_error());
+  drop(x, offset), drop(y, offset), drop(z, offset);
+}
+
+static void *caller(void *net) {
+  for (int seed = 0; seed < 50; ++seed) run_with(net, seed, seed % 2 ? 0 : 4);
+  return NULL;
+}
+
+static void threads_and_alignment(void) {
+  for (uint32_t threads = 0; threads <= 9; ++threads)
+    for (int spin = 0; spin < 3; ++spin) {
+      tvmflow_options options = {.threads = threads, .spin_us = spin == 1 ? UINT32_MAX : spin == 2 ? 200000 : 0};
+      tvmflow_instance *net = NULL;
+      CHECK(api->create(&options, &net) == TVMFLOW_OK);
+      for (int seed = 0; seed < 4; ++seed) run_with(net, seed, seed % 2 ? 4 : 0);
+      if (threads == 3) usleep(2000); /* long enough to fall asleep */
+      run_with(net, 9, 0);
+      api->destroy(net);
+    }
+}
+
+static void callers_of_one_instance_and_of_two(void) {
+  tvmflow_instance *nets[2];
+  pthread_t callers[4];
+  for (int i = 0; i < 2; ++i) CHECK(api->create(NULL, &nets[i]) == TVMFLOW_OK);
+  for (int i = 0; i < 4; ++i) CHECK(!pthread_create(&callers[i], NULL, caller, nets[i % 2]));
+  for (int i = 0; i < 4; ++i) pthread_join(callers[i], NULL);
+  for (int i = 0; i < 2; ++i) api->destroy(nets[i]);
+}
+
+static int left, held;
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
+
+static void *count_down(void *context, size_t size, size_t alignment) {
+  CHECK(context == &left && alignment == 64 && size % 64 == 0);
+  pthread_mutex_lock(&counting);
+  int refused = !left;
+  if (!refused) --left, ++held;
+  pthread_mutex_unlock(&counting);
+  return refused ? NULL : aligned_alloc(alignment, size);
+}
+
+static void give_back(void *context, void *memory) {
+  CHECK(context == &left && memory);
+  pthread_mutex_lock(&counting);
+  --held;
+  pthread_mutex_unlock(&counting);
+  free(memory);
+}
+
+static void every_allocation_may_fail(void) {
+  float *x = at(4), *y = at(4), *z = at(0);
+  int refused = 0, failed = 0;
+  for (int allowed = 0;; ++allowed) {
+    tvmflow_options options = {.threads = 2, .allocate = count_down, .release = give_back, .context = &left};
+    tvmflow_instance *net = (tvmflow_instance *)&left;
+    left = allowed;
+    tvmflow_status status = api->create(&options, &net);
+    if (status) {
+      CHECK(status == TVMFLOW_NO_MEMORY && net == (tvmflow_instance *)&left && !held);
+      ++refused;
+      continue;
+    }
+    fill(x, 1);
+    status = api->run(net, (const void *[]){x}, (void *[]){y, z});
+    if (status) {
+      CHECK((status == TVMFLOW_NO_MEMORY || status == TVMFLOW_KERNEL_FAILED) && *api->last_error());
+      left = 1000;
+      CHECK(api->run(net, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_OK);
+      ++failed;
+    }
+    check(x, y, z);
+    api->destroy(net);
+    CHECK(!held);
+    if (left && !status) break;
+  }
+  CHECK(refused >= 5 && failed >= 2);
+  drop(x, 4), drop(y, 4), drop(z, 0);
+}
+
+static void faults_are_told(void) {
+  tvmflow_instance *net = NULL;
+  float x[SIZE], y[SIZE], z[SIZE];
+  tvmflow_tensor info;
+  tvmflow_profile row;
+  CHECK(api->create(NULL, NULL) == TVMFLOW_BAD_ARGUMENT);
+  CHECK(api->create(&(tvmflow_options){.threads = TVMFLOW_MAX_THREADS + 1}, &net) == TVMFLOW_BAD_ARGUMENT && !net);
+  CHECK(api->create(&(tvmflow_options){.allocate = count_down}, &net) == TVMFLOW_BAD_ARGUMENT && !net);
+  CHECK(api->create(&(tvmflow_options){.threads = 2, .cpu_mask = (uint64_t)1 << 63}, &net) == TVMFLOW_NO_THREADS && !net);
+  CHECK(api->create(&(tvmflow_options){.threads = 2, .cpu_mask = 1}, &net) == TVMFLOW_OK);
+  CHECK(!*api->last_error());
+  CHECK(api->run(NULL, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_BAD_ARGUMENT && *api->last_error());
+  CHECK(api->run(net, NULL, (void *[]){y, z}) == TVMFLOW_BAD_ARGUMENT);
+  CHECK(api->run(net, (const void *[]){NULL}, (void *[]){y, z}) == TVMFLOW_BAD_ARGUMENT);
+  CHECK(api->run(net, (const void *[]){x}, (void *[]){y, NULL}) == TVMFLOW_BAD_ARGUMENT);
+  CHECK(!strcmp(api->last_error(), "output z is NULL"));
+  CHECK(api->input(1, &info) == TVMFLOW_BAD_ARGUMENT && api->output(2, &info) == TVMFLOW_BAD_ARGUMENT);
+  CHECK(api->input(0, NULL) == TVMFLOW_BAD_ARGUMENT && api->input(0, &info) == TVMFLOW_OK && info.size == sizeof x);
+  CHECK(!strcmp(info.name, "x") && info.ndim == 2 && info.shape[1] == SIZE && info.dtype == TVMFLOW_FLOAT32);
+  fill(x, 0);
+  x[0] = -9;
+  CHECK(api->run(net, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_KERNEL_FAILED);
+  CHECK(!strcmp(api->last_error(), "ValueError: a[0] is negative"));
+  x[0] = 0, x[1] = -9;
+  CHECK(api->run(net, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_KERNEL_FAILED);
+  CHECK(!strcmp(api->last_error(), "kernel twice failed"));
+  x[1] = 0;
+  CHECK(api->run(net, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_OK && !*api->last_error());
+  CHECK(api->profile(net, 0, &row) == TVMFLOW_BAD_ARGUMENT && api->set_profiling(NULL, 1) == TVMFLOW_BAD_ARGUMENT);
+  CHECK(api->set_profiling(net, 1) == TVMFLOW_OK);
+  for (int i = 0; i < 3; ++i) CHECK(api->run(net, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_OK);
+  CHECK(api->set_profiling(net, 0) == TVMFLOW_OK);
+  CHECK(api->run(net, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_OK);
+  CHECK(api->profile(net, 1, &row) == TVMFLOW_OK && row.calls == 3 && row.nanoseconds && !strcmp(row.kernel, "twice"));
+  CHECK(api->profile(net, 2, &row) == TVMFLOW_BAD_ARGUMENT);
+  api->destroy(net);
+  api->destroy(NULL);
+}
+
+static void the_largest_scores(void) {
+  unsigned state = 1;
+  for (int turn = 0; turn < 2000; ++turn) {
+    float scores[20];
+    uint32_t found[20], count = 1 + state % 20, k = 1 + state / 32 % count, numbers = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      state = state * 1664525u + 1013904223u;
+      scores[i] = state >> 28 == 0 ? NAN : state >> 28 == 1 ? -INFINITY : (float)(state >> 24 & 7);
+      numbers += scores[i] == scores[i];
+    }
+    tvmflow_status status = api->top_k(scores, count, k, found);
+    CHECK((status == TVMFLOW_OK) == (k <= numbers));
+    for (uint32_t rank = 0; rank < k && !status; ++rank) {
+      uint32_t before = 0, me = found[rank];
+      for (uint32_t i = 0; i < count; ++i) before += scores[i] > scores[me] || (scores[i] == scores[me] && i < me);
+      CHECK(me < count && before == rank);
+    }
+  }
+  float one = 1;
+  uint32_t index;
+  CHECK(api->top_k(NULL, 1, 1, &index) == TVMFLOW_BAD_ARGUMENT && api->top_k(&one, 1, 0, &index) == TVMFLOW_BAD_ARGUMENT);
+  CHECK(api->top_k(&one, 1, 2, &index) == TVMFLOW_BAD_ARGUMENT && api->top_k(&one, 1, 1, NULL) == TVMFLOW_BAD_ARGUMENT);
+}
+
+int main(void) {
+  threads_and_alignment();
+  callers_of_one_instance_and_of_two();
+  every_allocation_may_fail();
+  faults_are_told();
+  the_largest_scores();
+  return 0;
+}

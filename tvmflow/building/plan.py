@@ -1,0 +1,299 @@
+"""The static plan of a network: every kernel call in order, every value at its place in one arena.
+
+What TVM's virtual machine decides while it runs (where a value lies, which memory is free again) is decided here, from the
+lowered main function. Two values share bytes only if one is dead before the other is written; `check` proves that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from tvmflow.errors import StageError
+from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.ir.tvm_names import constant_value, type_of
+
+ALIGNMENT = 64  # bytes: kernels are compiled for buffers that begin at such an address
+Place = Literal["input", "output", "constant", "arena"]
+_VIEWS = ("relax.reshape", "relax.memory.ensure_zero_offset")
+_NOTHING = ("relax.memory.kill_tensor", "relax.memory.kill_storage")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that kernels read and write. index: of the input, output or constant; offset: in the arena or among the constants."""
+
+    place: Place
+    size: int
+    index: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor as a kernel sees it: a part of a memory. memory: its position in `Plan.memories`; offset: in bytes."""
+
+    memory: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        return numpy_dtype(self.dtype).itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of a kernel. arguments: positions in `Plan.values`, what it reads first; the last `written` are its outputs."""
+
+    kernel: str
+    arguments: tuple[int, ...]
+    written: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """inputs, outputs: positions in `values`. copies: (from, to) values to be copied at the end, outputs that are no kernel's own."""
+
+    memories: tuple[Memory, ...]
+    values: tuple[Value, ...]
+    steps: tuple[Step, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    copies: tuple[tuple[int, int], ...]
+    constants: tuple[np.ndarray[Any, Any], ...] = field(repr=False)
+
+    @property
+    def arena_bytes(self) -> int:
+        return max((m.offset + m.size for m in self.memories if m.place == "arena"), default=0)
+
+
+def plan_of(mod: Any) -> Plan:
+    """Return the plan of a module of scheduled kernels. Raises StageError for what is no call of a kernel."""
+    from tvm import relax
+
+    for step in (
+        relax.transform.RewriteDataflowReshape(), relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(), relax.transform.CallTIRRewrite(),
+    ):  # fmt: skip
+        mod = step(mod)
+    reader = _Reader(mod)
+    plan = reader.read(mod["main"])
+    check(plan)
+    return plan
+
+
+@dataclass
+class _Memory:
+    place: Place
+    size: int
+    index: int = 0
+    first: int = -1  # step that writes it first
+    last: int = -1  # step that reads it last
+
+
+class _Reader:
+    def __init__(self, mod: Any) -> None:
+        self.kernels = {name.name_hint for name in mod.functions if name.name_hint != "main"}
+        self.memories: list[_Memory] = []
+        self.values: list[Value] = []
+        self.steps: list[Step] = []
+        self.constants: list[np.ndarray[Any, Any]] = []
+        self.known: dict[Any, Any] = {}  # a variable -> a value's position, a tuple of them, or a storage's memory
+        self.by_bytes: dict[tuple[str, bytes], int] = {}
+
+    def read(self, main: Any) -> Plan:
+        inputs = []
+        for at, parameter in enumerate(main.params):
+            self.known[parameter] = self._tensor(self._memory("input", type_of(parameter), at), 0, type_of(parameter))
+            inputs.append(self.known[parameter])
+        for block in main.body.blocks:
+            for binding in block.bindings:
+                self.known[binding.var] = self._value(binding.value)
+        found = self._look_up(main.body.body)
+        outputs, copies = self._outputs(found if isinstance(found, tuple) else (found,))
+        memories = self._placed()
+        return Plan(
+            memories, tuple(self.values), tuple(self.steps), tuple(inputs), outputs, copies, tuple(self.constants)
+        )
+
+    # -- values --
+
+    def _memory(self, place: Place, held: Any, index: int = 0) -> int:
+        size = held if isinstance(held, int) else _size(held)
+        self.memories.append(_Memory(place, size, index))
+        return len(self.memories) - 1
+
+    def _tensor(self, memory: int, offset: int, held: Any) -> int:
+        self.values.append(Value(memory, offset, tuple(int(x) for x in held.shape), str(held.dtype)))
+        return len(self.values) - 1
+
+    def _look_up(self, expression: Any) -> Any:
+        from tvm import relax
+
+        if isinstance(expression, relax.Tuple):
+            return tuple(self._look_up(part) for part in expression.fields)
+        constant = constant_value(expression)
+        return self.known[expression] if constant is None else self._constant(constant.numpy(), type_of(expression))
+
+    def _constant(self, array: np.ndarray[Any, Any], held: Any) -> int:
+        array = np.ascontiguousarray(array)
+        key = (f"{held.dtype}{array.shape}", array.tobytes())
+        if key not in self.by_bytes:
+            memory = self._memory("constant", array.nbytes, len(self.constants))
+            self.constants.append(array)
+            self.by_bytes[key] = self._tensor(memory, 0, held)
+        return self.by_bytes[key]
+
+    def _value(self, value: Any) -> Any:
+        from tvm import relax
+
+        if isinstance(value, (relax.Var, relax.Tuple)) or constant_value(value) is not None:
+            return self._look_up(value)
+        if isinstance(value, relax.TupleGetItem):
+            return self._look_up(value.tuple_value)[int(value.index)]
+        if isinstance(value, relax.Call):
+            name = str(getattr(value.op, "name", ""))
+            if name == "relax.builtin.alloc_tensor":
+                return self._tensor(self._memory("arena", type_of(value)), 0, type_of(value))
+            if name == "relax.memory.alloc_storage":
+                return self._memory("arena", int(value.args[0].values[0]))
+            if name == "relax.memory.alloc_tensor":
+                offset = getattr(value.args[1], "value", value.args[1])  # a PrimValue before TVM 0.27
+                return self._tensor(self.known[value.args[0]], int(offset), type_of(value))
+            if name in _VIEWS:
+                seen = self.values[self._look_up(value.args[0])]
+                return self._tensor(seen.memory, seen.offset, type_of(value))
+            if name in _NOTHING:
+                return None
+            if getattr(value.op, "name_hint", "") in self.kernels:
+                return self._call(value)
+        raise StageError(
+            f"the lowered network has {str(value)[:200]!r}", "calls of kernels and their memory alone",
+            "a library without TVM cannot be made of it yet; library.so, which needs TVM, can",
+        )  # fmt: skip
+
+    def _call(self, call: Any) -> None:
+        arguments = tuple(self._look_up(argument) for argument in call.args)
+        fresh = [self.values[at].memory for at in arguments]
+        written = 0
+        for at in reversed(
+            arguments
+        ):  # outputs come last, in memory that nothing was written to or that is written in parts
+            memory = self.memories[self.values[at].memory]
+            if memory.place != "arena" or self._was_written(at):
+                break
+            written += 1
+        if not written:
+            raise StageError(f"kernel {call.op.name_hint} writes nothing that is new", "an output of its own")
+        step = len(self.steps)
+        self.steps.append(Step(call.op.name_hint, arguments, written))
+        for at in fresh:
+            memory = self.memories[at]
+            memory.first = step if memory.first < 0 else memory.first
+            memory.last = step
+
+    def _was_written(self, at: int) -> bool:
+        """Return whether a step wrote bytes of a value."""
+        value = self.values[at]
+        for step in self.steps:
+            for other in step.arguments[len(step.arguments) - step.written :]:
+                theirs = self.values[other]
+                if theirs.memory == value.memory and _overlap(theirs, value):
+                    return True
+        return False
+
+    # -- outputs and places --
+
+    def _outputs(self, found: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """Let the kernels write outputs where the caller wants them; what is no memory of its own is copied."""
+        outputs, copies = [], []
+        for index, at in enumerate(found):
+            value = self.values[at]
+            memory = self.memories[value.memory]
+            if memory.place == "arena" and value.offset == 0 and value.size == memory.size:
+                memory.place, memory.index = "output", index
+                outputs.append(at)
+                continue
+            memory.last = len(self.steps)
+            own = self._memory("output", value.size, index)
+            self.values.append(Value(own, 0, value.shape, value.dtype))
+            outputs.append(len(self.values) - 1)
+            copies.append((at, outputs[-1]))
+        return tuple(outputs), tuple(copies)
+
+    def _placed(self) -> tuple[Memory, ...]:
+        """Give every memory its offset: constants one behind the other, the arena's largest first, each where it fits best."""
+        offsets: dict[int, int] = {}
+        end = 0
+        for at, memory in enumerate(self.memories):
+            if memory.place == "constant":
+                offsets[at], end = end, _aligned(end + memory.size)
+        arena = [at for at, memory in enumerate(self.memories) if memory.place == "arena"]
+        for at in sorted(arena, key=lambda at: (-self.memories[at].size, at)):
+            offsets[at] = self._free_place(at, offsets)
+        return tuple(
+            Memory(memory.place, memory.size, memory.index, offsets.get(at, 0))
+            for at, memory in enumerate(self.memories)
+        )
+
+    def _free_place(self, at: int, offsets: dict[int, int]) -> int:
+        mine = self.memories[at]
+        taken = sorted(
+            (offset, offset + self.memories[other].size)
+            for other, offset in offsets.items()
+            if self.memories[other].place == "arena" and _meet(self.memories[other], mine)
+        )
+        best, place, end = None, 0, 0
+        for first, last in taken:
+            gap = first - end
+            if gap >= mine.size and (best is None or gap < best):
+                best, place = gap, end
+            end = max(end, _aligned(last))
+        return place if best is not None else end
+
+
+def _meet(a: _Memory, b: _Memory) -> bool:
+    """Return whether two memories are needed in one step."""
+    return a.first <= b.last and b.first <= a.last
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _size(held: Any) -> int:
+    return numpy_dtype(str(held.dtype)).itemsize * int(np.prod([int(x) for x in held.shape], dtype=np.int64))
+
+
+def _overlap(a: Value, b: Value) -> bool:
+    return a.offset < b.offset + b.size and b.offset < a.offset + a.size
+
+
+def check(plan: Plan) -> None:
+    """Follow every byte of the arena through the steps. Raises StageError where one is read that was not written, or written over."""
+    owner: dict[int, int] = {}  # block of ALIGNMENT bytes of the arena -> the memory whose value it holds
+    for step in plan.steps:
+        read = set[int]()
+        for position, at in enumerate(step.arguments):
+            value = plan.values[at]
+            memory = plan.memories[value.memory]
+            if value.offset + value.size > memory.size:
+                raise StageError(f"{step.kernel} goes beyond its memory", "a value within it")
+            if memory.place != "arena":
+                continue
+            first = memory.offset + value.offset
+            blocks = range(first // ALIGNMENT, -(-(first + value.size) // ALIGNMENT))
+            if position < len(step.arguments) - step.written:
+                if any(owner.get(block) != value.memory for block in blocks):
+                    raise StageError(
+                        f"{step.kernel} reads what was not written or was written over", "memory of its own"
+                    )
+                read.update(blocks)
+            elif read.intersection(blocks):
+                raise StageError(f"{step.kernel} writes over what it reads", "memory of its own")
+            else:
+                owner.update(dict.fromkeys(blocks, value.memory))

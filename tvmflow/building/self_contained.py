@@ -1,0 +1,256 @@
+"""Link a network into one shared object without TVM: its kernels, its plan, its weights, and the runtime in C.
+
+The kernels are the objects of the executable that tuning and build made, byte for byte. The weights lie in a read-only section at a
+page's beginning, so that instances and processes share them. The file exports two names: `tvmflow_network`, and the same with the
+network's own name behind it; runtime/include/tvmflow.h says what they return.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmflow.artifacts import describe_file
+from tvmflow.building.library import Scheduled
+from tvmflow.building.plan import ALIGNMENT, Plan, Value, plan_of
+from tvmflow.building.runtime import ABI_VERSION, RUNTIME
+from tvmflow.errors import StageError
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.ir.ir_files import numpy_dtype
+
+_OBJECT_KINDS = ("llvm",)  # of TVM's modules: those that are written as an object file
+_SOURCES = ("network.c", "pool.c")
+_PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
+_COMPILE = (
+    "-x",
+    "c",
+    "-std=c11",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffunction-sections",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+)
+_LINK = (
+    "-shared", "-fPIC", "-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,--gc-sections", "-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now",
+    "-Wl,-z,text", f"-Wl,-z,max-page-size={_PAGE}", f"-Wl,-z,common-page-size={_PAGE}", "-Wl,--build-id=none", "-Wl,--no-undefined", "-Wl,-s",
+)  # fmt: skip
+# dtype -> (number in tvmflow.h, type code and bits of DLPack).
+_DTYPES = {
+    "float32": ("TVMFLOW_FLOAT32", 2, 32), "float16": ("TVMFLOW_FLOAT16", 2, 16), "bfloat16": ("TVMFLOW_BFLOAT16", 4, 16),
+    "int8": ("TVMFLOW_INT8", 0, 8), "uint8": ("TVMFLOW_UINT8", 1, 8), "int32": ("TVMFLOW_INT32", 0, 32), "int64": ("TVMFLOW_INT64", 0, 64),
+    "bool": ("TVMFLOW_BOOL", 6, 8),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a library says of itself. cell: model@target:precision; threads: that it was tuned for; labels: of classes, or none."""
+
+    cell: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[str, ...]
+    threads: int
+    labels: tuple[str, ...] = ()
+
+    @property
+    def symbol(self) -> str:
+        """Return the exported function's name, which no other network of a process has."""
+        return "tvmflow_network_" + re.sub(r"[^A-Za-z0-9]+", "_", self.cell)
+
+
+def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: str) -> dict[str, Any]:
+    """Write the shared object of a network; returns what its manifest says. Raises StageError where there can be none."""
+    plan = plan_of(scheduled.module)
+    link(path, scheduled.executable, plan, network, compiler)
+    file = describe_file(path)
+    return {
+        "file": path.name, "sha256": file.sha256, "size": file.size, "abi_version": ABI_VERSION, "symbol": network.symbol,
+        "arena_bytes": plan.arena_bytes, "constant_bytes": constant_bytes(plan), "kernel_calls": len(plan.steps),
+    }  # fmt: skip
+
+
+def link(path: Path, executable: Any, plan: Plan, network: Network, compiler: str) -> None:
+    """Link kernels, plan, weights and runtime. Raises StageError where the compiler refuses."""
+    with tempfile.TemporaryDirectory(prefix="tvmflow-link-") as name:
+        folder = Path(name)
+        objects = kernel_objects(executable, folder)
+        constants = folder / "constants.bin"
+        write_constants(constants, plan)
+        (folder / "plan.c").write_text(tables(plan, network), encoding="ascii")
+        (folder / "constants.S").write_text(_ASSEMBLY.format(page=_PAGE, file=constants.name), encoding="ascii")
+        (folder / "exports.map").write_text(
+            f"{{ global: tvmflow_network; {network.symbol}; local: *; }};\n", encoding="ascii"
+        )
+        for source in (*(RUNTIME / "src" / source for source in _SOURCES), folder / "plan.c"):
+            objects.append(folder / f"{source.stem}.o")
+            include = [
+                f"-I{RUNTIME / 'include'}",
+                f"-I{RUNTIME / 'src'}",
+                f"-ffile-prefix-map={folder}=.",
+                f"-ffile-prefix-map={RUNTIME}=runtime",
+            ]
+            _run([compiler, *_COMPILE, *include, "-c", str(source), "-o", str(objects[-1])], folder)
+        objects.append(folder / "constants.o")
+        _run([compiler, "-c", "constants.S", "-o", str(objects[-1])], folder)
+        names = [str(file.relative_to(folder)) for file in objects]
+        own = [f"-Wl,--version-script={folder / 'exports.map'}", f"-Wl,-soname,{path.name}"]
+        _run([compiler, *_LINK, *own, "-o", str(path), *names, "-lm", "-pthread"], folder)
+
+
+class OpenedNetwork:
+    """A network in this process, opened by the binding that apps use; a Runner."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.network = _binding().Network(path, threads)
+
+    def run(self, *inputs: Any) -> tuple[Any, ...]:
+        found = self.network(*inputs)
+        return found if isinstance(found, tuple) else (found,)
+
+
+def _binding() -> Any:
+    spec = importlib.util.spec_from_file_location("tvmflow_network", RUNTIME / "python" / "tvmflow_network.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def kernel_objects(executable: Any, folder: Path) -> list[Path]:
+    """Write the object files of an executable's kernels. Raises StageError for code that is none of the CPU's."""
+    found = []
+    for at, module in enumerate(executable.mod.imports):
+        if module.kind not in _OBJECT_KINDS:
+            raise StageError(f"a module of kind {module.kind!r} among the kernels", "code for the CPU")
+        found.append(folder / f"kernels{at}.o")
+        module.write_to_file(str(found[-1]), "o")
+    return found
+
+
+def write_constants(path: Path, plan: Plan) -> None:
+    """Write all constants, each at its offset."""
+    with path.open("wb") as file:
+        for memory in plan.memories:
+            if memory.place == "constant":
+                file.write(bytes(memory.offset - file.tell()))
+                file.write(plan.constants[memory.index].tobytes())
+
+
+_ASSEMBLY = """\
+    .section .rodata.tvmflow,"a"
+    .balign {page}
+    .globl plan_constants
+    .hidden plan_constants
+plan_constants:
+    .incbin "{file}"
+    .byte 0
+    .section .note.GNU-stack,""
+"""
+
+
+def tables(plan: Plan, network: Network) -> str:
+    """Return the plan as C."""
+    kernels = sorted({step.kernel for step in plan.steps})
+    arguments = [at for step in plan.steps for at in step.arguments]
+    starts = [sum(len(step.arguments) for step in plan.steps[:at]) for at in range(len(plan.steps))]
+    lines = ['#include "plan.h"', "", "extern const unsigned char plan_constants[];"]
+    lines += [f"int __tvm_ffi_{name}(void *, const plan_any *, int32_t, plan_any *);" for name in kernels]
+    for at, value in enumerate(plan.values):
+        lines += [_sizes(f"shape{at}", value.shape), _sizes(f"strides{at}", strides(value.shape))]
+    lines += [
+        _table("plan_value", "values", (_value(at, value, plan) for at, value in enumerate(plan.values))),
+        _table("uint32_t", "arguments", map(str, arguments)),
+        _table("plan_step", "steps", (
+            f"{{__tvm_ffi_{step.kernel}, {c_string(step.kernel)}, {start}, {len(step.arguments)}}}"
+            for step, start in zip(plan.steps, starts, strict=True)
+        )),
+        _table("plan_copy", "copies", (f"{{{a}, {b}, {plan.values[a].size}}}" for a, b in plan.copies)),
+        _table("tvmflow_tensor", "inputs", (
+            _tensor(at, plan.values[at], spec.name) for at, spec in zip(plan.inputs, network.inputs, strict=True)
+        )),
+        _table("tvmflow_tensor", "outputs", (
+            _tensor(at, plan.values[at], name) for at, name in zip(plan.outputs, network.outputs, strict=True)
+        )),
+        _table("char *const", "labels", map(c_string, network.labels)),
+        f"const plan_tables plan = {{values, arguments, steps, copies, inputs, outputs, plan_constants, {len(plan.values)}, "
+        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}}};",
+        f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, {c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "
+        f"{len(plan.steps)}, {network.threads}, {plan.arena_bytes}, {constant_bytes(plan)},",
+        "  tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,",
+        f"  tvmflow_profile_of, {'labels' if network.labels else '(void *)0'}, {len(network.labels)}, tvmflow_top_k}};",
+    ]  # fmt: skip
+    for name in ("tvmflow_network", network.symbol):
+        lines += [
+            f"const tvmflow_api *{name}(void);",
+            f'__attribute__((visibility("default"))) const tvmflow_api *{name}(void) {{ return &plan_api; }}',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def constant_bytes(plan: Plan) -> int:
+    """Return the bytes of all constants, each at its alignment."""
+    return max((m.offset + m.size for m in plan.memories if m.place == "constant"), default=0)
+
+
+def strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a compact tensor, in elements."""
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= size
+    return tuple(reversed(found))
+
+
+def _value(at: int, value: Value, plan: Plan) -> str:
+    memory = plan.memories[value.memory]
+    _, code, bits = _DTYPES[value.dtype]
+    offset = value.offset + (memory.offset if memory.place in ("constant", "arena") else 0)
+    if offset % ALIGNMENT:
+        raise StageError(f"a value {offset} bytes into its memory", f"multiples of {ALIGNMENT}, which kernels rely on")
+    return f"{{PLAN_{memory.place.upper()}, {code}, {bits}, {len(value.shape)}, {memory.index}, {offset}, shape{at}, strides{at}}}"
+
+
+def _tensor(at: int, value: Value, name: str) -> str:
+    size = value.size if value.shape else numpy_dtype(value.dtype).itemsize
+    return f"{{{c_string(name)}, shape{at}, {len(value.shape)}, {_DTYPES[value.dtype][0]}, {size}}}"
+
+
+def _table(kind: str, name: str, rows: Iterable[str]) -> str:
+    found = list(rows)
+    prefix = "" if kind.endswith("const") else "const "
+    # C has no empty arrays: one row that nobody reads.
+    body = ",\n  ".join(found) if found else "0" if kind in ("uint32_t", "char *const") else "{0}"
+    return f"static {prefix or 'const '}{kind} {name}[] __attribute__((unused)) = {{\n  {body}\n}};"
+
+
+def _sizes(name: str, sizes: Sequence[int]) -> str:
+    return f"static const int64_t {name}[] = {{{', '.join(map(str, sizes)) or '0'}}};"
+
+
+def c_string(text: str) -> str:
+    """Return text as a C string literal in ASCII."""
+    plain = set(range(32, 127)) - set(b'"\\?')
+    return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:03o}" for byte in text.encode()) + '"'
+
+
+def _run(command: list[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    except OSError as error:
+        raise StageError(
+            f"no compiler {command[0]!r}: {error.strerror}", "the compiler of the target on PATH"
+        ) from None
+    if done.returncode:
+        raise StageError(
+            f"{command[0]} refuses the library: {done.stderr.strip()[-400:]}",
+            "a compiler of C11 for the target's processor",
+        )
