@@ -1,0 +1,129 @@
+"""A library without TVM beside TVM's runtime and ONNX Runtime: size, cold start, memory, latency, in one run.
+
+    python -m bench.ship [CELL ...] [--rounds 9]
+
+Of cells that were built (`tvmflow run CELL`). Cold start: from the start of a Python process with numpy to the first output, median of the rounds,
+the runtimes taking turns; peak memory: resident set of that process less that of one that imports numpy alone. Latency: network.so
+beside library.so in TVM's virtual machine, the same kernels, in turns of 0.3 s in one process; the ratio is the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.building.runtime import RUNTIME
+from tvmflow.without_torch import import_tvm_without_torch
+from tvmflow.workspace import find_workspace
+
+_HEAD = "import sys, numpy as np\nspecs, path, threads = {specs!r}, {path!r}, {threads}\nx = [np.ones(s, d) for s, d in specs]\n"
+_STARTS = {
+    "numpy alone": "",
+    "network.so": f"sys.path.insert(0, {str(RUNTIME / 'python')!r})\nfrom tvmflow_network import Network\nNetwork(path + '/network.so', threads)(*x)",
+    "library.so": "import os; os.environ['TVM_NUM_THREADS'] = str(threads)\n"
+    "from tvmflow.without_torch import import_tvm_without_torch; import_tvm_without_torch()\nimport tvm\nfrom tvm import relax\n"
+    "relax.VirtualMachine(tvm.runtime.load_module(path + '/library.so'), tvm.cpu())['main'](*map(tvm.runtime.tensor, x))",
+    "onnxruntime": "import onnxruntime as ort\no = ort.SessionOptions(); o.intra_op_num_threads = threads\n"
+    "s = ort.InferenceSession(path + '/peer.onnx', o, ['CPUExecutionProvider'])\ns.run(None, dict(zip([i.name for i in s.get_inputs()], x)))",
+}  # fmt: skip
+
+
+_TAIL = "\nprint([line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')][0])\n"
+
+
+def _start(code: str) -> tuple[float, float]:
+    """Run Python once; returns seconds from start to end and its peak resident memory in MB."""
+    begin = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code + _TAIL], stdout=subprocess.PIPE, text=True, check=True)
+    return time.perf_counter() - begin, int(done.stdout.split()[-1]) / 1024
+
+
+def starts(
+    folder: Path, onnx: Path, specs: list[tuple[tuple[int, ...], str]], threads: int, rounds: int
+) -> dict[str, tuple[float, float]]:
+    """Return for each runtime the median seconds of a start and the median of its memory in MB."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in _STARTS}
+    for _ in range(rounds):
+        for name, code in _STARTS.items():
+            if name == "onnxruntime" and not onnx.is_file():
+                continue
+            where = onnx.parent if name == "onnxruntime" else folder
+            found[name].append(_start(_HEAD.format(specs=specs, path=str(where), threads=threads) + code))
+    return {
+        name: (statistics.median(x[0] for x in rows), statistics.median(x[1] for x in rows))
+        for name, rows in found.items()
+        if rows
+    }
+
+
+def latencies(
+    folder: Path, specs: list[tuple[tuple[int, ...], str]], threads: int, rounds: int
+) -> tuple[float, float, list[float]]:
+    """Return the median seconds of a run of network.so and of library.so, and the ratio of each round."""
+    os.environ["TVM_NUM_THREADS"] = str(threads)
+    import_tvm_without_torch()
+    import tvm
+    from tvm import relax
+
+    sys.path.insert(0, str(RUNTIME / "python"))
+    from tvmflow_network import Network
+
+    arrays = [np.ones(shape, dtype) for shape, dtype in specs]
+    network: Any = Network(folder / "network.so", threads)
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(folder / "library.so")), tvm.cpu())
+    tensors = [tvm.runtime.tensor(x) for x in arrays]
+    machine.set_input("main", *tensors)
+
+    def turn(run: Any) -> float:
+        end, times = time.perf_counter() + 0.3, []
+        while time.perf_counter() < end or len(times) < 3:
+            begin = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+
+    ours, theirs = [], []
+    for _ in range(rounds):
+        ours.append(turn(lambda: network(*arrays)))
+        theirs.append(turn(lambda: machine.invoke_stateful("main")))
+    return statistics.median(ours), statistics.median(theirs), [a / b for a, b in zip(ours, theirs, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="*", default=["digits"])
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    workspace = find_workspace(None)
+    for name in options.cells:
+        cell = workspace.params.cell(name)
+        folder, onnx = workspace.folder("build", cell), workspace.folder("import_model", cell) / "peer.onnx"
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        specs = [(tuple(spec["shape"]), spec["dtype"]) for spec in manifest["inputs"]]
+        threads, made = manifest["target"]["threads"], manifest["network"]
+        print(f"\n{cell}: network.so {made['size']:,} bytes, of it weights {made['constant_bytes']:,}; arena {made['arena_bytes']:,}; "
+              f"library.so {manifest['library']['size']:,}")  # fmt: skip
+        found = starts(folder, onnx, specs, threads, options.rounds)
+        base_s, base_mb = found.pop("numpy alone")
+        ours_s, ours_mb = found["network.so"][0] - base_s, found["network.so"][1] - base_mb
+        for runtime, (seconds, megabytes) in found.items():
+            s, mb = seconds - base_s, megabytes - base_mb
+            print(
+                f"  {runtime:12} first output after {1000 * s:8.1f} ms ({ours_s / s:5.2f})   memory {mb:8.1f} MB ({ours_mb / mb:5.2f})"
+            )
+        ours, theirs, ratios = latencies(folder, specs, threads, options.rounds)
+        print(f"  latency {1000 * ours:.3f} ms, in TVM's virtual machine {1000 * theirs:.3f} ms: "
+              f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
