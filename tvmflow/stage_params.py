@@ -27,10 +27,10 @@ class StageBlock(Frozen):
 
 
 QUANTIZE_ERRORS: dict[Precision, float] = {
-    "float32": 5.0e-4, "float16": 1.0, "float16_acc32": 0.2, "bfloat16": 0.8, "int8": 2.0, "vta_int8": 2.0,
+    "float32": 2.0e-3, "float16": 1.0, "float16_acc32": 0.2, "bfloat16": 0.8, "int8": 2.0, "vta_int8": 2.0,
 }  # fmt: skip
 BUILD_ERRORS: dict[Precision, float] = {
-    "float32": 5.0e-4, "float16": 1.5, "float16_acc32": 0.1, "bfloat16": 0.3, "int8": 0.05, "vta_int8": 0.05,
+    "float32": 2.0e-3, "float16": 1.5, "float16_acc32": 0.1, "bfloat16": 0.3, "int8": 0.05, "vta_int8": 0.05,
 }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ class FetchParams(StageBlock):
 
 
 class ImportParams(StageBlock):
-    max_relative_error: PositiveFloat = 5.0e-4
+    max_relative_error: PositiveFloat = 2.0e-3
 
 
 class MixedOperators(Frozen):

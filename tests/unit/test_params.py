@@ -54,7 +54,7 @@ def test_what_a_mapping_leaves_out_has_its_default() -> None:
     params = Params.model_validate(
         {"quantize": {"max_relative_error": {"int8": 3.0}}, "flows": {"timeout_s": {"tune": 9.0}}}
     )
-    assert params.quantize.max_relative_error["int8"] == 3.0 and params.quantize.max_relative_error["float32"] == 5e-4
+    assert params.quantize.max_relative_error["int8"] == 3.0 and params.quantize.max_relative_error["float32"] == 2e-3
     assert params.flows.timeout_s["tune"] == 9.0 and params.flows.timeout_s["fetch"] == 1800.0
 
 
