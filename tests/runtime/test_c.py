@@ -54,3 +54,20 @@ def test_the_header_stands_alone(tmp_path: Path, compiler: list[str]) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_an_instance_is_an_object_in_cpp(tmp_path: Path) -> None:
+    include, warn = (
+        [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}"],
+        ["-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"],
+    )
+    parts = [file for file in SOURCES if file.name != "driver.c"]
+    for file in parts:
+        subprocess.run(["gcc", "-std=c11", *warn, *include, "-c", str(file)], cwd=tmp_path, check=True)
+    objects = [f"{file.stem}.o" for file in parts]
+    app = str(Path(__file__).parent / "cpp_app.cc")
+    subprocess.run(
+        ["g++", "-std=c++11", *warn, *include, app, *objects, "-pthread", "-o", "app"], cwd=tmp_path, check=True
+    )
+    done = subprocess.run(["./app"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,85 @@
+// tvmflow.hpp: the C API of tvmflow.h for C++11, an instance as an object.
+//
+//     tvmflow::network net(tvmflow_network_digits());
+//     std::vector<float> scores = net.run<float>(image.data());
+#ifndef TVMFLOW_HPP
+#define TVMFLOW_HPP
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tvmflow.h"
+
+namespace tvmflow {
+
+// What a call returned that was not TVMFLOW_OK.
+class error : public std::runtime_error {
+ public:
+  error(tvmflow_status status, const std::string &text) : std::runtime_error(text), status_(status) {}
+  tvmflow_status status() const { return status_; }
+
+ private:
+  tvmflow_status status_;
+};
+
+// An instance of a network. It may be moved, not copied; calls from several threads wait for each other.
+class network {
+ public:
+  explicit network(const tvmflow_api *api, const tvmflow_options &options = tvmflow_options()) : api_(api), instance_(nullptr, api->destroy) {
+    if (api->abi_version != TVMFLOW_ABI_VERSION)
+      throw error(TVMFLOW_BAD_ARGUMENT, "the library has another ABI version than tvmflow.h");
+    tvmflow_instance *made = nullptr;
+    check(api->create(&options, &made));
+    instance_.reset(made);
+  }
+
+  const tvmflow_api &api() const { return *api_; }
+
+  tvmflow_tensor input(uint32_t i = 0) const { return info(api_->input, i); }
+  tvmflow_tensor output(uint32_t i = 0) const { return info(api_->output, i); }
+
+  // Run on memory of the caller: a pointer for each input and output.
+  void run(const std::vector<const void *> &inputs, const std::vector<void *> &outputs) {
+    if (inputs.size() != api_->inputs || outputs.size() != api_->outputs)
+      throw error(TVMFLOW_BAD_ARGUMENT, "as many pointers as the network has inputs and outputs are needed");
+    check(api_->run(instance_.get(), inputs.data(), outputs.data()));
+  }
+
+  // Run a network of one input and one output of elements T; returns the output.
+  template <typename T>
+  std::vector<T> run(const void *only_input) {
+    if (output().size % sizeof(T)) throw error(TVMFLOW_BAD_ARGUMENT, "the output does not consist of such elements");
+    std::vector<T> found(output().size / sizeof(T));
+    run({only_input}, {found.data()});
+    return found;
+  }
+
+  // Names and indices of the k largest of an output of float scores, the largest first.
+  std::vector<std::pair<uint32_t, std::string>> top(const std::vector<float> &scores, uint32_t k) const {
+    std::vector<uint32_t> indices(k);
+    check(api_->top_k(scores.data(), static_cast<uint32_t>(scores.size()), k, indices.data()));
+    std::vector<std::pair<uint32_t, std::string>> found;
+    for (uint32_t at : indices) found.emplace_back(at, at < api_->label_count ? api_->labels[at] : "");
+    return found;
+  }
+
+ private:
+  void check(tvmflow_status status) const {
+    if (status != TVMFLOW_OK) throw error(status, *api_->last_error() ? api_->last_error() : "bad argument");
+  }
+
+  tvmflow_tensor info(tvmflow_status (*ask)(uint32_t, tvmflow_tensor *), uint32_t i) const {
+    tvmflow_tensor found;
+    check(ask(i, &found));
+    return found;
+  }
+
+  const tvmflow_api *api_;
+  std::unique_ptr<tvmflow_instance, void (*)(tvmflow_instance *)> instance_;
+};
+
+}  // namespace tvmflow
+
+#endif
