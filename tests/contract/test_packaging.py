@@ -19,3 +19,10 @@ def test_the_license_is_the_whole_text_and_named_in_the_metadata() -> None:
 def test_every_package_of_the_wheel_is_typed() -> None:
     wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert [name for name in wheel["packages"] if not (REPOSITORY / name / "py.typed").is_file()] == []
+
+
+def test_the_wheel_has_the_runtime_in_c_where_it_is_looked_for() -> None:
+    wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["force-include"] == {"runtime": "tvmflow/_runtime"}
+    assert '"tvmflow" / "_runtime"' in (REPOSITORY / "tvmflow" / "building" / "runtime.py").read_text()
+    assert {path.suffix for path in (REPOSITORY / "runtime" / "src").iterdir()} == {".c", ".h"}

@@ -22,7 +22,6 @@ from tvmflow.building.plan import ALIGNMENT, Plan, Value, plan_of
 from tvmflow.building.runtime import ABI_VERSION, RUNTIME
 from tvmflow.errors import StageError
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.ir_files import numpy_dtype
 
 _OBJECT_KINDS = ("llvm",)  # of TVM's modules: those that are written as an object file
 _SOURCES = ("network.c", "pool.c")
@@ -220,8 +219,7 @@ def _value(at: int, value: Value, plan: Plan) -> str:
 
 
 def _tensor(at: int, value: Value, name: str) -> str:
-    size = value.size if value.shape else numpy_dtype(value.dtype).itemsize
-    return f"{{{c_string(name)}, shape{at}, {len(value.shape)}, {_DTYPES[value.dtype][0]}, {size}}}"
+    return f"{{{c_string(name)}, shape{at}, {len(value.shape)}, {_DTYPES[value.dtype][0]}, {value.size}}}"
 
 
 def _table(kind: str, name: str, rows: Iterable[str]) -> str:
