@@ -20,7 +20,7 @@ from pathlib import Path
 
 import requests
 
-from tvmflow.errors import StageError, first_line
+from tvmflow.errors import StageError, first_line, last_words
 from tvmflow.recipe import CODE_ROOT
 
 START_TIMEOUT_S = 180.0
@@ -50,9 +50,9 @@ class PrefectServer:
                 if requests.get(f"{self.url}/health", timeout=5).ok:
                     return
             time.sleep(0.05)
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        words = last_words(self.log.read_bytes()[-20_000:])
         raise StageError(
-            f"Prefect's server did not start: {lines[-1][:300] if lines else f'exit code {self.process.poll()}'}",
+            f"Prefect's server did not start: {words or f'exit code {self.process.poll()}'}",
             f"a server on {self.url} within {START_TIMEOUT_S:g} s",
             f"run 'tvmflow doctor', look into {self.log}; where {self.log.parent / 'prefect.db'} is damaged, move it away: "
             "it holds no results, only Prefect's history of runs",

@@ -237,3 +237,9 @@ def last_line(error: BaseException, limit: int = 300) -> str:
     """Return the last line of an error's text: where TVM puts what went wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:limit] if lines else type(error).__name__
+
+
+def last_words(said: bytes, limit: int = 300) -> str:
+    """Return the last line that a process wrote, without what commands a terminal; "" where it wrote nothing."""
+    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+    return "".join(c if c.isprintable() else " " for c in lines[-1][:limit]) if lines else ""

@@ -138,6 +138,40 @@ def _kill_session() -> None:
     time.sleep(0.2)
 
 
+def _script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = r"printf 'Traceback\nImportError: \033[31mno library\n\n' >&2"
+    dies = _script(tmp_path / "dies", f"{said}; exit 3")
+    with (
+        pytest.raises(TrackerError, match=r"\(exit 3\): ImportError:  \[31mno library"),
+        local_tracker("k", 1, python=dies),
+    ):
+        pass
+    monkeypatch.setattr("tvmflow.devices.local.START_TIMEOUT_S", 0.5)
+    hangs = _script(tmp_path / "hangs", f"printf '%01000d' 7 >&2; {said.replace('no', 'slow')}; exec sleep 60")
+    with pytest.raises(TrackerError, match="slow library") as error, local_tracker("k", 1, python=hangs):
+        pass
+    assert len(error.value.found) < 500
+
+
+def test_a_server_that_dies_later_says_how(tmp_path: Path) -> None:
+    dies = _script(tmp_path / "dies", """echo '{"port": 1}'; echo out of room >&2; exit 4""")
+    with (
+        pytest.raises(DeviceLostError, match=r"lost; the local server ended \(exit 4\): out of room"),
+        local_tracker("k", 1, python=dies),
+    ):
+        until = time.monotonic() + 10
+        while not any(p.status() == psutil.STATUS_ZOMBIE for p in psutil.Process().children()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        raise DeviceLostError("lost")
+
+
 @pytest.mark.parametrize("when", ["upload", "load", "run", "time", "copy"])
 def test_a_server_that_dies_in_the_middle_is_a_lost_device(when: str, library: Path, backend: Backend) -> None:
     with open_session(LOCAL, backend, SessionLimits(60.0, 20.0)) as session:

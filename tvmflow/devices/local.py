@@ -9,19 +9,22 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.tracker import TrackerAddress, request_session
 from tvmflow.devices.transport import DeviceState, Link, SessionLimits, Transport
-from tvmflow.errors import TrackerError
+from tvmflow.errors import DeviceError, TrackerError, last_words
 from tvmflow.params import DeviceEntry
 from tvmflow.recipe import CODE_ROOT
 from tvmflow.targets.resolve import ResolvedTarget
 
 START_TIMEOUT_S = 90.0
+_MOST_SAID = 20_000  # bytes at the end of what a server wrote that are looked at
 
 
 class LocalTransport(Transport):
@@ -61,20 +64,37 @@ def local_tracker(
     Raises TrackerError.
     """
     served = ["--target", json.dumps(target.to_json())] if target is not None else []
-    process = subprocess.Popen(
-        [python, "-m", "tvmflow.devices.rpc_host", "--key", key, "--threads", str(threads), *served],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "TVM_NUM_THREADS": str(threads)},
-    )  # fmt: skip
-    try:
-        import tvm  # noqa: F401  (takes seconds, while the server imports it as well)
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [python, "-m", "tvmflow.devices.rpc_host", "--key", key, "--threads", str(threads), *served],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+            env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "TVM_NUM_THREADS": str(threads)},
+        )  # fmt: skip
+        try:
+            import tvm  # noqa: F401  (takes seconds, while the server imports it as well)
 
-        yield TrackerAddress("127.0.0.1", _port_of(process))
-    finally:
-        _end(process)
+            port = _port_of(process, said)
+            try:
+                yield TrackerAddress("127.0.0.1", port)
+            except DeviceError as error:
+                if process.poll() is None:
+                    raise
+                why = f"{error.found}; the local server ended{_how(process, said)}"
+                raise type(error)(why, error.expected, error.hint) from error
+        finally:
+            _end(process)
 
 
-def _port_of(process: subprocess.Popen[str]) -> int:
+def _how(process: subprocess.Popen[str], said: IO[bytes]) -> str:
+    """Return the exit code of a server and the last line that it wrote."""
+    size = os.fstat(said.fileno()).st_size
+    words = last_words(
+        os.pread(said.fileno(), _MOST_SAID, max(0, size - _MOST_SAID))
+    )  # the server writes at the file's offset
+    return f" (exit {process.poll()})" + (f": {words}" if words else "")
+
+
+def _port_of(process: subprocess.Popen[str], said: IO[bytes]) -> int:
     assert process.stdout is not None
     timer = threading.Timer(START_TIMEOUT_S, process.kill)
     timer.start()
@@ -83,8 +103,10 @@ def _port_of(process: subprocess.Popen[str]) -> int:
     try:
         return int(json.loads(line)["port"])
     except (ValueError, KeyError):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5)  # its output ends a little before it does
         raise TrackerError(
-            f"the local tracker and server did not start (exit {process.poll()})",
+            f"the local tracker and server did not start{_how(process, said)}",
             f"both up within {START_TIMEOUT_S:g} s",
             "run 'tvmflow doctor': it checks TVM's RPC parts and free ports",
         ) from None

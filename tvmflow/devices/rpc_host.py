@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def main() -> None:
     deadline = time.monotonic() + 30
     while not any(entry["key"] == f"server:{options.key}" for entry in client.summary()["server_info"]):
         if time.monotonic() > deadline:
+            print("the server did not register at its tracker within 30 s", file=sys.stderr, flush=True)
             os._exit(1)
         time.sleep(0.02)
     print(json.dumps({"port": tracker.port}), flush=True)

@@ -159,11 +159,11 @@ class Sandbox:
 
     def _broken(self, how: str) -> errors.ModelFileError:
         with contextlib.suppress(OSError):
-            text = (self._own / "stderr").read_bytes()[-20_000:].decode("utf-8", "replace")
+            said = (self._own / "stderr").read_bytes()[-20_000:]
             if "TVMFLOW_DEBUG" in os.environ:
-                print(_printable(text, "\n"), file=sys.stderr)
-            lines = [line for line in text.splitlines() if line.strip()]
-            how += f"; its last words: {_printable(lines[-1])[:300]}" if lines else ""
+                print(_printable(said.decode("utf-8", "replace"), "\n"), file=sys.stderr)
+            words = errors.last_words(said)
+            how += f"; its last words: {words}" if words else ""
         return errors.ModelFileError(
             f"reading {self.policy.what} failed: {how}", f"one that loads in {self.policy.memory_bytes >> 20} MiB of memory, without files or network of its own",
             "look whether the file is whole, and whether its own framework loads it",
