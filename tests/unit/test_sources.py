@@ -6,10 +6,12 @@ import functools
 import hashlib
 import http.server
 import json
+import sys
 import threading
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tvmflow.errors import DigestError, ModelFileError, SourceError, TvmflowError, UnknownNameError
@@ -18,7 +20,7 @@ from tvmflow.sources import datasets
 from tvmflow.sources.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.labels import read_labels
-from tvmflow.sources.tool_environments import python_of
+from tvmflow.sources.tool_environments import TOOL_ENVIRONMENTS, ToolEnvironment, ToolProcess, python_of
 from tvmflow.sources.weights import WeightsRequest, bring_weights
 
 
@@ -251,3 +253,19 @@ def test_a_tool_environment_that_cannot_be_made_says_why(tmp_path: Path, monkeyp
     with pytest.raises(TvmflowError, match=r"(?s)could not be made.*package index"):
         python_of("mxnet")
     assert not [path for path in (tmp_path / "tools").iterdir() if path.suffix != ".lock"], "nothing half-made stays"
+
+
+def test_a_worker_ends_when_its_model_is_no_longer_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        "import sys\nfor line in sys.stdin:\n    print('{}', flush=True)\n    print('said', file=sys.stderr)"
+    )
+    monkeypatch.setitem(TOOL_ENVIRONMENTS, "echo", ToolEnvironment((), str(worker)))
+    monkeypatch.setattr("tvmflow.sources.tool_environments.python_of", lambda _name: sys.executable)
+    before = set(psutil.Process().children())
+    process = ToolProcess("echo", [])
+    with pytest.raises(TvmflowError, match="without a reply"):
+        process.arrays("run")
+    assert len(set(psutil.Process().children()) - before) == 1
+    del process
+    assert set(psutil.Process().children()) - before == set()

@@ -18,12 +18,12 @@ import threading
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from tvmflow.artifacts import digest_of, sha256_of
-from tvmflow.errors import TvmflowError
+from tvmflow.errors import TvmflowError, last_words
 
 Array = np.ndarray[Any, Any]
 INSTALL_TIMEOUT_S = 1200.0
@@ -118,7 +118,10 @@ def _not_made(name: str, tool: ToolEnvironment, why: str) -> TvmflowError:
 
 
 class ToolProcess:
-    """A running worker. Every request gives a list of named arrays; an error of the tool is a TvmflowError."""
+    """A running worker, which ends when nobody holds this object any more.
+
+    Every request gives a list of named arrays; an error of the tool is a TvmflowError.
+    """
 
     def __init__(self, name: str, arguments: list[str]) -> None:
         self.name = name
@@ -129,13 +132,9 @@ class ToolProcess:
                  **{key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}},
         )  # fmt: skip
         self._errors: list[bytes] = []
-        threading.Thread(target=self._listen, daemon=True).start()
+        # The thread must not hold this object: it would live as long as the worker, and the worker as long as it.
+        threading.Thread(target=_listen, args=[self._process.stderr, self._errors], daemon=True).start()
         weakref.finalize(self, _kill, self._process)
-
-    def _listen(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._errors[:] = [*self._errors[-20:], line]
 
     def arrays(self, request: str, x: Array | None = None, **options: Any) -> list[tuple[str, Array]]:
         """Send a request and return the reply's arrays in order."""
@@ -170,10 +169,8 @@ class ToolProcess:
         _kill(self._process)
 
     def _failed(self, why: str) -> TvmflowError:
-        said = b"".join(self._errors).decode("utf-8", "replace").strip().splitlines()
-        return TvmflowError(
-            f"{self.name} in its tool environment failed: {why}" + (f" ({said[-1][:300]})" if said else "")
-        )
+        words = last_words(b"".join(self._errors))
+        return TvmflowError(f"{self.name} in its tool environment failed: {why}" + (f" ({words})" if words else ""))
 
 
 def run_tool(name: str, arguments: list[str], timeout_s: float = REPLY_TIMEOUT_S) -> None:
@@ -197,6 +194,12 @@ def _npy(array: Array) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
+
+
+def _listen(stream: IO[bytes], lines: list[bytes]) -> None:
+    with stream:
+        for line in stream:
+            lines[:] = [*lines[-20:], line]
 
 
 def _kill(process: subprocess.Popen[Any]) -> None:
