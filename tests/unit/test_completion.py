@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +57,70 @@ def test_bash_gets_the_rest_of_a_cell_of_which_it_has_taken_pieces(root: Path) -
 
 def test_other_shells_get_whole_cells(root: Path) -> None:
     assert any("mine@local-cpu:bfloat16" in line for line in _complete(root, "fish", "run mine@local-cpu:b"))
+
+
+@pytest.fixture
+def home(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without settings, `tvmflow` on the PATH of its shells, which start in the workspace."""
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'tvmflow'; from tvmflow.cli import main; main()"]
+    (tmp_path / "tvmflow").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    (tmp_path / "tvmflow").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for name, value in {"HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY), "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(root)
+    return tmp_path
+
+
+def _script(shell: str) -> str:
+    environment = {**os.environ, "_TVMFLOW_COMPLETE": f"source_{shell}"}
+    return subprocess.run(["tvmflow"], env=environment, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_itself_completes_a_cell_between_its_pieces(home: Path) -> None:
+    (home / "tvmflow.fish").write_text(_script("fish"))
+
+    def completed(line: str) -> list[str]:
+        code = f"source {home / 'tvmflow.fish'}; complete -C '{line}'"
+        return subprocess.run(["fish", "--no-config", "-c", code], capture_output=True, text=True).stdout.splitlines()
+
+    assert completed("tvmflow run fast mine@local-cpu:b") == ["mine@local-cpu:bfloat16"]
+    assert "mine@local-cpu:int8" in completed("tvmflow why mine@l")
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_itself_completes_a_cell_between_its_pieces(home: Path) -> None:
+    script, line = home / "tvmflow.zsh", home / "line"
+    widget = f"said() {{ print -r -- \"$BUFFER\" > {line}.new; mv {line}.new {line} }}; zle -N said; bindkey '^X' said"
+    script.write_text(f"PS1=READY; autoload -Uz compinit; compinit -u -D\n{_script('zsh')}\n{widget}\n")
+    assert _typed(f"source {script}\n", "tvmflow run fast mine@local-cpu:b\t\x18", line).split() == [
+        "tvmflow", "run", "fast", "mine@local-cpu:bfloat16",
+    ]  # fmt: skip
+    assert _typed(f"source {script}\n", "tvmflow why mine@l\t\x18", line).strip() == "tvmflow why mine@local-cpu:"
+
+
+def _typed(first: str, then: str, line: Path) -> str:
+    """Type into an interactive zsh, the rest when it is ready; return what it writes into the file."""
+    line.unlink(missing_ok=True)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp("zsh", ["zsh", "-f", "-i"])  # noqa: S606  (no shell starts it: it is one)
+    try:
+        os.write(terminal, first.encode())
+        shown, until = b"", time.monotonic() + 60
+        while not line.exists() and time.monotonic() < until:
+            if select.select([terminal], [], [], 0.05)[0]:
+                shown += os.read(terminal, 65536)
+            if then and b"READY" in shown:
+                os.write(terminal, then.encode())
+                then = ""
+        assert line.exists(), shown
+        return line.read_text()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
 
 
 def test_without_a_workspace_or_with_a_broken_one_nothing_is_completed(tmp_path: Path) -> None:
