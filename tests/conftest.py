@@ -25,6 +25,7 @@ hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+ALLOWED = os.sched_getaffinity(0)
 CELL = "digits_torch@local-cpu:float32"
 SLUG = CELL.replace("@", ".").replace(":", ".")
 PRIVACY = {
@@ -66,11 +67,12 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def same_environment(own_home: Path) -> Iterator[None]:
-    """Give the next test the environment that this one had: flows that run in this process set Prefect's variables."""
+    """Give the next test the environment and the cores that this one had: flows that run in this process set Prefect's variables."""
     before = dict(os.environ)
     yield
     os.environ.clear()
     os.environ.update(before)
+    os.sched_setaffinity(0, ALLOWED)  # TVM binds a thread that computes to one core, and what it starts inherits that
 
 
 def small_params() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 
 from tests.unit.wide_models import OUTPUTS, SPECS, write
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import Scheduled, build_scheduled
+from tvmflow.building.library import LoadedLibrary, Scheduled, build_scheduled
 from tvmflow.building.plan import Plan, Value, check, plan_of
 from tvmflow.building.runtime import RUNTIME
 from tvmflow.building.self_contained import Network, OpenedNetwork, kernel_objects, write_network
@@ -273,3 +274,11 @@ int main(void) {
   return run(tvmflow_network_first_host_float32()) || run(tvmflow_network_second_host_float32());
 }
 """
+
+
+def test_a_library_in_this_process_leaves_all_cores_to_it(scheduled: Scheduled, tmp_path: Path) -> None:
+    """TVM binds the thread that sets its pool; threads and processes started later would share that one core."""
+    allowed = os.sched_getaffinity(0)
+    BACKEND.export(scheduled.executable, tmp_path / "library.so")
+    LoadedLibrary(tmp_path / "library.so", 2).run(np.ones((1, 3, 24, 24), np.float32))
+    assert os.sched_getaffinity(0) == allowed

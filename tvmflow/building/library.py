@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +100,12 @@ def _call(machine: Any, inputs: Arrays) -> Arrays:
 
 
 def set_threads(threads: int) -> None:
-    """Set the thread pool of TVM's runtime in this process; mode 1 = any cores."""
+    """Set the thread pool of TVM's runtime in this process; mode 1 = any cores.
+
+    TVM binds the calling thread to one core meanwhile. That is taken back: threads and processes started later would inherit it.
+    """
     import tvm_ffi
 
+    allowed = os.sched_getaffinity(0)
     tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
+    os.sched_setaffinity(0, allowed)

@@ -179,7 +179,9 @@ def _use_threads(wanted: int, cell: str) -> int:
     """Let the runtime compute on the target's number of threads. Returns how many it has."""
     import tvm
 
-    tvm.get_global_func("runtime.config_threadpool")(1, wanted)
+    from tvmflow.building.library import set_threads
+
+    set_threads(wanted)
     threads = int(tvm.get_global_func("runtime.NumThreads")())
     if threads < wanted:
         warnings.warn(
