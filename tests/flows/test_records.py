@@ -243,7 +243,7 @@ def _edit(root: Path, old: str, new: str) -> None:
 
 def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefect_server: str) -> None:
     root = copy_of_finished
-    _edit(root, "max_spread: 5.0", "max_spread: 1.0e-09")
+    _edit(root, "max_spread: 1000000000.0", "max_spread: 1.0e-09")
     tvmflow(root, "run", "digits")
     refused = tvmflow(root, "promote", "digits", code=3)
     body = {"flows": {"name": {"any_": ["release_model"]}}, "sort": "START_TIME_DESC"}
@@ -251,7 +251,7 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefe
     assert (run["state_type"], run["state_name"]) == ("FAILED", "Refused"), "automations can notify"
     assert run["name"] == f"release_model {CELL}" and run["tags"] == [CELL]
     assert "unsteady" in refused.stderr
-    _edit(root, "max_spread: 1.0e-09", "max_spread: 5.0")
+    _edit(root, "max_spread: 1.0e-09", "max_spread: 1000000000.0")
     tvmflow(root, "run", "digits")
     assert "would be" in tvmflow(root, "promote", "digits", "--dry-run").stdout
     assert "version 1 is the champion now (was no champion)" in tvmflow(root, "promote", "digits").stdout
@@ -259,7 +259,6 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefe
 
     _edit(root, "channel_block: auto", "channel_block: 8")  # another library, measured against the champion
     tvmflow(root, "run", "digits")
-    _edit(root, "max_slowdown: 0.5", "max_slowdown: 1000000.0")  # this is about the gate, not about the machine
     verdict = json.loads(tvmflow(root, "promote", "digits", "--json").stdout)
     assert verdict["promoted"] and verdict["comparison"]["rounds"] == 6
     assert verdict["comparison"]["low"] <= verdict["comparison"]["ratio"] <= verdict["comparison"]["high"]

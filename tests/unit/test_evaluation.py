@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import small_params
 from tvmflow.backends.vta import VtaBackend
 from tvmflow.errors import StoreError
 from tvmflow.evaluation.comparison import compare_exact, compare_interleaved, interval
 from tvmflow.evaluation.latency import LatencyRules, measure, summarize
-from tvmflow.params import Params
+from tvmflow.params import ReleaseParams
 from tvmflow.release.candidate import cost_of_one_run
 from tvmflow.release.gate import judge
 from tvmflow.report.tables import part_table, shown_latency
@@ -26,6 +25,7 @@ from tvmflow.vta.config import COUNTERS_FUNCTION
 RULES = LatencyRules(
     warmup_runs=2, min_runs=30, min_seconds=0.01, max_seconds=0.5, max_spread=0.15, max_foreign_load=0.1
 )
+RELEASE = ReleaseParams(max_slowdown=0.5, min_coverage=0.5)
 
 
 def test_latency_collects_enough_runs_and_says_when_it_is_unsteady() -> None:
@@ -101,8 +101,7 @@ def _card(**changes: Any) -> dict[str, Any]:
 def test_the_gate(
     card: dict[str, Any], champion: float | None, log_ratios: list[float] | None, says: str | None
 ) -> None:
-    rules = Params.model_validate(small_params()).release
-    verdict = judge(card, champion, interval(log_ratios, 0.95) if log_ratios else None, rules)
+    verdict = judge(card, champion, interval(log_ratios, 0.95) if log_ratios else None, RELEASE)
     assert verdict.passed == (says is None)
     if says:
         assert any(says in reason for reason in verdict.reasons)
@@ -135,9 +134,7 @@ def test_of_a_simulated_accelerator_cycles_count_and_not_the_simulators_time() -
     found = compare_exact(500, 540, "estimated cycles")
     assert (found.low, found.ratio, found.high) == (1.08, 1.08, 1.08) and str(found) == "1.0800 of estimated cycles"
     simulated = _card(latency={"compute": {"steady": False, "spread": 0.5}}, part={"simulated": True})
-    verdict = judge(
-        simulated, None, compare_exact(40, 500, "estimated cycles"), Params.model_validate(small_params()).release
-    )
+    verdict = judge(simulated, None, compare_exact(40, 500, "estimated cycles"), RELEASE)
     assert [reason for reason in verdict.reasons if "unsteady" in reason] == []
     assert any("slower than the champion: ratio 12.5000 of estimated cycles" in reason for reason in verdict.reasons)
     with pytest.raises(StoreError, match="0 estimated cycles"):
