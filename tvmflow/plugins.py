@@ -28,10 +28,10 @@ class Table(UserDict[str, Row]):
         return name in self.data or name in self._points()
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self.data, *(name for name in self._points() if name not in self.data)])
+        return iter([*self.data, *self._points()])
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(self.data) + len(self._points())
 
     def __getitem__(self, name: str) -> Row:
         if name in self.data:

@@ -34,14 +34,18 @@ def packages_of(params: Params, cell: Cell, reads: Iterable[str]) -> dict[str, s
     reads: the keys of params.yaml that the stage reads, as its `Stage.reads`.
     """
     model, target = params.models[cell.model], params.targets[cell.target]
-    rows: tuple[tuple[str, Table[Any], str], ...] = (
+    rows: tuple[tuple[str, Table[Any], str | None], ...] = (
         ("models.{model}.framework", FRONTENDS, model.framework),
-        ("models.{model}.metric", METRICS, model.metric or ""),
+        ("models.{model}.metric", METRICS, model.metric),
         ("targets.{target}.kind", BACKENDS, target.kind),
         ("targets.{target}.device.transport", TRANSPORTS, target.device.transport),
         ("tune.tuner", TUNERS, params.tune.tuner),
     )
-    asked = [table.package(name) for key, table, name in rows if any(f"{key}.".startswith(f"{x}.") for x in reads)]
+    asked = (
+        table.package(name)
+        for key, table, name in rows
+        if name is not None and any(f"{key}.".startswith(f"{x}.") for x in reads)
+    )
     return {f"plugin:{found[0]}": found[1] for found in asked if found is not None}
 
 

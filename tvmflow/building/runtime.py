@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 
-from tvmflow.artifacts import sha256_of
+from tvmflow.artifacts import digest_of, sha256_of
 from tvmflow.recipe import CODE_ROOT
 
 ABI_VERSION = 1  # TVMFLOW_ABI_VERSION of runtime/include/tvmflow.h
@@ -13,10 +13,8 @@ RUNTIME = next(  # in a clone, and in an installed package
 )
 
 
+@functools.cache
 def digest_of_runtime() -> str:
     """Return the sha256 of the sources in C: part of the recipe of what is linked with them."""
-    digest = hashlib.sha256()
-    for source in sorted((RUNTIME / name for name in ("include", "src")), key=str):
-        for file in sorted(source.iterdir()):
-            digest.update(f"{file.name}:{sha256_of(file)}\n".encode())
-    return digest.hexdigest()
+    files = (file for name in ("include", "src") for file in (RUNTIME / name).iterdir())
+    return digest_of({file.name: sha256_of(file) for file in files})

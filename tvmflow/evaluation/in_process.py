@@ -155,11 +155,12 @@ def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
     from tvmflow.targets.cpu_features import features_of
     from tvmflow.toolchain import lacking
 
-    try:
-        features = set(features_of(target.mcpu, target.mtriple, target.mattr))
-    except Exception as error:  # TVM's own types
-        raise TvmflowError(f"TVM does not know the processor {target.mcpu}: {error}") from error
-    missing = [] if not target.runs_here else lacking(features)
+    missing: list[str] = []
+    if target.runs_here:
+        try:
+            missing = lacking(set(features_of(target.mcpu, target.mtriple, target.mattr)))
+        except Exception as error:  # TVM's own types
+            raise TvmflowError(f"TVM does not know the processor {target.mcpu}: {error}") from error
     if not target.runs_here or missing:
         why = f"which lacks {', '.join(missing)}" if missing else "a processor of another kind"
         raise UsageError(
