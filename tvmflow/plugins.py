@@ -7,6 +7,8 @@ trusts its code, as it is for every package.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections import UserDict
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -56,7 +58,7 @@ class Table(UserDict[str, Row]):
     def _points(self) -> dict[str, metadata.EntryPoint]:
         """Return the rows of installed packages. Raises UsageError where two have one name, or one that is shipped."""
         found: dict[str, metadata.EntryPoint] = {}
-        for point in metadata.entry_points(group=f"tvmflow.{self.name}"):
+        for point in entry_points(f"tvmflow.{self.name}", tuple(sys.path)):
             other = found.get(point.name)
             if point.name in self.data or (other is not None and other.value != point.value):
                 owner = "tvmflow itself" if point.name in self.data or other is None else _package(other)
@@ -66,6 +68,12 @@ class Table(UserDict[str, Row]):
                 )  # fmt: skip
             found[point.name] = point
         return found
+
+
+@functools.cache
+def entry_points(group: str, _path: tuple[str, ...]) -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points of a group; the metadata of all packages on a path are read once in a process."""
+    return tuple(metadata.entry_points(group=group))
 
 
 def _package(point: metadata.EntryPoint) -> str:

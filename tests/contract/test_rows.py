@@ -15,6 +15,7 @@ from tvmflow.devices.table import TRANSPORTS
 from tvmflow.devices.transport import Transport
 
 NAMES = {*BACKENDS, *TRANSPORTS}
+DISTINCT = {*BACKENDS} - {"llvm"}  # that mean nothing else in code
 # The rows, and what belongs to one of them.
 ROWS = (
     "tvmflow/backends/", "tvmflow/vta/", "tvmflow/passes/offload_vta.py", "tvmflow/devices/vta_rpc_server.py",
@@ -38,9 +39,9 @@ def branches(source: str) -> Iterator[str]:
             yield f"{node.lineno}: {ast.unparse(node)}"
         elif isinstance(node, ast.match_case) and NAMES & _words(node.pattern):
             yield f"{node.pattern.lineno}: case {ast.unparse(node.pattern)}"
-        elif isinstance(node, ast.Attribute) and node.attr in {*BACKENDS} - {"llvm"}:
+        elif isinstance(node, ast.Attribute) and node.attr in DISTINCT:
             yield f"{node.lineno}: {ast.unparse(node)}"
-        elif isinstance(node, ast.Subscript) and {*BACKENDS} - {"llvm"} & _words(node.slice):
+        elif isinstance(node, ast.Subscript) and DISTINCT & _words(node.slice):
             yield f"{node.lineno}: {ast.unparse(node)}"
         elif (
             isinstance(node, ast.Call)

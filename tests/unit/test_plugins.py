@@ -15,7 +15,7 @@ from tests.conftest import REPOSITORY
 from tvmflow.errors import ParamsError, UsageError
 from tvmflow.evaluation.metrics import mean_iou, value_of
 from tvmflow.params import load_params
-from tvmflow.plugins import Table
+from tvmflow.plugins import Table, entry_points
 from tvmflow.rows import check_rows, packages_of
 from tvmflow.tuning.tuners import TUNERS
 
@@ -28,6 +28,7 @@ def _install(folder: Path, points: str, package: str = "mine", version: str = "1
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     (info / "entry_points.txt").write_text(points)
+    entry_points.cache_clear()  # as in a process that starts now
 
 
 @pytest.fixture
