@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from tvmflow.errors import StageError
-from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.ir.ir_files import bytes_of
 from tvmflow.ir.tvm_names import constant_value, type_of
+from tvmflow.passes.allocate_tensors import ALIGNMENT, with_allocations
 
-ALIGNMENT = 64  # bytes: kernels are compiled for buffers that begin at such an address
 Place = Literal["input", "output", "constant", "arena"]
 _VIEWS = ("relax.reshape", "relax.memory.ensure_zero_offset")
 _NOTHING = ("relax.memory.kill_tensor", "relax.memory.kill_storage")
@@ -42,7 +42,7 @@ class Value:
 
     @property
     def size(self) -> int:
-        return numpy_dtype(self.dtype).itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return bytes_of(self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,7 @@ class Plan:
 
 def plan_of(mod: Any) -> Plan:
     """Return the plan of a module of scheduled kernels. Raises StageError for what is no call of a kernel."""
-    from tvm import relax
-
-    for step in (
-        relax.transform.RewriteDataflowReshape(), relax.transform.ToNonDataflow(),
-        relax.transform.RemovePurityChecking(), relax.transform.CallTIRRewrite(),
-    ):  # fmt: skip
-        mod = step(mod)
+    mod = with_allocations(mod)
     reader = _Reader(mod)
     plan = reader.read(mod["main"])
     check(plan)
@@ -123,7 +117,7 @@ class _Reader:
     # -- values --
 
     def _memory(self, place: Place, held: Any, index: int = 0) -> int:
-        size = held if isinstance(held, int) else _size(held)
+        size = held if isinstance(held, int) else bytes_of(held.shape, held.dtype)
         self.memories.append(_Memory(place, size, index))
         return len(self.memories) - 1
 
@@ -178,11 +172,8 @@ class _Reader:
 
     def _call(self, call: Any) -> None:
         arguments = tuple(self._look_up(argument) for argument in call.args)
-        fresh = [self.values[at].memory for at in arguments]
         written = 0
-        for at in reversed(
-            arguments
-        ):  # outputs come last, in memory that nothing was written to or that is written in parts
+        for at in reversed(arguments):  # outputs come last, where nothing was written before
             memory = self.memories[self.values[at].memory]
             if memory.place != "arena" or self._was_written(at):
                 break
@@ -191,8 +182,8 @@ class _Reader:
             raise StageError(f"kernel {call.op.name_hint} writes nothing that is new", "an output of its own")
         step = len(self.steps)
         self.steps.append(Step(call.op.name_hint, arguments, written))
-        for at in fresh:
-            memory = self.memories[at]
+        for at in arguments:
+            memory = self.memories[self.values[at].memory]
             memory.first = step if memory.first < 0 else memory.first
             memory.last = step
 
@@ -263,10 +254,6 @@ def _meet(a: _Memory, b: _Memory) -> bool:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _size(held: Any) -> int:
-    return numpy_dtype(str(held.dtype)).itemsize * int(np.prod([int(x) for x in held.shape], dtype=np.int64))
 
 
 def _overlap(a: Value, b: Value) -> bool:

@@ -13,31 +13,24 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from tvmflow.artifacts import describe_file
 from tvmflow.building.library import Scheduled
-from tvmflow.building.plan import ALIGNMENT, Plan, Value, plan_of
+from tvmflow.building.plan import Plan, Value, plan_of
 from tvmflow.building.runtime import ABI_VERSION, RUNTIME
 from tvmflow.errors import StageError
 from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.passes.allocate_tensors import ALIGNMENT
 
 _OBJECT_KINDS = ("llvm",)  # of TVM's modules: those that are written as an object file
 _SOURCES = ("network.c", "pool.c")
 _PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
 _COMPILE = (
-    "-x",
-    "c",
-    "-std=c11",
-    "-O2",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-ffunction-sections",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-)
+    "-x", "c", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra", "-Werror",
+)  # fmt: skip
 _LINK = (
     "-shared", "-fPIC", "-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,--gc-sections", "-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now",
     "-Wl,-z,text", f"-Wl,-z,max-page-size={_PAGE}", f"-Wl,-z,common-page-size={_PAGE}", "-Wl,--build-id=none", "-Wl,--no-undefined", "-Wl,-s",
@@ -160,7 +153,7 @@ def tables(plan: Plan, network: Network) -> str:
     """Return the plan as C."""
     kernels = sorted({step.kernel for step in plan.steps})
     arguments = [at for step in plan.steps for at in step.arguments]
-    starts = [sum(len(step.arguments) for step in plan.steps[:at]) for at in range(len(plan.steps))]
+    starts = accumulate((len(step.arguments) for step in plan.steps), initial=0)
     lines = ['#include "plan.h"', "", "extern const unsigned char plan_constants[];"]
     lines += [f"int __tvm_ffi_{name}(void *, const plan_any *, int32_t, plan_any *);" for name in kernels]
     for at, value in enumerate(plan.values):
@@ -170,7 +163,7 @@ def tables(plan: Plan, network: Network) -> str:
         _table("uint32_t", "arguments", map(str, arguments)),
         _table("plan_step", "steps", (
             f"{{__tvm_ffi_{step.kernel}, {c_string(step.kernel)}, {start}, {len(step.arguments)}}}"
-            for step, start in zip(plan.steps, starts, strict=True)
+            for step, start in zip(plan.steps, starts, strict=False)
         )),
         _table("plan_copy", "copies", (f"{{{a}, {b}, {plan.values[a].size}}}" for a, b in plan.copies)),
         _table("tvmflow_tensor", "inputs", (
@@ -224,10 +217,9 @@ def _tensor(at: int, value: Value, name: str) -> str:
 
 def _table(kind: str, name: str, rows: Iterable[str]) -> str:
     found = list(rows)
-    prefix = "" if kind.endswith("const") else "const "
     # C has no empty arrays: one row that nobody reads.
     body = ",\n  ".join(found) if found else "0" if kind in ("uint32_t", "char *const") else "{0}"
-    return f"static {prefix or 'const '}{kind} {name}[] __attribute__((unused)) = {{\n  {body}\n}};"
+    return f"static const {kind} {name}[] __attribute__((unused)) = {{\n  {body}\n}};"
 
 
 def _sizes(name: str, sizes: Sequence[int]) -> str:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +96,8 @@ def _encode(array: np.ndarray[Any, Any]) -> bytes:
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return numpy's dtype of a name, bfloat16 included."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def bytes_of(shape: Iterable[Any], dtype: Any) -> int:
+    """Return the bytes of a tensor; dimensions and dtype may be TVM's own types."""
+    return math.prod(int(size) for size in shape) * numpy_dtype(str(dtype)).itemsize

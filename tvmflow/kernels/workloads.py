@@ -16,7 +16,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.ir.ir_files import bytes_of
 from tvmflow.ir.tvm_names import buffer_of
 from tvmflow.kernels.blocks import block_ref, extents, look_at, new_schedule, region_buffer
 
@@ -108,7 +108,7 @@ def operations(function: Any) -> float:
 def least_bytes(function: Any) -> int:
     """Return the bytes of a kernel's inputs and outputs, each once: the least that memory has to move."""
     buffers = [buffer for p in function.params if (buffer := buffer_of(function, p)) is not None]
-    return sum(math.prod(int(d) for d in b.shape) * numpy_dtype(str(b.dtype)).itemsize for b in buffers)
+    return sum(bytes_of(buffer.shape, buffer.dtype) for buffer in buffers)
 
 
 def extract_workloads(lowered: Any) -> list[Workload]:

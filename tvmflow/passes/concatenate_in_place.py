@@ -12,11 +12,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.ir.ir_files import bytes_of
 from tvmflow.ir.tvm_names import object_type, return_type, type_of, variable_name
 from tvmflow.kernels.workloads import count_calls
-
-_ALIGNMENT = 64  # bytes: kernels are compiled for buffers that begin at such an address
+from tvmflow.passes.allocate_tensors import ALIGNMENT, with_allocations
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,7 @@ class ConcatenateInPlace:
     """IRModule of kernels -> IRModule whose main has its tensors allocated; as it came where nothing is joined in place."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        lowered = mod
-        for step in (
-            relax.transform.RewriteDataflowReshape(), relax.transform.ToNonDataflow(),
-            relax.transform.RemovePurityChecking(), relax.transform.CallTIRRewrite(),
-        ):  # fmt: skip
-            lowered = step(lowered)
+        lowered = with_allocations(mod)
         main = lowered["main"]
         if len(main.body.blocks) != 1:
             return mod
@@ -75,7 +69,7 @@ def _places(bindings: list[Any], output: Any) -> tuple[dict[Any, _Place], set[in
         offsets = [sum(_bytes(part) for part in parts[:index]) for index in range(len(parts))]
         free = all(part is not None and part not in places for part in held) and len(set(held)) == len(held)
         returned = {seen_as.get(whole), *held} & {seen_as.get(output)}
-        if free and not returned and not any(offset % _ALIGNMENT for offset in offsets):
+        if free and not returned and not any(offset % ALIGNMENT for offset in offsets):
             places.update((part, _Place(whole, offset)) for part, offset in zip(held, offsets, strict=True))
             joined.add(at)
     return places, joined
@@ -125,10 +119,7 @@ def _with_places(bindings: list[Any], places: dict[Any, _Place], joined: set[int
 
 def _bytes(value: Any) -> int:
     held = type_of(value)
-    size = numpy_dtype(str(held.dtype)).itemsize
-    for extent in held.shape:
-        size *= int(extent)
-    return size
+    return bytes_of(held.shape, held.dtype)
 
 
 def _is(value: Any, operator: str) -> bool:
