@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tasks.golden import GOLDEN, check_module, golden_inputs
+from tasks.golden import GOLDEN, check_outputs, golden_outputs
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.building.runtime import digest_of_runtime
 from tvmflow.evaluation.agreement import check_equal
-from tvmflow.frontends.source_model import OUTPUTS_NAME, read_description, run_in_batches
+from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, SourceDescription, read_description
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module
 from tvmflow.params import Cell
 from tvmflow.sources.labels import names_of
@@ -23,6 +23,9 @@ from tvmflow.stages import Stage, StageContext, no_limits
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain import versions
 from tvmflow.workspace import Workspace
+
+if TYPE_CHECKING:
+    from tvmflow.building.self_contained import Network
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     """Compile, export, and check the library itself where this machine can run it."""
     from tvmflow.building.library import LoadedLibrary, build_scheduled
     from tvmflow.building.manifest import covered, manifest_of
+    from tvmflow.building.self_contained import OpenedNetwork, write_network
 
     settings, target = context.settings, context.settings.target
     backend = backend_of(target)
@@ -70,40 +74,37 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     library = context.out / "library.so"
     backend.export(scheduled.executable, library)
     facts: dict[str, Any] = {"library_bytes": library.stat().st_size, **covered(scheduled.choices)}
+    golden: Arrays | None = None
     if target.runs_here:
-        golden = check_module(context, "build", LoadedLibrary(library, target.threads), settings.max_relative_error)
-        facts["golden"] = golden.to_json()
+        golden = golden_outputs(context, LoadedLibrary(library, target.threads))
+        facts["golden"] = check_outputs(context, "build", golden, settings.max_relative_error).to_json()
     description = read_description(context.inputs["fetch"])
     outputs = json.loads((context.inputs["import_model"] / OUTPUTS_NAME).read_text(encoding="utf-8"))
     tools = versions(_toolchain(settings))
     manifest = manifest_of(context.cell, library, description, target, scheduled.choices, outputs, tools)
     manifest["part"] = part
-    manifest["network"] = _network(context, scheduled, outputs) if backend.is_cpu else None
+    manifest["network"] = None
+    if backend.is_cpu:
+        context.progress("building: network.so", 0, 0)
+        network = _network_of(context, description, outputs)
+        path = context.out / "network.so"
+        manifest["network"] = write_network(path, scheduled, network, target.cc)
+        if golden is not None:
+            check_equal("build", golden, golden_outputs(context, OpenedNetwork(path, target.threads)))
     (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
     return facts | ({"part": part["metrics"]} if part else {})
 
 
-def _network(
-    context: StageContext[BuildSettings, None], scheduled: Any, outputs: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Link the library without TVM; where this machine can run it, its outputs are library.so's, bit for bit."""
-    from tvmflow.building.library import LoadedLibrary
-    from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
+def _network_of(
+    context: StageContext[BuildSettings, None], description: SourceDescription, outputs: list[dict[str, Any]]
+) -> Network:
+    """Return what the library without TVM says of itself."""
+    from tvmflow.building.self_contained import Network
 
-    context.progress("building: network.so", 0, 0)
-    target, description = context.settings.target, read_description(context.inputs["fetch"])
     classes = outputs[0]["shape"][-1] if len(outputs[0]["shape"]) == 2 else 0
     labels = tuple(names_of(context.inputs["fetch"], classes) or ()) if classes else ()
-    network = Network(
-        str(context.cell), description.inputs, tuple(one["name"] for one in outputs), target.threads, labels
-    )
-    path = context.out / "network.so"
-    made = write_network(path, scheduled, network, target.cc)
-    if target.runs_here:
-        runners = (LoadedLibrary(context.out / "library.so", target.threads), OpenedNetwork(path, target.threads))
-        ours = [run_in_batches(runner, golden_inputs(context), description.batch) for runner in runners]
-        check_equal("build", *ours)
-    return made
+    names = tuple(one["name"] for one in outputs)
+    return Network(str(context.cell), description.inputs, names, context.settings.target.threads, labels)
 
 
 STAGE = Stage(

@@ -17,9 +17,17 @@ def golden_inputs(context: StageContext[Any, Any]) -> Arrays:
     return load_arrays(context.inputs["fetch"] / "golden.npz", "x")
 
 
+def golden_outputs(context: StageContext[Any, Any], model: Runner) -> Arrays:
+    """Return what a form of the model makes of the golden inputs, every output (N, ...)."""
+    return run_in_batches(model, golden_inputs(context), read_description(context.inputs["fetch"]).batch)
+
+
+def check_outputs(context: StageContext[Any, Any], stage: str, found: Arrays, bound: float) -> Agreement:
+    """Compare outputs for the golden inputs with the quantized module's. Raises AgreementError naming the stage."""
+    reference = load_arrays(context.inputs["quantize"] / "reference.npz", "golden")
+    return check_golden(stage, found, reference, bound, read_description(context.inputs["fetch"]).task)
+
+
 def check_module(context: StageContext[Any, Any], stage: str, model: Runner, bound: float) -> Agreement:
     """Run the golden inputs through a form of the model. Raises AgreementError naming the stage."""
-    description = read_description(context.inputs["fetch"])
-    reference = load_arrays(context.inputs["quantize"] / "reference.npz", "golden")
-    found = run_in_batches(model, golden_inputs(context), description.batch)
-    return check_golden(stage, found, reference, bound, description.task)
+    return check_outputs(context, stage, golden_outputs(context, model), bound)
