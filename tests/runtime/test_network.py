@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.wide_models import OUTPUTS, SPECS, write
+from tests.unit.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LoadedLibrary, Scheduled, build_scheduled
 from tvmflow.building.plan import Plan, Value, check, plan_of
@@ -21,14 +21,13 @@ from tvmflow.building.runtime import RUNTIME
 from tvmflow.building.self_contained import Network, OpenedNetwork, kernel_objects, write_network
 from tvmflow.errors import StageError
 from tvmflow.frontends.exported import ExportedModel
-from tvmflow.frontends.source_model import SourceDescription, TensorSpec
+from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.frontends.table import load_source
 from tvmflow.ir.tvm_names import type_of
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.sources.datasets import RandomInput, Samples, random_inputs
 
 BACKEND = host_backend()
 
@@ -128,20 +127,14 @@ def test_any_chain_of_blocks_has_the_same_bits(seed: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["text", "segmenter", "two"])
 def test_wide_models_in_every_precision_have_the_same_bits(name: str, precision: str, tmp_path: Path) -> None:
-    path = write(name, "onnx", tmp_path)
-    specs = tuple(TensorSpec(key, tuple(s["shape"]), s.get("dtype", "float32")) for key, s in SPECS[name].items())
-    source = load_source(tmp_path, SourceDescription("onnx", None, path.name, specs))
-    wanted = [
-        RandomInput(tuple(s["shape"][1:]), s.get("dtype", "float32"), None, s.get("high")) for s in SPECS[name].values()
-    ]
-    samples: Samples = random_inputs(8, wanted, 0)
-    module = canonicalize(source.to_relax())
+    inputs = samples_for(name, 8)
+    module = canonicalize(load_source(tmp_path, described(name, "onnx", tmp_path)).to_relax())
     if precision != "float32":
         options: dict[str, Any] = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
         if precision == "int8":
             options = vars(Int8Options()) | {"max_drop": 0.0}
-        module = to_precision(module, precision, PrecisionRequest(options, samples, lambda *_: None))[0]
-    _check_same(build_scheduled(PackChannels(16)(module), BACKEND, {}), OUTPUTS[name], samples.inputs, tmp_path)
+        module = to_precision(module, precision, PrecisionRequest(options, inputs, lambda *_: None))[0]
+    _check_same(build_scheduled(PackChannels(16)(module), BACKEND, {}), OUTPUTS[name], inputs.inputs, tmp_path)
 
 
 @pytest.fixture(scope="module")

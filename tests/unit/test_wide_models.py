@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.wide_models import OUTPUTS, SPECS, write
+from tests.unit.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
 from tvmflow.errors import ModelFileError
@@ -20,28 +20,12 @@ from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.quantization.quantizer import quantize_int8
-from tvmflow.sources.datasets import RandomInput, Samples, random_inputs
-
-
-def _described(name: str, framework: str, folder: Path, order: tuple[str, ...] = ()) -> SourceDescription:
-    path = write(name, framework, folder)
-    specs = {
-        key: TensorSpec(key, tuple(spec["shape"]), spec.get("dtype", "float32")) for key, spec in SPECS[name].items()
-    }
-    return SourceDescription(framework, None, path.name, tuple(specs[key] for key in order or specs))
-
-
-def _samples(name: str, count: int = 6) -> Samples:
-    wanted = [
-        RandomInput(tuple(s["shape"][1:]), s.get("dtype", "float32"), None, s.get("high")) for s in SPECS[name].values()
-    ]
-    return random_inputs(count, wanted, 0)
 
 
 @pytest.mark.parametrize("framework", ["onnx", "torch"])
 @pytest.mark.parametrize("name", ["text", "segmenter", "two"])
 def test_a_wide_model_computes_what_its_framework_does(name: str, framework: str, tmp_path: Path) -> None:
-    source, inputs = load_source(tmp_path, _described(name, framework, tmp_path)), _samples(name).inputs
+    source, inputs = load_source(tmp_path, described(name, framework, tmp_path)), samples_for(name).inputs
     assert len(source.output_names()) == len(OUTPUTS[name])
     assert framework != "onnx" or source.output_names() == OUTPUTS[name]
     reference = run_in_batches(source, inputs, 1)
@@ -57,12 +41,12 @@ def test_a_wide_model_computes_what_its_framework_does(name: str, framework: str
 @pytest.mark.parametrize("framework", ["onnx", "torch"])
 def test_inputs_are_found_by_name(framework: str, tmp_path: Path) -> None:
     """In params.yaml the mask may come first; what is called otherwise is refused."""
-    swapped = _described("text", framework, tmp_path, ("mask", "ids"))
-    source, inputs = load_source(tmp_path, swapped), _samples("text").inputs[::-1]
+    swapped = described("text", framework, tmp_path, ("mask", "ids"))
+    source, inputs = load_source(tmp_path, swapped), samples_for("text").inputs[::-1]
     runner = LocalRunner(canonicalize(source.to_relax()), host_backend())
     reference = run_in_batches(source, inputs, 1)
     check_golden("build", run_in_batches(runner, inputs, 1), reference, 5e-4)
-    (plain,) = run_in_batches(load_source(tmp_path, _described("text", framework, tmp_path)), inputs[::-1], 1)
+    (plain,) = run_in_batches(load_source(tmp_path, described("text", framework, tmp_path)), inputs[::-1], 1)
     assert np.array_equal(plain, reference[0])
     other = SourceDescription(
         framework, None, swapped.weights_file, (swapped.inputs[0], TensorSpec("words", (1, 7), "int64"))
@@ -74,7 +58,7 @@ def test_inputs_are_found_by_name(framework: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["text", "segmenter", "two"])
 def test_every_precision_takes_a_wide_model(name: str, precision: str, tmp_path: Path) -> None:
-    source, samples = load_source(tmp_path, _described(name, "onnx", tmp_path)), _samples(name, 8)
+    source, samples = load_source(tmp_path, described(name, "onnx", tmp_path)), samples_for(name, 8)
     options: dict[str, Any] = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
     if precision == "int8":
         options = vars(Int8Options()) | {"max_drop": 0.0}
@@ -90,7 +74,7 @@ def test_every_precision_takes_a_wide_model(name: str, precision: str, tmp_path:
 
 
 def test_a_lookup_stays_in_float_and_inside_of_its_table(tmp_path: Path) -> None:
-    source, samples = load_source(tmp_path, _described("text", "onnx", tmp_path)), _samples("text", 8)
+    source, samples = load_source(tmp_path, described("text", "onnx", tmp_path)), samples_for("text", 8)
     module, _ = quantize_int8(canonicalize(source.to_relax()), samples.inputs, None, Int8Options())
     assert 'mode="clip"' in module.script() and 'mode="fast"' not in module.script()
     runner = LocalRunner(module, host_backend())

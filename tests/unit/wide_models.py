@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec
+from tvmflow.sources.datasets import RandomInput, Samples, random_inputs
+
 WORDS, LENGTH = 50, 7
 
 
@@ -95,3 +98,20 @@ def write(name: str, framework: str, folder: Path) -> Path:
             external_data=False, verbose=False,
         )  # fmt: skip
     return folder / "model.onnx"
+
+
+def described(name: str, framework: str, folder: Path, order: tuple[str, ...] = ()) -> SourceDescription:
+    """Write a model file into a folder and return how params.yaml would describe it. order: of its inputs, as in SPECS without."""
+    path = write(name, framework, folder)
+    specs = {
+        key: TensorSpec(key, tuple(spec["shape"]), spec.get("dtype", "float32")) for key, spec in SPECS[name].items()
+    }
+    return SourceDescription(framework, None, path.name, tuple(specs[key] for key in order or specs))
+
+
+def samples_for(name: str, count: int = 6) -> Samples:
+    """Return seeded values of every input."""
+    wanted = [
+        RandomInput(tuple(s["shape"][1:]), s.get("dtype", "float32"), None, s.get("high")) for s in SPECS[name].values()
+    ]
+    return random_inputs(count, wanted, 0)
