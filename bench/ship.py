@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.building.runtime import RUNTIME
-from tvmflow.without_torch import import_tvm_without_torch
+from tvmflow.without_torch import keep_torch_out_of_tvm
 from tvmflow.workspace import find_workspace
 
 _HEAD = "import sys, numpy as np\nspecs, path, threads = {specs!r}, {path!r}, {threads}\nx = [np.ones(s, d) for s, d in specs]\n"
@@ -30,7 +30,7 @@ _STARTS = {
     "numpy alone": "",
     "network.so": f"sys.path.insert(0, {str(RUNTIME / 'python')!r})\nfrom tvmflow_network import Network\nNetwork(path + '/network.so', threads)(*x)",
     "library.so": "import os; os.environ['TVM_NUM_THREADS'] = str(threads)\n"
-    "from tvmflow.without_torch import import_tvm_without_torch; import_tvm_without_torch()\nimport tvm\nfrom tvm import relax\n"
+    "from tvmflow.without_torch import keep_torch_out_of_tvm; keep_torch_out_of_tvm()\nimport tvm\nfrom tvm import relax\n"
     "relax.VirtualMachine(tvm.runtime.load_module(path + '/library.so'), tvm.cpu())['main'](*map(tvm.runtime.tensor, x))",
     "onnxruntime": "import onnxruntime as ort\no = ort.SessionOptions(); o.intra_op_num_threads = threads\n"
     "s = ort.InferenceSession(path + '/peer.onnx', o, ['CPUExecutionProvider'])\ns.run(None, dict(zip([i.name for i in s.get_inputs()], x)))",
@@ -79,7 +79,7 @@ def latencies(
 ) -> tuple[float, float, list[float]]:
     """Return the median seconds of a run of network.so and of library.so, and the ratio of each round."""
     os.environ["TVM_NUM_THREADS"] = str(threads)
-    import_tvm_without_torch()
+    keep_torch_out_of_tvm()
     import tvm
     from tvm import relax
 

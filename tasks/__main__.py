@@ -25,7 +25,7 @@ from tvmflow.digests import Digests
 from tvmflow.params import Cell
 from tvmflow.rows import check_rows
 from tvmflow.store import Store
-from tvmflow.without_torch import import_tvm_without_torch
+from tvmflow.without_torch import keep_torch_out_of_tvm
 from tvmflow.workspace import Workspace, find_workspace
 
 
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.debug:
         os.environ["TVMFLOW_DEBUG"] = "1"  # a sandbox has no other word from us
-    import_tvm_without_torch()
+    keep_torch_out_of_tvm()
     tell = _teller(options.events)
     try:
         record, outcome, digests = _run(options, tell)

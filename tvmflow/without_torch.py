@@ -27,7 +27,7 @@ def _is_being_imported(name: str) -> bool:
     return module is not None and getattr(module.__spec__, "_initializing", False) is True
 
 
-def import_tvm_without_torch() -> None:
+def keep_torch_out_of_tvm() -> None:
     """Let TVM's own import of PyTorch fail in this process, which it takes well; to be called before TVM is imported."""
     if _NoTorch not in sys.meta_path:
         sys.meta_path.insert(0, _NoTorch)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-_HEAD = "import sys; from tvmflow.without_torch import import_tvm_without_torch; import_tvm_without_torch()\n"
+_HEAD = "import sys; from tvmflow.without_torch import keep_torch_out_of_tvm; keep_torch_out_of_tvm()\n"
 _BOTH = """
 import numpy, torch, tvm
 print(torch.from_dlpack(tvm.runtime.tensor(numpy.arange(3.0))).sum().item())

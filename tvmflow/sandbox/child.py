@@ -15,7 +15,7 @@ from typing import Any
 
 from tvmflow.errors import TvmflowError
 from tvmflow.sandbox import syscalls
-from tvmflow.without_torch import import_tvm_without_torch
+from tvmflow.without_torch import keep_torch_out_of_tvm
 
 
 def give_up_rights(policy: dict[str, Any]) -> list[str]:
@@ -43,7 +43,7 @@ def give_up_rights(policy: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Serve until standard input ends."""
     replies = int(sys.argv[1])
-    import_tvm_without_torch()
+    keep_torch_out_of_tvm()
 
     def tell(event: dict[str, Any]) -> None:
         data = memoryview((json.dumps(event) + "\n").encode())

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmflow.without_torch import import_tvm_without_torch
+from tvmflow.without_torch import keep_torch_out_of_tvm
 
 if TYPE_CHECKING:
     from tvmflow.backends.backend import Backend
@@ -93,7 +93,7 @@ def main() -> None:
         out.write(json.dumps({**found, "cpu_s": _cpu_s()}) + "\n")
         out.flush()
 
-    import_tvm_without_torch()
+    keep_torch_out_of_tvm()
     try:
         import tvm  # noqa: F401
 
