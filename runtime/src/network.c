@@ -1,12 +1,12 @@
 /* An instance of the network: its memory, its threads, and the walk over the plan. */
 #define _GNU_SOURCE
+#include "clock.h"
 #include "plan.h"
 #include "pool.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MAX_WORKSPACES 16
 #define ERROR_SIZE 512
@@ -17,6 +17,12 @@ typedef struct {
   int in_use;
 } workspace;
 
+/* Where the kernels find an input or output. own: memory of ours for what is not aligned, made when first needed. */
+typedef struct {
+  void *own;
+  unsigned char *used;
+} place;
+
 struct tvmflow_instance {
   tvmflow_options options;
   pool threads;
@@ -24,7 +30,8 @@ struct tvmflow_instance {
   unsigned char *arena;
   plan_tensor *tensors;  /* one per value of the plan */
   plan_any *arguments;   /* one per argument of a step */
-  void **bounce;         /* for inputs, then outputs whose memory is not aligned; made when first needed */
+  place *places;         /* of inputs, then outputs */
+  int moved;             /* one of them since the values were pointed at them */
   uint64_t *calls, *nanoseconds; /* one per step; NULL where profiling was never on */
   int profiling;
   workspace workspaces[TVMFLOW_MAX_THREADS][MAX_WORKSPACES]; /* of each thread */
@@ -138,9 +145,9 @@ static void bind(tvmflow_instance *made) {
 static void free_memory(tvmflow_instance *freed) {
   for (uint32_t thread = 0; thread < TVMFLOW_MAX_THREADS; ++thread)
     for (uint32_t i = 0; i < MAX_WORKSPACES; ++i) release(freed, freed->workspaces[thread][i].memory);
-  if (freed->bounce)
-    for (uint32_t i = 0; i < plan_api.inputs + plan_api.outputs; ++i) release(freed, freed->bounce[i]);
-  release(freed, freed->bounce);
+  if (freed->places)
+    for (uint32_t i = 0; i < plan_api.inputs + plan_api.outputs; ++i) release(freed, freed->places[i].own);
+  release(freed, freed->places);
   release(freed, freed->calls);
   release(freed, freed->arguments);
   release(freed, freed->tensors);
@@ -165,15 +172,13 @@ tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance *
   made->arena = allocate(made, plan_api.arena_size);
   made->tensors = allocate(made, plan.value_count * sizeof *made->tensors);
   made->arguments = allocate(made, plan.argument_count * sizeof *made->arguments);
-  made->bounce = allocate(made, (plan_api.inputs + plan_api.outputs) * sizeof *made->bounce);
-  if (!made->arena || !made->tensors || !made->arguments || !made->bounce) {
-    release(made, made->bounce);
-    made->bounce = NULL;
+  made->places = allocate(made, (plan_api.inputs + plan_api.outputs) * sizeof *made->places);
+  if (made->places) memset(made->places, 0, (plan_api.inputs + plan_api.outputs) * sizeof *made->places);
+  if (!made->arena || !made->tensors || !made->arguments || !made->places) {
     free_memory(made);
     return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   }
   memset(made->arguments, 0, plan.argument_count * sizeof *made->arguments);
-  memset(made->bounce, 0, (plan_api.inputs + plan_api.outputs) * sizeof *made->bounce);
   bind(made);
   tvmflow_status status = TVMFLOW_NO_THREADS;
   if (!pthread_mutex_init(&made->mutex, NULL)) {
@@ -199,35 +204,34 @@ void tvmflow_destroy(tvmflow_instance *instance) {
 
 static int is_aligned(const void *memory) { return (uintptr_t)memory % TVMFLOW_ALIGNMENT == 0; }
 
-/* Return the memory that the kernels use for input or output `i` of both: the caller's, or one of ours where that is not aligned. */
-static void *usable(tvmflow_instance *instance, uint32_t i, const void *memory, size_t size) {
-  if (is_aligned(memory)) return (void *)(uintptr_t)memory;
-  if (!instance->bounce[i]) instance->bounce[i] = allocate(instance, size);
-  return instance->bounce[i];
-}
-
-static tvmflow_status point_to(tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
-  void *places[2] = {NULL, NULL};
-  for (uint32_t i = 0; i < plan.value_count; ++i) {
-    const plan_value *value = &plan.values[i];
-    if (value->place == PLAN_INPUT) {
-      places[0] = usable(instance, value->index, inputs[value->index], plan.inputs[value->index].size);
-      if (!places[0]) return TVMFLOW_NO_MEMORY;
-      if (places[0] != inputs[value->index]) memcpy(places[0], inputs[value->index], plan.inputs[value->index].size);
-      instance->tensors[i].data = (unsigned char *)places[0] + value->offset;
-    } else if (value->place == PLAN_OUTPUT) {
-      places[1] = usable(instance, plan_api.inputs + value->index, outputs[value->index], plan.outputs[value->index].size);
-      if (!places[1]) return TVMFLOW_NO_MEMORY;
-      instance->tensors[i].data = (unsigned char *)places[1] + value->offset;
-    }
+/* Let the kernels use the caller's memory, or ours where that is not aligned. */
+static tvmflow_status settle(tvmflow_instance *instance, place *at, const void *memory, size_t size) {
+  if (!is_aligned(memory)) {
+    if (!at->own) at->own = allocate(instance, size);
+    if (!at->own) return TVMFLOW_NO_MEMORY;
+    memory = at->own;
   }
+  instance->moved |= at->used != memory;
+  at->used = (unsigned char *)(uintptr_t)memory;
   return TVMFLOW_OK;
 }
 
-static uint64_t now_ns(void) {
-  struct timespec at;
-  clock_gettime(CLOCK_MONOTONIC, &at);
-  return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec;
+/* Settle all inputs and outputs, copy inputs that are not aligned, and point the values that lie there at them. */
+static tvmflow_status point_to(tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
+  place *input = instance->places, *output = input + plan_api.inputs;
+  for (uint32_t i = 0; i < plan_api.inputs; ++i) {
+    if (settle(instance, &input[i], inputs[i], plan.inputs[i].size)) return TVMFLOW_NO_MEMORY;
+    if (input[i].used != inputs[i]) memcpy(input[i].used, inputs[i], plan.inputs[i].size);
+  }
+  for (uint32_t i = 0; i < plan_api.outputs; ++i)
+    if (settle(instance, &output[i], outputs[i], plan.outputs[i].size)) return TVMFLOW_NO_MEMORY;
+  for (uint32_t i = 0; i < plan.value_count && instance->moved; ++i) {
+    const plan_value *value = &plan.values[i];
+    if (value->place == PLAN_INPUT) instance->tensors[i].data = input[value->index].used + value->offset;
+    if (value->place == PLAN_OUTPUT) instance->tensors[i].data = output[value->index].used + value->offset;
+  }
+  instance->moved = 0;
+  return TVMFLOW_OK;
 }
 
 static tvmflow_status walk(tvmflow_instance *instance) {
@@ -260,7 +264,7 @@ tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs
   if (status) told(status, "no memory for an input or output that is not aligned to TVMFLOW_ALIGNMENT", NULL);
   else status = walk(instance);
   for (uint32_t i = 0; i < plan_api.outputs && !status; ++i)
-    if (!is_aligned(outputs[i])) memcpy(outputs[i], instance->bounce[plan_api.inputs + i], plan.outputs[i].size);
+    if (!is_aligned(outputs[i])) memcpy(outputs[i], instance->places[plan_api.inputs + i].own, plan.outputs[i].size);
   current.instance = NULL;
   pthread_mutex_unlock(&instance->mutex);
   return status;

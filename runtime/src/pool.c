@@ -1,20 +1,14 @@
 #define _GNU_SOURCE
 #include "pool.h"
+#include "clock.h"
 
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define DEFAULT_SPIN_US 50u
 #define MAX_CPUS 64
-
-static uint64_t now_ns(void) {
-  struct timespec at;
-  clock_gettime(CLOCK_MONOTONIC, &at);
-  return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec;
-}
 
 static inline void relax_cpu(void) {
 #if defined(__x86_64__) || defined(__i386__)
