@@ -23,6 +23,8 @@ TvmflowError                 exit 1   the base: what was found, what was expecte
 |  `- DeviceLostError        retried  the device went away in the middle
 |- StoreError                         files cannot be written, read or trusted
 |  `- DamagedStoreError               MLflow's database is not one any more
+|- BundleError                        a bundle is damaged, was altered, or holds what no bundle may
+|  `- SignatureError                  nobody who is trusted signed it
 `- GateRefusedError          exit 3   a release gate said no
 """
 
@@ -158,6 +160,14 @@ class StoreError(TvmflowError):
 
 
 class DamagedStoreError(StoreError):
+    pass
+
+
+class BundleError(TvmflowError):
+    pass
+
+
+class SignatureError(BundleError):
     pass
 
 

@@ -219,7 +219,8 @@ def test_an_app_in_c_needs_a_compiler_and_the_header_alone(scheduled: Scheduled,
         network = replace(
             _network(scheduled.module, ("scores", "features")), cell=f"{name}@host:float32", labels=("cat", "dog")
         )
-        write_network(tmp_path / f"lib{name}.so", scheduled, network, "g++")
+        made = write_network(tmp_path / f"lib{name}_host_float32.so", scheduled, network, "g++")
+        assert made["soname"] == f"lib{name}_host_float32.so"  # of its own, or a process could have but one of them
     (tmp_path / "app.c").write_text(_APP)
     command = [
         "gcc",
@@ -229,8 +230,8 @@ def test_an_app_in_c_needs_a_compiler_and_the_header_alone(scheduled: Scheduled,
         f"-I{RUNTIME / 'include'}",
         "app.c",
         "-L.",
-        "-lfirst",
-        "-lsecond",
+        "-lfirst_host_float32",
+        "-lsecond_host_float32",
         "-Wl,-rpath,$ORIGIN",
         "-o",
         "app",

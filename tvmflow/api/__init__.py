@@ -1,5 +1,6 @@
 """The Python API: what a notebook, a service and the command line call. Everything heavy is imported where it is used."""
 
+from tvmflow.api.bundles import bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
 from tvmflow.api.look import devices, examine, history, plan, scorecard, status
 from tvmflow.api.opening import find_workspace, names, opened
@@ -44,6 +45,7 @@ __all__ = [
     "Status",
     "Verdict",
     "Workspace",
+    "bundle",
     "classify",
     "add_model",
     "devices",
@@ -55,6 +57,7 @@ __all__ = [
     "load",
     "new_workspace",
     "names",
+    "new_keys",
     "opened",
     "params_schema",
     "plan",
@@ -69,5 +72,6 @@ __all__ = [
     "scorecard",
     "serve",
     "status",
+    "verify_bundle",
     "write_report",
 ]

@@ -56,7 +56,16 @@ class Network:
     @property
     def symbol(self) -> str:
         """Return the exported function's name, which no other network of a process has."""
-        return "tvmflow_network_" + re.sub(r"[^A-Za-z0-9]+", "_", self.cell)
+        return "tvmflow_network_" + self._plain
+
+    @property
+    def soname(self) -> str:
+        """Return the name by which the linker of an app and the system's loader know the library."""
+        return f"lib{self._plain}.so"
+
+    @property
+    def _plain(self) -> str:
+        return re.sub(r"[^A-Za-z0-9]+", "_", self.cell)
 
 
 def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: str) -> dict[str, Any]:
@@ -65,7 +74,7 @@ def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: 
     link(path, scheduled.executable, plan, network, compiler)
     file = describe_file(path)
     return {
-        "file": path.name, "sha256": file.sha256, "size": file.size, "abi_version": ABI_VERSION, "symbol": network.symbol,
+        "file": path.name, "sha256": file.sha256, "size": file.size, "abi_version": ABI_VERSION, "symbol": network.symbol, "soname": network.soname,
         "arena_bytes": plan.arena_bytes, "constant_bytes": constant_bytes(plan), "kernel_calls": len(plan.steps),
     }  # fmt: skip
 
@@ -94,7 +103,7 @@ def link(path: Path, executable: Any, plan: Plan, network: Network, compiler: st
         objects.append(folder / "constants.o")
         _run([compiler, "-c", "constants.S", "-o", str(objects[-1])], folder)
         names = [str(file.relative_to(folder)) for file in objects]
-        own = [f"-Wl,--version-script={folder / 'exports.map'}", f"-Wl,-soname,{path.name}"]
+        own = [f"-Wl,--version-script={folder / 'exports.map'}", f"-Wl,-soname,{network.soname}"]
         _run([compiler, *_LINK, *own, "-o", str(path), *names, "-lm", "-pthread"], folder)
 
 

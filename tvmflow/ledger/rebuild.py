@@ -6,19 +6,18 @@ libraries get the numbers that they had; what was released comes back from artif
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from tvmflow.artifacts import RECORD_NAME, Record, read_record, record_from, sha256_of
+from tvmflow.artifacts import RECORD_NAME, Record, read_record, sha256_of
 from tvmflow.errors import DamagedStoreError, StoreError
-from tvmflow.ledger import dvc, releases
+from tvmflow.ledger import releases
+from tvmflow.ledger.chains import Found, all_records, bring, cell_of, follow
 from tvmflow.ledger.measurements import Measurement, ensure_recorded, is_recorded, record_measurement
 from tvmflow.ledger.registry import mlflow_lock, open_registry
 from tvmflow.ledger.store_paths import check_store, sqlite_path
@@ -26,8 +25,6 @@ from tvmflow.params import Cell
 from tvmflow.stages import AnyStage
 from tvmflow.workspace import Workspace
 
-_RECORD_START = b'{\n "cell": '  # how artifacts.record_text begins
-_MAX_RECORD_BYTES = 4_000_000
 # What a recording reads of each stage.
 _FILES = {
     "evaluate": ("scorecard.json", "confusion.csv", "latency.csv"),
@@ -36,7 +33,6 @@ _FILES = {
     "fetch": ("golden.npz",),
     "quantize": ("reference.npz",),
 }
-Found = dict[str, list[Record]]
 
 
 @dataclass
@@ -53,7 +49,7 @@ class Rebuilt:
 def rebuild(workspace: Workspace, stages: Mapping[str, AnyStage]) -> Rebuilt:
     """Put a damaged store aside, record every measurement that MLflow lacks, bring champions back. Safe to repeat."""
     done = Rebuilt(set_aside=_set_aside(workspace))
-    found = _records(workspace)
+    found = all_records(workspace)
     for record in found.get("evaluate", []):
         what = f"{record.cell}, measured {record.created}"
         try:
@@ -86,49 +82,11 @@ def _set_aside(workspace: Workspace) -> str:
     return ""
 
 
-def _records(workspace: Workspace) -> Found:
-    """Return every record that can be found, by stage, oldest first, each once."""
-    found: dict[tuple[str, str], Record] = {}
-    for record in sorted((*_in_artifacts(workspace), *_in_dvc(workspace)), key=lambda record: record.created):
-        found.setdefault((record.stage, f"{record.key}{record.digest()}{record.cell}"), record)
-    by_stage: Found = {}
-    for record in found.values():
-        by_stage.setdefault(record.stage, []).append(record)
-    return by_stage
-
-
-def _in_artifacts(workspace: Workspace) -> Iterator[Record]:
-    for path in workspace.artifacts.glob(f"*/*/{RECORD_NAME}"):
-        try:
-            yield read_record(path)
-        except StoreError:
-            continue
-    for path in workspace.artifacts.glob(".index/*/*.json"):
-        try:
-            yield record_from(json.loads(path.read_text(encoding="utf-8"))["record"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
-
-
-def _in_dvc(workspace: Workspace) -> Iterator[Record]:
-    for root in dvc.cache_roots(workspace):
-        for path in root.glob("files/md5/*/*"):
-            try:
-                if path.stat().st_size > _MAX_RECORD_BYTES:
-                    continue
-                with path.open("rb") as file:
-                    if file.read(len(_RECORD_START)) != _RECORD_START:
-                        continue
-                yield read_record(path)
-            except (OSError, StoreError):
-                continue
-
-
 def _record(workspace: Workspace, stages: Mapping[str, AnyStage], found: Found, scorecard: Record) -> bool:
     """Record one measurement with all that led to it. Returns whether it was missing. Raises StoreError."""
-    cell = _cell(scorecard)
+    cell = cell_of(scorecard)
     chain = {"evaluate": scorecard}
-    _follow(stages, found, scorecard, chain)
+    follow(stages, found, scorecard, chain)
     missing = [stage for stage in _FILES if stage not in chain]
     if missing:
         raise StoreError(f"no record of its {' and '.join(missing)} is left")
@@ -139,7 +97,7 @@ def _record(workspace: Workspace, stages: Mapping[str, AnyStage], found: Found, 
     with tempfile.TemporaryDirectory() as folder:
         for stage, names in _FILES.items():
             for name in names:
-                _bring(workspace, chain[stage], name, Path(folder) / stage / name)
+                bring(workspace, chain[stage], name, Path(folder) / stage / name)
         measurement = Measurement(cell, chain, lambda stage, name: Path(folder) / stage / name)
         return record_measurement(workspace, measurement, "unknown")
 
@@ -155,44 +113,3 @@ def _lies_in_place(workspace: Workspace, cell: Cell, chain: dict[str, Record]) -
         )
     except (StoreError, OSError):
         return False
-
-
-def _cell(record: Record) -> Cell:
-    model, rest = record.cell.split("@")
-    target, precision = rest.split(":")
-    return Cell.model_validate({"model": model, "target": target, "precision": precision})
-
-
-def _follow(stages: Mapping[str, AnyStage], found: Found, record: Record, chain: dict[str, Record]) -> None:
-    """Add the records that a record was made from, and theirs: those whose outputs have the digests of its recipe.
-
-    Of several with the same outputs the last of the cell that was made before it.
-    """
-
-    def distance(made: Record) -> tuple[bool, bool]:
-        return made.cell != record.cell, made.created > record.created
-
-    for source, only in stages[record.stage].inputs.items():
-        if source in chain:
-            continue
-        wanted = record.recipe["inputs"].get(source)
-        latest_first = sorted(found.get(source, []), key=lambda made: made.created, reverse=True)
-        for made in sorted(latest_first, key=distance):
-            if set(only or ()) <= set(made.outputs) and made.digest(only) == wanted:
-                chain[source] = made
-                _follow(stages, found, made, chain)
-                break
-
-
-def _bring(workspace: Workspace, record: Record, name: str, target: Path) -> None:
-    """Copy an output to `target`, from its folder or from DVC's cache. Raises StoreError."""
-    expected = record.outputs[name]
-    place = workspace.folder(record.stage, _cell(record)) / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        if sha256_of(place) == expected.sha256:
-            shutil.copyfile(place, target)
-            return
-    except OSError:
-        pass
-    dvc.file_by_md5(workspace, expected.md5, expected.sha256, target)

@@ -1,0 +1,37 @@
+"""A bundle of one small network, written once, and the keys that sign it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bundle_parts import small_part
+from tvmflow.bundle.part import Part
+from tvmflow.bundle.signing import KeyPair, new_keys, public_key, signing_key
+from tvmflow.bundle.verify import Trust
+from tvmflow.bundle.write import Wish, write_bundle
+
+WISH = Wish("small", version=3)
+
+
+@pytest.fixture(scope="session")
+def part(tmp_path_factory: pytest.TempPathFactory) -> Part:
+    return small_part(tmp_path_factory.mktemp("part") / "cell")
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyPair:
+    return new_keys(tmp_path_factory.mktemp("keys") / "release")
+
+
+@pytest.fixture(scope="session")
+def trust(keys: KeyPair) -> Trust:
+    return Trust(public_key(keys.public))
+
+
+@pytest.fixture(scope="session")
+def bundle(part: Part, keys: KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "small.zip"
+    write_bundle(path, [part], WISH, signing_key(keys.private))
+    return path

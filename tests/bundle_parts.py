@@ -1,0 +1,124 @@
+"""One small network as a cell's stages leave it, compiled once for a session: what a bundle is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.artifacts import Record, describe_file, digest_of, save_arrays
+from tvmflow.backends.cpu import host_backend
+from tvmflow.building.library import build_scheduled
+from tvmflow.building.runtime import digest_of_runtime
+from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
+from tvmflow.bundle.part import Part
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import TensorSpec, run_in_batches
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.pack_channels import PackChannels
+
+CELL, SLUG = "small@local-cpu:float32", "small.local-cpu.float32"
+LABELS = ("cat", "dog", "eel", "fox", "gnu")
+TARGET = {
+    "kind": "llvm",
+    "mcpu": "x86-64",
+    "mattr": [],
+    "mtriple": "x86_64-linux-gnu",
+    "threads": 2,
+    "cc": "gcc",
+    "options": {},
+}
+LATENCY = {"median_ms": 1.0, "p90_ms": 1.2, "spread": 0.01, "steady": True}
+
+
+def small_part(folder: Path) -> Part:
+    """Compile a convolution and a dense layer, and write the files of its stages."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, len(LABELS))
+    )
+    spec = TensorSpec("image", (1, 3, 12, 12))
+    model = ExportedModel(module.eval(), (spec,))
+    backend = host_backend()
+    scheduled = build_scheduled(PackChannels(8)(canonicalize(model.to_relax())), backend, {})
+    for stage in ("build", "fetch", "quantize", "evaluate", "import_model", "graph_pack", "tune"):
+        (folder / stage).mkdir(parents=True)
+    built = write_network(
+        folder / "build" / "network.so", scheduled, Network(CELL, (spec,), ("scores",), 2, LABELS), "gcc"
+    )
+    (folder / "build" / "library.so").write_bytes(b"the form for TVM")
+    x = np.random.default_rng(0).standard_normal((4, 3, 12, 12), dtype=np.float32)
+    save_arrays(folder / "fetch" / "golden.npz", x=(x,))
+    outputs = run_in_batches(OpenedNetwork(folder / "build" / "network.so", 2), (x,), 1)
+    save_arrays(folder / "quantize" / "reference.npz", golden=outputs)
+    return written(folder, built, host_mcpu(backend))
+
+
+def host_mcpu(backend: Any) -> dict[str, Any]:
+    """Return the target that the library was compiled for."""
+    return {
+        **TARGET,
+        "mcpu": backend.target.mcpu,
+        "mattr": list(backend.target.mattr),
+        "mtriple": backend.target.mtriple,
+    }
+
+
+def written(folder: Path, network: dict[str, Any], target: dict[str, Any]) -> Part:
+    """Write what else the stages say, and the records."""
+    tensors = {"inputs": [{"name": "image", "shape": [1, 3, 12, 12], "dtype": "float32"}],
+               "outputs": [{"name": "scores", "shape": [1, len(LABELS)], "dtype": "float32"}]}  # fmt: skip
+    manifest = {
+        **tensors,
+        "network": network,
+        "target": target,
+        "toolchain": {"tvm": "0.27", "cc:gcc": "gcc 12"},
+        "part": None,
+    }
+    entry = {
+        "framework": "torch", "network": "small", "weights": {"seeded": 0}, "dataset": None,
+        "preprocess": {"scale": 0.1, "mean": [0.0], "std": [1.0], "white": 255.0, "channels": "RGB", "fit": "crop", "resize": None, "interpolation": "bilinear"},
+    }  # fmt: skip
+    for name, value in {
+        "build/manifest.json": manifest, "fetch/labels.json": list(LABELS), "evaluate/scorecard.json": scorecard(),
+        "fetch/source.json": {"framework": "torch", "network": "small", "weights_file": "model.safetensors", "task": None},
+        "graph_pack/weights.safetensors": "weights", "import_model/weights.safetensors": "weights", "tune/best.json": {},
+    }.items():  # fmt: skip
+        (folder / name).write_text(json.dumps(value))
+    params = {"fetch": {"model": entry}, "build": {"max_relative_error": 1e-3, "runtime": digest_of_runtime()}}
+    return Part(CELL, SLUG, {stage: _record(folder / stage, params.get(stage, {})) for stage in _STAGES}, folder, "3")
+
+
+_STAGES = ("fetch", "import_model", "quantize", "graph_pack", "tune", "build", "evaluate")
+
+
+def scorecard() -> dict[str, Any]:
+    return {
+        "cell": CELL, "device": {"key": "local-cpu", "kind": "cpu-test-t2", "threads": 2}, "accuracy": {"built": 0.9, "source": 0.9, "samples": 8},
+        "agreement": {"top1_agreement": 1.0, "max_relative_error": 1e-6}, "latency": {"compute": LATENCY}, "coverage": 1.0,
+        "cold_start_ms": [3.0], "library_bytes": 50_000, "part": None,
+    }  # fmt: skip
+
+
+def _record(folder: Path, params: dict[str, Any]) -> Record:
+    stage = folder.name
+    recipe = {"schema": 1, "stage": stage, "params": params, "toolchain": {"tvm": "0.27"}, "code": {}, "inputs": {}}
+    outputs = {path.name: describe_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    return Record(stage, CELL, digest_of(recipe), recipe, outputs, created="2026-11-22T00:00:00+00:00")
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def copy_of(part: Part, folder: Path) -> Part:
+    """Return a part whose files a test may change."""
+    shutil.copytree(part.folder, folder)
+    return Part(part.cell, part.slug, part.records, folder, part.version)

@@ -1,0 +1,118 @@
+"""Calls about what is shipped: bundle, verify_bundle, new_keys."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tvmflow.api.opening import CellName, Where, cell_of, opened
+from tvmflow.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from tvmflow.bundle.manifest import Manifest
+    from tvmflow.bundle.part import Part
+    from tvmflow.bundle.signing import KeyPair
+    from tvmflow.bundle.verify import Verified
+    from tvmflow.params import Cell
+    from tvmflow.workspace import Workspace
+
+
+def bundle(
+    *cells: CellName, output: Path | str | None = None, workspace: Where = None, abis: Sequence[str] | None = None,
+    newest: bool = False, key: Path | str | None = None, unsigned: bool = False,
+) -> tuple[Path, Manifest]:  # fmt: skip
+    """Write the champions of cells as one signed archive for an app. Returns where it is, and its manifest.
+
+    output: default MODEL.zip in the current folder; abis: that the bundle has to have, those of its cells by default; newest: the libraries in the
+    cells' folders instead of the champions; key: file of the private key, by default what TVMFLOW_SIGNING_KEY holds;
+    unsigned: without a key. Raises StoreError where a cell has no champion, BundleError for what cannot be in a bundle.
+    """
+    from tvmflow.bundle.write import Wish, write_bundle
+
+    where = opened(workspace)
+    wanted = [cell_of(where, cell) for cell in cells]
+    if not wanted:
+        raise UsageError("no cells for the bundle", "at least one", "name them: tvmflow bundle CELL...")
+    signer = signer_of(key, unsigned)
+    name = "-".join(dict.fromkeys(cell.model for cell in wanted))[:64]
+    path = Path(output) if output is not None else Path(f"{name}.zip")
+    with parts_of(where, wanted, newest) as parts:
+        return path, write_bundle(path, parts, Wish(name, abis=tuple(abis) if abis else None), signer)
+
+
+def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | None:
+    """Return the key to sign with, None where nothing is to be signed. Raises UsageError where neither was asked for."""
+    from tvmflow.bundle.signing import VARIABLE, signing_key
+
+    if unsigned:
+        if key is not None:
+            raise UsageError("a key for a bundle that is not to be signed", "a key, or --unsigned")
+        return None
+    found = signing_key(Path(key) if key is not None else None)
+    if found is None:
+        raise UsageError(
+            "no key to sign with", f"--key FILE, or a key in {VARIABLE}",
+            "make a pair with 'tvmflow keys new FILE', or give --unsigned for a bundle that nobody is to trust",
+        )  # fmt: skip
+    return found
+
+
+@contextlib.contextmanager
+def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool) -> Iterator[list[Part]]:
+    """Return what a bundle has of each cell: of its champion, or of the library in its folders."""
+    from tasks.table import STAGES
+    from tvmflow.bundle.part import FILES, Part
+    from tvmflow.ledger.chains import bring, chain_of
+
+    with tempfile.TemporaryDirectory(prefix="tvmflow-bundle-") as name:
+        parts = []
+        for cell in cells:
+            version = None if newest else _champion(workspace, cell)
+            records = chain_of(workspace, STAGES, cell, version[1] if version else None)
+            folder = Path(name) / cell.slug
+            for stage, files in FILES.items():
+                for file in files:
+                    if file == "network.so" and file not in records[stage].outputs:
+                        continue  # a part of it is an accelerator's: the bundle says so
+                    bring(workspace, records[stage], file, folder / stage / file)
+            parts.append(Part(str(cell), cell.slug, records, folder, version[0] if version else None))
+        yield parts
+
+
+def _champion(workspace: Workspace, cell: Cell) -> tuple[str, str]:
+    """Return version and library's sha256 of a cell's champion. Raises StoreError where there is none."""
+    from tvmflow.ledger.registry import CHAMPION, version_by_alias
+
+    version = version_by_alias(workspace, cell, CHAMPION)
+    if version is None:
+        raise StoreError(
+            f"{cell} has no champion", "a library that passed the release gate",
+            f"run 'tvmflow run {cell}' and 'tvmflow promote {cell}'; --newest takes what was built last",
+        )  # fmt: skip
+    return version.version, version.sha256
+
+
+def verify_bundle(
+    path: Path | str, key: Path | str | None = None, unsigned: bool = False, at_least: int | None = None
+) -> Verified:
+    """Check a bundle from anybody: signature, every digest, every library; runs the golden inputs of those for this machine.
+
+    key: file of the public key that has to have signed it; unsigned: do without; at_least: refuse an older release. Raises BundleError.
+    """
+    from tvmflow.bundle.signing import public_key
+    from tvmflow.bundle.verify import Trust, verify
+
+    trust = Trust(public_key(Path(key)) if key is not None else None, unsigned, at_least)
+    return verify(Path(path), trust)
+
+
+def new_keys(path: Path | str) -> KeyPair:
+    """Write a new pair of keys: FILE (mode 0600) and FILE.pub. Raises UsageError where either is there already."""
+    from tvmflow.bundle.signing import new_keys as make
+
+    return make(Path(path))

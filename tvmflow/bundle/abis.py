@@ -1,0 +1,84 @@
+"""The ABIs that a library may be shipped for: which triple has which, and what a library there may ask of the system.
+
+Allowlists: libraries and functions that are not named here are refused. They are those that the runtime in C and TVM's kernels
+use, and the mathematics of the C library, which LLVM calls where a processor has no instruction.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+
+from tvmflow.errors import BundleError
+
+_RUNTIME = (
+    "clock_gettime fclose fopen fscanf free memcpy memmove memset posix_memalign pthread_cond_broadcast pthread_cond_destroy pthread_cond_init "
+    "pthread_cond_signal pthread_cond_wait pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock "
+    "pthread_mutex_unlock sched_yield snprintf strcmp strlen sysconf"
+)
+_MATHEMATICS = (
+    "acos acosh asin asinh atan atan2 atanh ceil cos cosh erf exp exp2 fabs floor fma fmax fmin fmod ldexp log log10 log1p log2 "
+    "nearbyint pow rint round roundeven sin sinh sqrt tan tanh trunc"
+)
+_C = frozenset(_RUNTIME.split()) | {f"{name}{end}" for name in _MATHEMATICS.split() for end in ("", "f")}
+# What the compiler and the dynamic linker themselves put in.
+_LINKED = frozenset(("__cxa_finalize", "__cxa_atexit", "__stack_chk_fail", "__gmon_start__",
+                     "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable"))  # fmt: skip
+_GNU = _C | _LINKED | {"__isoc99_fscanf", "__isoc23_fscanf", "__tls_get_addr", "pthread_setaffinity_np"}
+_BIONIC = _C | _LINKED | {"__emutls_get_address", "__tls_get_addr", "sched_setaffinity"}
+_BIONIC_LIBRARIES = frozenset(("libc.so", "libm.so", "libdl.so"))
+
+
+@dataclass(frozen=True)
+class Abi:
+    """machine: of ELF, as pyelftools names it; needed, symbols: that a library may ask for; page: that segments must fit, in bytes."""
+
+    name: str
+    architecture: str
+    system: str
+    machine: str
+    needed: frozenset[str]
+    symbols: frozenset[str]
+    page: int
+
+    @property
+    def runs_here(self) -> bool:
+        return self.system == "gnu" and self.architecture == platform.machine() and platform.libc_ver()[0] == "glibc"
+
+
+def _gnu(name: str, architecture: str, machine: str, loader: str) -> Abi:
+    needed = frozenset(("libc.so.6", "libm.so.6", "libpthread.so.0", loader))
+    return Abi(name, architecture, "gnu", machine, needed, _GNU, 4096)
+
+
+def _android(name: str, architecture: str, machine: str) -> Abi:
+    return Abi(name, architecture, "android", machine, _BIONIC_LIBRARIES, _BIONIC, 16384)
+
+
+ABIS = {
+    abi.name: abi
+    for abi in (
+        _gnu("x86_64-linux-gnu", "x86_64", "EM_X86_64", "ld-linux-x86-64.so.2"),
+        _gnu("aarch64-linux-gnu", "aarch64", "EM_AARCH64", "ld-linux-aarch64.so.1"),
+        _android("arm64-v8a", "aarch64", "EM_AARCH64"),
+        _android("x86_64", "x86_64", "EM_X86_64"),
+    )
+}
+
+
+def abi_of(triple: str) -> Abi:
+    """Return the ABI of a target's triple, by processor and system, whoever its vendor. Raises BundleError with those that there are."""
+    parts = triple.split("-")
+    system = re.sub(r"[0-9]*$", "", parts[-1])  # Android's has its API level
+    for abi in ABIS.values():
+        if "linux" in parts and (abi.architecture, abi.system) == (parts[0], system):
+            return abi
+    raise BundleError(f"no ABI for the triple {triple}", f"a target for one of {', '.join(ABIS)}")
+
+
+def abi_named(name: str) -> Abi:
+    """Return an ABI by its name. Raises BundleError with the legal ones."""
+    if name not in ABIS:
+        raise BundleError(f"no ABI {name!a}", f"one of {', '.join(ABIS)}")
+    return ABIS[name]

@@ -1,0 +1,147 @@
+"""The records that a measured library was made by, and its files: of any library that artifacts/ or DVC's cache still hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from tvmflow.artifacts import RECORD_NAME, Record, read_record, record_from, sha256_of
+from tvmflow.errors import StoreError
+from tvmflow.ledger import dvc
+from tvmflow.params import Cell
+from tvmflow.stages import AnyStage
+from tvmflow.workspace import Workspace
+
+_RECORD_START = b'{\n "cell": '  # how artifacts.record_text begins
+_MAX_RECORD_BYTES = 4_000_000
+Found = dict[str, list[Record]]
+
+
+def all_records(workspace: Workspace) -> Found:
+    """Return every record that can be found, by stage, oldest first, each once."""
+    return _by_stage((*_in_artifacts(workspace), *_in_dvc(workspace)))
+
+
+def records_in_place(workspace: Workspace, cell: Cell) -> Found:
+    """Return the records in a cell's own folders, by stage."""
+    found = []
+    for path in workspace.artifacts.glob(f"*/{cell.slug}/{RECORD_NAME}"):
+        try:
+            found.append(read_record(path))
+        except StoreError:
+            continue
+    return _by_stage(found)
+
+
+def _by_stage(records: Iterable[Record]) -> Found:
+    found: dict[tuple[str, str], Record] = {}
+    for record in sorted(records, key=lambda record: record.created):
+        found.setdefault((record.stage, f"{record.key}{record.digest()}{record.cell}"), record)
+    by_stage: Found = {}
+    for record in found.values():
+        by_stage.setdefault(record.stage, []).append(record)
+    return by_stage
+
+
+def _in_artifacts(workspace: Workspace) -> Iterator[Record]:
+    for path in workspace.artifacts.glob(f"*/*/{RECORD_NAME}"):
+        try:
+            yield read_record(path)
+        except StoreError:
+            continue
+    for path in workspace.artifacts.glob(".index/*/*.json"):
+        try:
+            yield record_from(json.loads(path.read_text(encoding="utf-8"))["record"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+
+
+def _in_dvc(workspace: Workspace) -> Iterator[Record]:
+    for root in dvc.cache_roots(workspace):
+        for path in root.glob("files/md5/*/*"):
+            try:
+                if path.stat().st_size > _MAX_RECORD_BYTES:
+                    continue
+                with path.open("rb") as file:
+                    if file.read(len(_RECORD_START)) != _RECORD_START:
+                        continue
+                yield read_record(path)
+            except (OSError, StoreError):
+                continue
+
+
+def follow(stages: Mapping[str, AnyStage], found: Found, record: Record, chain: dict[str, Record]) -> None:
+    """Add the records that a record was made from, and theirs: those whose outputs have the digests of its recipe.
+
+    Of several with the same outputs the last of the cell that was made before it.
+    """
+
+    def distance(made: Record) -> tuple[bool, bool]:
+        return made.cell != record.cell, made.created > record.created
+
+    for source, only in stages[record.stage].inputs.items():
+        if source in chain:
+            continue
+        wanted = record.recipe["inputs"].get(source)
+        latest_first = sorted(found.get(source, []), key=lambda made: made.created, reverse=True)
+        for made in sorted(latest_first, key=distance):
+            if set(only or ()) <= set(made.outputs) and made.digest(only) == wanted:
+                chain[source] = made
+                follow(stages, found, made, chain)
+                break
+
+
+def cell_of(record: Record) -> Cell:
+    """Return the cell that a record is of."""
+    model, rest = record.cell.split("@")
+    target, precision = rest.split(":")
+    return Cell.model_validate({"model": model, "target": target, "precision": precision})
+
+
+def bring(workspace: Workspace, record: Record, name: str, target: Path) -> None:
+    """Copy an output to `target`, from its folder or from DVC's cache. Raises StoreError."""
+    expected = record.outputs.get(name)
+    if expected is None:
+        raise StoreError(f"{record.stage} of {record.cell} made no {name}", hint=f"run 'tvmflow run {record.cell}'")
+    place = workspace.folder(record.stage, cell_of(record)) / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if sha256_of(place) == expected.sha256:
+            shutil.copyfile(place, target)
+            return
+    except OSError:
+        pass
+    dvc.file_by_md5(workspace, expected.md5, expected.sha256, target)
+
+
+def chain_of(
+    workspace: Workspace, stages: Mapping[str, AnyStage], cell: Cell, library_sha256: str | None
+) -> dict[str, Record]:
+    """Return stage -> record of a library with its last measurement; None: of the library in the cell's folders.
+
+    Raises StoreError where it was never measured, or its records are gone.
+    """
+    for everywhere in (False, True):
+        found = all_records(workspace) if everywhere else records_in_place(workspace, cell)
+        for record in reversed(found.get("evaluate", [])):
+            chain = {"evaluate": record}
+            follow(stages, found, record, chain)
+            if record.cell == str(cell) and _is_whole(chain) and _is_it(chain["build"], library_sha256):
+                return {stage: chain[stage] for stage in stages if stage in chain}
+        if library_sha256 is None:
+            break
+    what = f"with sha256 {library_sha256[:12]}" if library_sha256 else "in its folders"
+    raise StoreError(
+        f"the library of {cell} {what} has no measurement that can be found", "the records of all its stages",
+        f"run 'tvmflow run {cell}'; 'dvc fetch --all-commits' brings older records",
+    )  # fmt: skip
+
+
+def _is_whole(chain: Mapping[str, Record]) -> bool:
+    return {"fetch", "import_model", "quantize", "graph_pack", "tune", "build"} <= set(chain)
+
+
+def _is_it(build: Record, sha256: str | None) -> bool:
+    return sha256 is None or build.outputs["library.so"].sha256 == sha256
