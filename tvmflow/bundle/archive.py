@@ -229,7 +229,9 @@ def _read_entry(table: bytes, at: int, begin: int, known: dict[str, Entry]) -> t
     if known and name < next(reversed(known)):
         raise BundleError(f"{shown} is out of order", "files in the order of their names")
     if offset != begin or fields + raw != _central_header(name, size, crc, offset):
-        raise BundleError(f"the entry of {shown} in the archive's table was altered", "entries as tvmflow writes them")
+        raise BundleError(
+            f"the entry of {shown} in the archive's table is not as tvmflow writes it", "entries as tvmflow writes them"
+        )
     data = begin + _LOCAL_SIZE + length
     return Entry(name, data, size, crc), at + _CENTRAL_SIZE + length
 

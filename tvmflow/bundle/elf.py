@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
@@ -31,7 +30,9 @@ _SEGMENTS = frozenset(
     f"PT_{name}"
     for name in "LOAD DYNAMIC NOTE TLS GNU_STACK GNU_RELRO GNU_EH_FRAME GNU_PROPERTY PHDR ARM_EXIDX".split()
 )
-_TEXTREL_FLAG = 4  # DF_TEXTREL
+_TEXTREL = 4
+# DF_SYMBOLIC, DF_BIND_NOW, DF_STATIC_TLS; DF_1_NOW: the flags that a library may have.
+_FLAGS = {"DT_FLAGS": 2 | 8 | 16, "DT_FLAGS_1": 1}
 
 
 def check_shared_object(path: Path, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
@@ -41,17 +42,7 @@ def check_shared_object(path: Path, abi: Abi, soname: str, symbol: str) -> dict[
             return _check(ELFFile(file), abi, soname, symbol)
     except BundleError as error:
         raise BundleError(f"{soname}: {error.found}", error.expected, error.hint) from None
-    except (
-        ELFError,
-        ValueError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-        AssertionError,
-        OverflowError,
-        UnicodeDecodeError,
-    ) as error:
+    except Exception as error:  # of damaged files pyelftools raises whatever its parsers do
         raise BundleError(
             f"{soname} is no shared object that can be read: {first_line(error)}", f"one for {abi.name}"
         ) from None
@@ -118,6 +109,7 @@ def _check_tags(dynamic: Any, abi: Abi, soname: str) -> set[str]:
     needed: set[str] = set()
     names: list[str] = []
     tags: set[str] = set()
+    flags: set[tuple[str, int]] = set()
     for tag in dynamic.iter_tags():
         kind = str(tag.entry.d_tag)
         tags.add(kind)
@@ -125,15 +117,17 @@ def _check_tags(dynamic: Any, abi: Abi, soname: str) -> set[str]:
             needed.add(tag.needed)
         elif kind == "DT_SONAME":
             names.append(tag.soname)
-        elif kind == "DT_FLAGS" and tag.entry.d_val & _TEXTREL_FLAG:
-            tags.add("DT_TEXTREL")
-    if "DT_TEXTREL" in tags:
+        elif kind in _FLAGS:
+            flags |= {(kind, 1 << bit) for bit in range(64) if int(tag.entry.d_val) >> bit & 1}
+    if "DT_TEXTREL" in tags or ("DT_FLAGS", _TEXTREL) in flags:
         raise BundleError(
             "it wants its code changed when it is loaded (DT_TEXTREL)", "code that is the same everywhere"
         )
     if path := tags & {"DT_RPATH", "DT_RUNPATH"}:
         raise BundleError(f"it names folders to search for libraries ({', '.join(sorted(path))})", "no such path")
     _refuse(tags - _TAGS, "has entries of the kind", "those of a library that tvmflow links")
+    odd = {f"{kind} {value:#x}" for kind, value in flags if not value & _FLAGS[kind]}
+    _refuse(odd, "has the flags", "bind now, symbolic, static thread-local storage")
     _refuse(needed - abi.needed, "needs the libraries", f"no other than {', '.join(sorted(abi.needed))}")
     if names != [soname]:
         raise BundleError(f"its SONAME is {names[0] if names else 'missing'}", f"{soname}, the name of its file")
