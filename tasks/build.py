@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from tasks.golden import GOLDEN, check_outputs, golden_outputs
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.building.runtime import digest_of_runtime
+from tvmflow.errors import SourceError
 from tvmflow.evaluation.agreement import check_equal
-from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, SourceDescription, read_description
+from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, SourceDescription, TensorSpec, read_description
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module
-from tvmflow.params import Cell
+from tvmflow.params import Cell, Preprocess
 from tvmflow.sources.labels import names_of
+from tvmflow.sources.preprocessing import recipe_for, value_table
 from tvmflow.stages import Stage, StageContext, no_limits
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain import versions
@@ -30,18 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """runtime: digest of the sources in C that a library without TVM is linked with."""
+    """runtime: digest of the sources in C that a library without TVM is linked with; preprocess: what that does to images."""
 
     target: ResolvedTarget
     max_relative_error: float
     precision: str
     runtime: str
+    preprocess: Preprocess
 
 
 def _settings(workspace: Workspace, cell: Cell) -> BuildSettings:
     params = workspace.params
     bound = params.build.max_relative_error[cell.precision]
-    return BuildSettings(resolve(params.targets[cell.target]), bound, cell.precision, digest_of_runtime())
+    preprocess = params.models[cell.model].preprocess
+    return BuildSettings(resolve(params.targets[cell.target]), bound, cell.precision, digest_of_runtime(), preprocess)
 
 
 def _toolchain(settings: BuildSettings) -> tuple[str, ...]:
@@ -104,7 +108,19 @@ def _network_of(
     classes = outputs[0]["shape"][-1] if len(outputs[0]["shape"]) == 2 else 0
     labels = tuple(names_of(context.inputs["fetch"], classes) or ()) if classes else ()
     names = tuple(one["name"] for one in outputs)
-    return Network(str(context.cell), description.inputs, names, context.settings.target.threads, labels)
+    image = _image_input(description.inputs, context.settings.preprocess)
+    return Network(str(context.cell), description.inputs, names, context.settings.target.threads, labels, image)
+
+
+def _image_input(inputs: tuple[TensorSpec, ...], how: Preprocess) -> Any:
+    """Return how images become the input; None for a network of another input, or of integers that its entry does not make."""
+    from tvmflow.building.image_table import ImageInput
+
+    try:
+        recipe = recipe_for([spec.shape for spec in inputs], how)
+        return ImageInput(recipe, value_table(inputs[0].shape[1], how, inputs[0].dtype))
+    except SourceError:
+        return None
 
 
 STAGE = Stage(
@@ -112,5 +128,5 @@ STAGE = Stage(
     inputs={
         **GOLDEN, "fetch": (*GOLDEN["fetch"], "labels.json"), "import_model": (OUTPUTS_NAME,), "graph_pack": (IR_NAME, WEIGHTS_NAME), "tune": ("best.json",),
     },
-    reads=(*TARGET_READS, "build.max_relative_error.{precision}"),
+    reads=(*TARGET_READS, "build.max_relative_error.{precision}", "models.{model}.preprocess"),
 )  # fmt: skip

@@ -75,11 +75,29 @@ typedef struct {
   uint64_t nanoseconds;
 } tvmflow_profile;
 
+/* How the channels of a pixel lie in memory, 8 bits each. */
+typedef enum {
+  TVMFLOW_RGB = 0,
+  TVMFLOW_BGR = 1,
+  TVMFLOW_RGBA = 2, /* the fourth is ignored */
+  TVMFLOW_GRAY = 3  /* one */
+} tvmflow_pixels;
+
+/* An image in the caller's memory, rows from the top. */
+typedef struct {
+  const void *pixels;
+  uint32_t width, height; /* 1 to TVMFLOW_MAX_SIDE */
+  size_t stride;          /* bytes from the beginning of a row to that of the next; 0: rows lie one behind the other */
+  tvmflow_pixels format;
+} tvmflow_image;
+#define TVMFLOW_MAX_SIDE 32768
+
 typedef struct tvmflow_instance tvmflow_instance;
 
 /* The functions of one network. Those that return a status leave their outputs alone unless it is TVMFLOW_OK. */
 typedef struct {
   uint32_t abi_version; /* TVMFLOW_ABI_VERSION of the library */
+  uint32_t size;        /* bytes of this struct in the library: members of a newer header lie beyond it */
   const char *network;  /* model@target:precision */
   uint32_t inputs, outputs, kernels;
   uint32_t threads;     /* that the network was tuned for */
@@ -101,7 +119,7 @@ typedef struct {
   const char *(*last_error)(void);
   /* Turn the profile of kernels on (and set it to zero) or off. */
   tvmflow_status (*set_profiling)(tvmflow_instance *instance, int on);
-  /* The profile of kernel call i, in the order of calls. */
+  /* The profile of kernel call i, in the order of calls; i = kernels: what it took to prepare images. */
   tvmflow_status (*profile)(const tvmflow_instance *instance, uint32_t i, tvmflow_profile *found);
 
   /* Names of classes, NULL where the network has none. */
@@ -109,6 +127,13 @@ typedef struct {
   uint32_t label_count;
   /* Indices of the k largest of `count` scores, the largest first; ties by index. NaN is never among them. */
   tvmflow_status (*top_k)(const float *scores, uint32_t count, uint32_t k, uint32_t *indices);
+
+  /* How many images run_image takes, the batch; 0 where the network takes none. */
+  uint32_t images;
+  /* Run on images[0] to images[api->images - 1] as the network was trained to see them: resized, cropped, normalized. outputs as of run. */
+  tvmflow_status (*run_image)(tvmflow_instance *instance, const tvmflow_image *images, void *const *outputs);
+  /* Run on one image and give the k likeliest classes of its first output, as top_k does, and their probabilities unless that is NULL. */
+  tvmflow_status (*classify)(tvmflow_instance *instance, const tvmflow_image *image, uint32_t k, uint32_t *indices, float *probabilities);
 } tvmflow_api;
 
 typedef const tvmflow_api *(*tvmflow_entry)(void);

@@ -5,9 +5,11 @@
 #ifndef TVMFLOW_HPP
 #define TVMFLOW_HPP
 
+#include <cstddef>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tvmflow.h"
@@ -22,6 +24,13 @@ class error : public std::runtime_error {
 
  private:
   tvmflow_status status_;
+};
+
+// A class of an image; label: empty where the network has no names.
+struct guess {
+  uint32_t number;
+  float probability;
+  std::string label;
 };
 
 // An instance of a network. It may be moved, not copied; calls from several threads wait for each other.
@@ -61,7 +70,28 @@ class network {
     std::vector<uint32_t> indices(k);
     check(api_->top_k(scores.data(), static_cast<uint32_t>(scores.size()), k, indices.data()));
     std::vector<std::pair<uint32_t, std::string>> found;
-    for (uint32_t at : indices) found.emplace_back(at, at < api_->label_count ? api_->labels[at] : "");
+    for (uint32_t at : indices) found.emplace_back(at, label(at));
+    return found;
+  }
+
+  // How many images a run takes; 0 where the network takes none.
+  uint32_t images() const { return api_->size > offsetof(tvmflow_api, images) ? api_->images : 0; }
+
+  // Run on images as the network was trained to see them, one for each sample of the batch.
+  void run_images(const std::vector<tvmflow_image> &images, const std::vector<void *> &outputs) {
+    if (!this->images() || images.size() != this->images() || outputs.size() != api_->outputs)
+      throw error(TVMFLOW_BAD_ARGUMENT, "as many images and outputs as the network has are needed");
+    check(api_->run_image(instance_.get(), images.data(), outputs.data()));
+  }
+
+  // The k likeliest classes of an image, the likeliest first.
+  std::vector<guess> classify(const tvmflow_image &image, uint32_t k = 5) {
+    if (images() != 1) throw error(TVMFLOW_BAD_ARGUMENT, "the network takes no single image");
+    std::vector<uint32_t> indices(k);
+    std::vector<float> probabilities(k);
+    check(api_->classify(instance_.get(), &image, k, indices.data(), probabilities.data()));
+    std::vector<guess> found;
+    for (uint32_t i = 0; i < k; ++i) found.push_back({indices[i], probabilities[i], label(indices[i])});
     return found;
   }
 
@@ -69,6 +99,8 @@ class network {
   void check(tvmflow_status status) const {
     if (status != TVMFLOW_OK) throw error(status, *api_->last_error() ? api_->last_error() : "bad argument");
   }
+
+  std::string label(uint32_t at) const { return at < api_->label_count ? api_->labels[at] : ""; }
 
   tvmflow_tensor info(tvmflow_status (*ask)(uint32_t, tvmflow_tensor *), uint32_t i) const {
     tvmflow_tensor found;

@@ -1,7 +1,8 @@
 """Run a network that tvmflow compiled to one shared object: numpy in, numpy out. Needs this file, that one and numpy.
 
 network = Network("network.so")
-scores = network(image)          # one array per input; returns an array, or a tuple where there are several outputs
+scores = network(x)              # one array per input; returns an array, or a tuple where there are several outputs
+best = network.classify(frame)   # an image (height, width, 3) of uint8: [Guess(probability, number, label), ...]
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 ABI_VERSION = 1
 ALIGNMENT = 64
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool")
+_FORMATS = ("RGB", "BGR", "RGBA", "gray")
 _STATUS = ("ok", "bad argument", "no memory", "no threads", "a kernel failed")
 
 
@@ -35,6 +37,13 @@ class _Options(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Image(ctypes.Structure):
+    _fields_ = (
+        ("pixels", ctypes.c_void_p), ("width", ctypes.c_uint32), ("height", ctypes.c_uint32), ("stride", ctypes.c_size_t),
+        ("format", ctypes.c_int),
+    )  # fmt: skip
+
+
 class _Profile(ctypes.Structure):
     _fields_ = (("kernel", ctypes.c_char_p), ("calls", ctypes.c_uint64), ("nanoseconds", ctypes.c_uint64))
 
@@ -45,7 +54,7 @@ _Pointers = ctypes.POINTER(ctypes.c_void_p)
 
 class _Api(ctypes.Structure):
     _fields_ = (
-        ("abi_version", ctypes.c_uint32), ("network", ctypes.c_char_p), ("inputs", ctypes.c_uint32), ("outputs", ctypes.c_uint32),
+        ("abi_version", ctypes.c_uint32), ("size", ctypes.c_uint32), ("network", ctypes.c_char_p), ("inputs", ctypes.c_uint32), ("outputs", ctypes.c_uint32),
         ("kernels", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("arena_size", ctypes.c_size_t), ("constant_size", ctypes.c_size_t),
         ("input", _Info), ("output", _Info),
         ("create", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), _Pointers)),
@@ -55,6 +64,9 @@ class _Api(ctypes.Structure):
         ("set_profiling", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)),
         ("profile", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(_Profile))),
         ("labels", ctypes.POINTER(ctypes.c_char_p)), ("label_count", ctypes.c_uint32), ("top_k", ctypes.c_void_p),
+        ("images", ctypes.c_uint32), ("run_image", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Image), _Pointers)),
+        ("classify", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Image), ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32),
+                                      ctypes.POINTER(ctypes.c_float))),
     )  # fmt: skip
 
 
@@ -68,6 +80,14 @@ class Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+
+class Guess(NamedTuple):
+    """A class of an image; label: "" where the network has no names."""
+
+    probability: float
+    number: int
+    label: str
 
 
 class Network:
@@ -97,6 +117,61 @@ class Network:
         found = [_aligned(spec) for spec in self.outputs]
         self._check(self._api.run(self._handle, _pointers(given), _pointers(found)))
         return found[0] if len(found) == 1 else tuple(found)
+
+    @property
+    def images(self) -> int:
+        """Return how many images `on_images` takes, the batch; 0 where the network takes none."""
+        return int(self._api.images) if self._api.size > _Api.images.offset else 0
+
+    def on_images(self, *frames: Any, format: str | None = None) -> Any:
+        """Run on images as the network was trained to see them: resized, cropped, normalized.
+
+        frames: arrays of uint8, (height, width, 3) RGB, (height, width, 4) RGBA, (height, width) gray; format: BGR for other colors.
+        Rows may lie apart, so that a part of a frame is not copied.
+        """
+        if not self.images or len(frames) != self.images:
+            raise ValueError(f"{len(frames)} images for a network that takes {self.images or 'none'}")
+        held, given = self._frames(frames, format)
+        found = [_aligned(spec) for spec in self.outputs]
+        self._check(self._api.run_image(self._handle, given, _pointers(found)))
+        del held
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def classify(self, frame: Any, k: int = 5, format: str | None = None) -> list[Guess]:
+        """Return the k likeliest classes of an image, the first output's; frame and format as of `on_images`."""
+        if self.images != 1:
+            raise ValueError(f"one image for a network that takes {self.images or 'none'}")
+        if not 1 <= k < 1 << 31:
+            raise ValueError(f"{k} classes")
+        held, given = self._frames((frame,), format)
+        numbers, probabilities = (ctypes.c_uint32 * k)(), (ctypes.c_float * k)()
+        self._check(self._api.classify(self._handle, given, k, numbers, probabilities))
+        del held
+        names = self.labels
+        return [Guess(p, n, names[n] if n < len(names) else "") for p, n in zip(probabilities, numbers, strict=True)]
+
+    @staticmethod
+    def _frames(frames: Sequence[Any], format: str | None) -> tuple[list[np.ndarray[Any, Any]], Any]:
+        """Return arrays, to be held as long as the images that point into them are used, and those."""
+        held, given = [], (_Image * len(frames))()
+        for image, frame in zip(given, frames, strict=True):
+            array = np.asarray(frame)
+            channels = array.shape[2] if array.ndim == 3 else 1
+            expected = {1: "gray", 3: "RGB", 4: "RGBA"}.get(channels)
+            shown = format or expected
+            if array.ndim not in (2, 3) or array.dtype != np.uint8 or not array.size or expected is None:
+                raise ValueError(
+                    f"an image is an array of {array.dtype} {array.shape}, not of uint8 (height, width, channels)"
+                )
+            if shown not in _FORMATS or (shown if shown != "BGR" else "RGB") != expected:
+                raise ValueError(f"an image of {channels} channels is no {shown}")
+            if array.strides[1] != channels or array.strides[-1] != 1 or array.strides[0] < array.shape[1] * channels:
+                array = np.ascontiguousarray(array)
+            held.append(array)
+            stride = array.strides[0] if array.shape[0] > 1 else 0
+            image.pixels, image.stride, image.format = array.ctypes.data, stride, _FORMATS.index(shown)
+            image.height, image.width = array.shape[:2]
+        return held, given
 
     def profile(self, on: bool = True) -> list[tuple[str, int, int]]:
         """Return (kernel, calls, nanoseconds) of every call since profiling was turned on, then turn it on again, or off."""

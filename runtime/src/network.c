@@ -1,8 +1,10 @@
 /* An instance of the network: its memory, its threads, and the walk over the plan. */
 #define _GNU_SOURCE
 #include "clock.h"
+#include "image.h"
 #include "plan.h"
 #include "pool.h"
+#include "scores.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +19,7 @@ typedef struct {
   int in_use;
 } workspace;
 
-/* Where the kernels find an input or output. own: memory of ours for what is not aligned, made when first needed. */
+/* Where the kernels find an input or output. own: memory of ours, for what is not aligned or not given; made when first needed. */
 typedef struct {
   void *own;
   unsigned char *used;
@@ -32,8 +34,11 @@ struct tvmflow_instance {
   plan_any *arguments;   /* one per argument of a step */
   place *places;         /* of inputs, then outputs */
   int moved;             /* one of them since the values were pointed at them */
-  uint64_t *calls, *nanoseconds; /* one per step; NULL where profiling was never on */
+  uint64_t *calls, *nanoseconds; /* one per step, and one for images; NULL where profiling was never on */
   int profiling;
+  void *image_memory;    /* in which images are resized; of the largest so far */
+  size_t image_size;
+  float *scores;         /* of the first output, made when first needed */
   workspace workspaces[TVMFLOW_MAX_THREADS][MAX_WORKSPACES]; /* of each thread */
 };
 
@@ -148,6 +153,8 @@ static void free_memory(tvmflow_instance *freed) {
   if (freed->places)
     for (uint32_t i = 0; i < plan_api.inputs + plan_api.outputs; ++i) release(freed, freed->places[i].own);
   release(freed, freed->places);
+  release(freed, freed->image_memory);
+  release(freed, freed->scores);
   release(freed, freed->calls);
   release(freed, freed->arguments);
   release(freed, freed->tensors);
@@ -204,34 +211,52 @@ void tvmflow_destroy(tvmflow_instance *instance) {
 
 static int is_aligned(const void *memory) { return (uintptr_t)memory % TVMFLOW_ALIGNMENT == 0; }
 
-/* Let the kernels use the caller's memory, or ours where that is not aligned. */
+static void *own_memory(tvmflow_instance *instance, place *at, size_t size) {
+  if (!at->own) at->own = allocate(instance, size);
+  return at->own;
+}
+
+/* Let the kernels use this memory, or ours where it is NULL or not aligned. */
 static tvmflow_status settle(tvmflow_instance *instance, place *at, const void *memory, size_t size) {
-  if (!is_aligned(memory)) {
-    if (!at->own) at->own = allocate(instance, size);
-    if (!at->own) return TVMFLOW_NO_MEMORY;
-    memory = at->own;
-  }
+  if (!memory || !is_aligned(memory)) memory = own_memory(instance, at, size);
+  if (!memory) return told(TVMFLOW_NO_MEMORY, "no memory for an input or output that is not aligned to TVMFLOW_ALIGNMENT", NULL);
   instance->moved |= at->used != memory;
   at->used = (unsigned char *)(uintptr_t)memory;
   return TVMFLOW_OK;
 }
 
-/* Settle all inputs and outputs, copy inputs that are not aligned, and point the values that lie there at them. */
-static tvmflow_status point_to(tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
-  place *input = instance->places, *output = input + plan_api.inputs;
+static tvmflow_status settle_inputs(tvmflow_instance *instance, const void *const *inputs) {
   for (uint32_t i = 0; i < plan_api.inputs; ++i) {
-    if (settle(instance, &input[i], inputs[i], plan.inputs[i].size)) return TVMFLOW_NO_MEMORY;
-    if (input[i].used != inputs[i]) memcpy(input[i].used, inputs[i], plan.inputs[i].size);
+    place *at = &instance->places[i];
+    tvmflow_status status = settle(instance, at, inputs[i], plan.inputs[i].size);
+    if (status) return status;
+    if (at->used != inputs[i]) memcpy(at->used, inputs[i], plan.inputs[i].size);
   }
-  for (uint32_t i = 0; i < plan_api.outputs; ++i)
-    if (settle(instance, &output[i], outputs[i], plan.outputs[i].size)) return TVMFLOW_NO_MEMORY;
+  return TVMFLOW_OK;
+}
+
+/* outputs: NULL for memory of ours. */
+static tvmflow_status settle_outputs(tvmflow_instance *instance, void *const *outputs) {
+  for (uint32_t i = 0; i < plan_api.outputs; ++i) {
+    tvmflow_status status = settle(instance, &instance->places[plan_api.inputs + i], outputs ? outputs[i] : NULL, plan.outputs[i].size);
+    if (status) return status;
+  }
+  return TVMFLOW_OK;
+}
+
+/* Point the values that lie in inputs and outputs at them. */
+static void point(tvmflow_instance *instance) {
   for (uint32_t i = 0; i < plan.value_count && instance->moved; ++i) {
     const plan_value *value = &plan.values[i];
-    if (value->place == PLAN_INPUT) instance->tensors[i].data = input[value->index].used + value->offset;
-    if (value->place == PLAN_OUTPUT) instance->tensors[i].data = output[value->index].used + value->offset;
+    if (value->place == PLAN_INPUT) instance->tensors[i].data = instance->places[value->index].used + value->offset;
+    if (value->place == PLAN_OUTPUT) instance->tensors[i].data = instance->places[plan_api.inputs + value->index].used + value->offset;
   }
   instance->moved = 0;
-  return TVMFLOW_OK;
+}
+
+static void add_to_profile(tvmflow_instance *instance, uint32_t i, uint64_t begin) {
+  instance->calls[i] += 1;
+  instance->nanoseconds[i] += now_ns() - begin;
 }
 
 static tvmflow_status walk(tvmflow_instance *instance) {
@@ -241,13 +266,40 @@ static tvmflow_status walk(tvmflow_instance *instance) {
     uint64_t begin = instance->profiling ? now_ns() : 0;
     if (step->kernel(NULL, instance->arguments + step->arguments, (int32_t)step->count, &result))
       return current.error[0] ? TVMFLOW_KERNEL_FAILED : told(TVMFLOW_KERNEL_FAILED, "kernel %s failed", step->name);
-    if (instance->profiling) {
-      instance->calls[i] += 1;
-      instance->nanoseconds[i] += now_ns() - begin;
-    }
+    if (instance->profiling) add_to_profile(instance, i, begin);
   }
   for (uint32_t i = 0; i < plan.copy_count; ++i)
     memcpy(instance->tensors[plan.copies[i].to].data, instance->tensors[plan.copies[i].from].data, plan.copies[i].size);
+  return TVMFLOW_OK;
+}
+
+/* Run on inputs that are settled; outputs as of settle_outputs. */
+static tvmflow_status run_settled(tvmflow_instance *instance, void *const *outputs) {
+  tvmflow_status status = settle_outputs(instance, outputs);
+  if (status) return status;
+  point(instance);
+  status = walk(instance);
+  for (uint32_t i = 0; i < plan_api.outputs && !status && outputs; ++i) {
+    const place *at = &instance->places[plan_api.inputs + i];
+    if (at->used != outputs[i]) memcpy(outputs[i], at->used, plan.outputs[i].size);
+  }
+  return status;
+}
+
+static void enter(tvmflow_instance *instance) {
+  pthread_mutex_lock(&instance->mutex);
+  current.instance = instance;
+}
+
+static tvmflow_status leave(tvmflow_instance *instance, tvmflow_status status) {
+  current.instance = NULL;
+  pthread_mutex_unlock(&instance->mutex);
+  return status;
+}
+
+static tvmflow_status check_outputs(void *const *outputs) {
+  for (uint32_t i = 0; i < plan_api.outputs; ++i)
+    if (!outputs[i]) return told(TVMFLOW_BAD_ARGUMENT, "output %s is NULL", plan.outputs[i].name);
   return TVMFLOW_OK;
 }
 
@@ -256,18 +308,90 @@ tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs
   if (!instance || !inputs || !outputs) return told(TVMFLOW_BAD_ARGUMENT, "instance, inputs or outputs are NULL", NULL);
   for (uint32_t i = 0; i < plan_api.inputs; ++i)
     if (!inputs[i]) return told(TVMFLOW_BAD_ARGUMENT, "input %s is NULL", plan.inputs[i].name);
-  for (uint32_t i = 0; i < plan_api.outputs; ++i)
-    if (!outputs[i]) return told(TVMFLOW_BAD_ARGUMENT, "output %s is NULL", plan.outputs[i].name);
-  pthread_mutex_lock(&instance->mutex);
-  current.instance = instance;
-  tvmflow_status status = point_to(instance, inputs, outputs);
-  if (status) told(status, "no memory for an input or output that is not aligned to TVMFLOW_ALIGNMENT", NULL);
-  else status = walk(instance);
-  for (uint32_t i = 0; i < plan_api.outputs && !status; ++i)
-    if (!is_aligned(outputs[i])) memcpy(outputs[i], instance->places[plan_api.inputs + i].own, plan.outputs[i].size);
-  current.instance = NULL;
-  pthread_mutex_unlock(&instance->mutex);
+  tvmflow_status status = check_outputs(outputs);
+  if (status) return status;
+  enter(instance);
+  status = settle_inputs(instance, inputs);
+  if (!status) status = run_settled(instance, outputs);
+  return leave(instance, status);
+}
+
+/* -- images -- */
+
+static tvmflow_status check_images(const tvmflow_image *images) {
+  if (!plan.image) return told(TVMFLOW_BAD_ARGUMENT, "the network takes no images", NULL);
+  if (!images) return told(TVMFLOW_BAD_ARGUMENT, "images are NULL", NULL);
+  for (uint32_t i = 0; i < plan_api.images; ++i) {
+    const char *fault = image_fault(&images[i]);
+    if (fault) return told(TVMFLOW_BAD_ARGUMENT, fault, NULL);
+  }
+  return TVMFLOW_OK;
+}
+
+/* Return memory in which an image is resized: the one of the last image where that suffices. */
+static void *memory_for(tvmflow_instance *instance, const tvmflow_image *image) {
+  size_t size = image_memory(plan.image, image);
+  if (size <= instance->image_size) return instance->image_memory;
+  release(instance, instance->image_memory);
+  instance->image_memory = allocate(instance, size);
+  instance->image_size = instance->image_memory ? size : 0;
+  return instance->image_memory;
+}
+
+/* Settle the one input: images as the network wants them, in memory of ours. */
+static tvmflow_status settle_images(tvmflow_instance *instance, const tvmflow_image *images) {
+  uint64_t begin = instance->profiling ? now_ns() : 0;
+  tvmflow_status status = settle(instance, instance->places, NULL, plan.inputs[0].size);
+  for (uint32_t i = 0; i < plan_api.images && !status; ++i) {
+    void *memory = memory_for(instance, &images[i]);
+    if (!memory) return told(TVMFLOW_NO_MEMORY, "no memory to resize an image", NULL);
+    image_prepare(plan.image, &images[i], memory, &instance->threads, instance->places[0].used + i * plan.image->sample_size);
+  }
+  if (instance->profiling && !status) add_to_profile(instance, plan.step_count, begin);
   return status;
+}
+
+tvmflow_status tvmflow_run_image(tvmflow_instance *instance, const tvmflow_image *images, void *const *outputs) {
+  current.error[0] = 0;
+  if (!instance || !outputs) return told(TVMFLOW_BAD_ARGUMENT, "instance or outputs are NULL", NULL);
+  tvmflow_status status = check_images(images);
+  if (!status) status = check_outputs(outputs);
+  if (status) return status;
+  enter(instance);
+  status = settle_images(instance, images);
+  if (!status) status = run_settled(instance, outputs);
+  return leave(instance, status);
+}
+
+/* Number of classes of the first output; 0 where it is no scores of one sample. */
+static uint32_t class_count(void) {
+  const tvmflow_tensor *output = &plan.outputs[0];
+  if (output->ndim != 2 || output->shape[0] != 1 || output->shape[1] > UINT32_MAX) return 0;
+  return output->dtype <= TVMFLOW_BFLOAT16 ? (uint32_t)output->shape[1] : 0;
+}
+
+static tvmflow_status classes_of(tvmflow_instance *instance, uint32_t k, uint32_t *indices, float *probabilities) {
+  const uint32_t count = class_count();
+  if (!instance->scores) instance->scores = allocate(instance, count * sizeof *instance->scores);
+  if (!instance->scores) return told(TVMFLOW_NO_MEMORY, "no memory for the scores", NULL);
+  scores_read(&plan.outputs[0], instance->places[plan_api.inputs].used, instance->scores, count);
+  if (tvmflow_top_k(instance->scores, count, k, indices)) return told(TVMFLOW_BAD_ARGUMENT, "fewer than k scores are numbers", NULL);
+  if (probabilities) scores_to_probabilities(instance->scores, count, indices, k, probabilities);
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_classify(tvmflow_instance *instance, const tvmflow_image *image, uint32_t k, uint32_t *indices, float *probabilities) {
+  current.error[0] = 0;
+  if (!instance || !indices) return told(TVMFLOW_BAD_ARGUMENT, "instance or indices are NULL", NULL);
+  tvmflow_status status = check_images(image);
+  if (status) return status;
+  if (!class_count()) return told(TVMFLOW_BAD_ARGUMENT, "output %s is no scores of the classes of one image", plan.outputs[0].name);
+  if (!k || k > class_count()) return told(TVMFLOW_BAD_ARGUMENT, "k is 1 to the number of classes", NULL);
+  enter(instance);
+  status = settle_images(instance, image);
+  if (!status) status = run_settled(instance, NULL);
+  if (!status) status = classes_of(instance, k, indices, probabilities);
+  return leave(instance, status);
 }
 
 /* -- information -- */
@@ -287,39 +411,24 @@ tvmflow_status tvmflow_output(uint32_t i, tvmflow_tensor *info) {
 const char *tvmflow_last_error(void) { return current.error; }
 
 tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on) {
+  const size_t rows = plan.step_count + 1; /* and images */
   if (!instance) return TVMFLOW_BAD_ARGUMENT;
   tvmflow_status status = TVMFLOW_OK;
   pthread_mutex_lock(&instance->mutex);
   if (on && !instance->calls) {
-    instance->calls = allocate(instance, 2 * plan.step_count * sizeof *instance->calls);
+    instance->calls = allocate(instance, 2 * rows * sizeof *instance->calls);
     if (!instance->calls) status = TVMFLOW_NO_MEMORY;
-    else instance->nanoseconds = instance->calls + plan.step_count;
+    else instance->nanoseconds = instance->calls + rows;
   }
-  if (on && !status) memset(instance->calls, 0, 2 * plan.step_count * sizeof *instance->calls);
+  if (on && !status) memset(instance->calls, 0, 2 * rows * sizeof *instance->calls);
   instance->profiling = on && !status;
   pthread_mutex_unlock(&instance->mutex);
   return status;
 }
 
 tvmflow_status tvmflow_profile_of(const tvmflow_instance *instance, uint32_t i, tvmflow_profile *found) {
-  if (!instance || !found || i >= plan.step_count || !instance->calls) return TVMFLOW_BAD_ARGUMENT;
-  *found = (tvmflow_profile){plan.steps[i].name, instance->calls[i], instance->nanoseconds[i]};
-  return TVMFLOW_OK;
-}
-
-tvmflow_status tvmflow_top_k(const float *scores, uint32_t count, uint32_t k, uint32_t *indices) {
-  if (!scores || !indices || !k) return TVMFLOW_BAD_ARGUMENT;
-  uint32_t found = 0, numbers = 0;
-  for (uint32_t i = 0; i < count; ++i) numbers += scores[i] == scores[i];
-  if (k > numbers) return TVMFLOW_BAD_ARGUMENT;
-  for (uint32_t i = 0; i < count; ++i) {
-    if (scores[i] != scores[i]) continue;
-    uint32_t at = found < k ? found++ : k;
-    while (at && scores[i] > scores[indices[at - 1]]) {
-      if (at < k) indices[at] = indices[at - 1];
-      --at;
-    }
-    if (at < k) indices[at] = i;
-  }
+  if (!instance || !found || i > plan.step_count || !instance->calls) return TVMFLOW_BAD_ARGUMENT;
+  if (i == plan.step_count && !plan.image) return TVMFLOW_BAD_ARGUMENT;
+  *found = (tvmflow_profile){i < plan.step_count ? plan.steps[i].name : "images", instance->calls[i], instance->nanoseconds[i]};
   return TVMFLOW_OK;
 }

@@ -51,6 +51,19 @@ typedef struct {
   uint64_t size;
 } plan_copy;
 
+typedef enum { PLAN_NEAREST, PLAN_BILINEAR, PLAN_BICUBIC } plan_filter;
+
+/* How an image becomes a sample of the network's input. resize: pixels of the shorter side, of which the middle is cut out; 0: the image is
+ * stretched to width x height. table: for each channel of the network what its 256 values become, elements of `element` bytes.
+ * The steps are in elements; sample_size in bytes. */
+typedef struct {
+  uint32_t width, height, channels, resize;
+  plan_filter filter;
+  uint32_t is_bgr, element;
+  size_t channel_step, row_step, column_step, sample_size;
+  const void *table;
+} plan_image;
+
 typedef struct {
   const plan_value *values;
   const uint32_t *arguments;
@@ -59,6 +72,7 @@ typedef struct {
   const tvmflow_tensor *inputs, *outputs;
   const unsigned char *constants;
   uint32_t value_count, argument_count, step_count, copy_count;
+  const plan_image *image; /* NULL: the network takes no images */
 } plan_tables;
 
 extern const plan_tables plan;
@@ -73,5 +87,7 @@ const char *tvmflow_last_error(void);
 tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on);
 tvmflow_status tvmflow_profile_of(const tvmflow_instance *instance, uint32_t i, tvmflow_profile *found);
 tvmflow_status tvmflow_top_k(const float *scores, uint32_t count, uint32_t k, uint32_t *indices);
+tvmflow_status tvmflow_run_image(tvmflow_instance *instance, const tvmflow_image *images, void *const *outputs);
+tvmflow_status tvmflow_classify(tvmflow_instance *instance, const tvmflow_image *image, uint32_t k, uint32_t *indices, float *probabilities);
 
 #endif

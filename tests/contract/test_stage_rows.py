@@ -241,7 +241,16 @@ CODE = {
     ),
     "graph_pack": (*CHECK, *COMPILER, "tvmflow/vta"),
     "tune": (*COMPILER, *DEVICE, "tvmflow/artifacts.py", "tvmflow/tuning", "tvmflow/vta"),
-    "build": (*CHECK, *COMPILER, "tvmflow/vta", "tvmflow/sources/labels.py"),  # names of classes are in network.so
+    "build": (  # names of classes, and what is done to images, are in network.so
+        *CHECK,
+        *COMPILER,
+        "tvmflow/vta",
+        "tvmflow/sources/datasets.py",
+        "tvmflow/sources/images.py",
+        "tvmflow/sources/labels.py",
+        "tvmflow/sources/npz_files.py",
+        "tvmflow/sources/preprocessing.py",
+    ),
     "deploy": (*CHECK, *DEVICE),
     "evaluate": (*CHECK, *DEVICE, *FRONTEND, "tvmflow/evaluation"),
 }

@@ -23,6 +23,13 @@ int main() {
   } catch (const tvmflow::error &) {
   }
   try {
+    const tvmflow_image image = {x.data(), 1, 1, 0, TVMFLOW_GRAY};
+    if (net.images()) return 9;
+    net.classify(image);
+    return 10;
+  } catch (const tvmflow::error &) {
+  }
+  try {
     net.input(1);
     return 6;
   } catch (const tvmflow::error &) {

@@ -161,6 +161,11 @@ static void faults_are_told(void) {
   CHECK(api->run(net, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_OK);
   CHECK(api->profile(net, 1, &row) == TVMFLOW_OK && row.calls == 3 && row.nanoseconds && !strcmp(row.kernel, "twice"));
   CHECK(api->profile(net, 2, &row) == TVMFLOW_BAD_ARGUMENT);
+  tvmflow_image image = {.pixels = x, .width = 1, .height = 1, .format = TVMFLOW_GRAY};
+  uint32_t best;
+  CHECK(!api->images && api->run_image(net, &image, (void *[]){y, z}) == TVMFLOW_BAD_ARGUMENT);
+  CHECK(!strcmp(api->last_error(), "the network takes no images"));
+  CHECK(api->classify(net, &image, 1, &best, NULL) == TVMFLOW_BAD_ARGUMENT && *api->last_error());
   api->destroy(net);
   api->destroy(NULL);
 }

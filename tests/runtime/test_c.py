@@ -11,13 +11,18 @@ import pytest
 from tests.conftest import REPOSITORY
 
 RUNTIME = REPOSITORY / "runtime"
-SOURCES = [*sorted((RUNTIME / "src").glob("*.c")), *sorted(Path(__file__).parent.glob("*.c"))]
 
 
+def _sources(folder: str) -> list[Path]:
+    """Return the runtime, a plan written by hand and what uses it."""
+    return [*sorted((RUNTIME / "src").glob("*.c")), *sorted((Path(__file__).parent / folder).glob("*.c"))]
+
+
+@pytest.mark.parametrize("folder", [".", "images"])
 @pytest.mark.parametrize(
     "options", [["-O2"], ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], ["-fsanitize=thread"]]
 )
-def test_every_call_and_every_fault(tmp_path: Path, options: list[str]) -> None:
+def test_every_call_and_every_fault(tmp_path: Path, options: list[str], folder: str) -> None:
     command = [
         "gcc",
         "-std=c11",
@@ -30,7 +35,7 @@ def test_every_call_and_every_fault(tmp_path: Path, options: list[str]) -> None:
         f"-I{RUNTIME / 'src'}",
     ]
     built = subprocess.run(
-        [*command, *map(str, SOURCES), "-o", "driver", "-pthread", "-lm"],
+        [*command, *map(str, _sources(folder)), "-o", "driver", "-pthread", "-lm"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -61,13 +66,13 @@ def test_an_instance_is_an_object_in_cpp(tmp_path: Path) -> None:
         [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}"],
         ["-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"],
     )
-    parts = [file for file in SOURCES if file.name != "driver.c"]
+    parts = [file for file in _sources(".") if file.name != "driver.c"]
     for file in parts:
         subprocess.run(["gcc", "-std=c11", *warn, *include, "-c", str(file)], cwd=tmp_path, check=True)
     objects = [f"{file.stem}.o" for file in parts]
     app = str(Path(__file__).parent / "cpp_app.cc")
     subprocess.run(
-        ["g++", "-std=c++11", *warn, *include, app, *objects, "-pthread", "-o", "app"], cwd=tmp_path, check=True
+        ["g++", "-std=c++11", *warn, *include, app, *objects, "-pthread", "-lm", "-o", "app"], cwd=tmp_path, check=True
     )
     done = subprocess.run(["./app"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.artifacts import describe_file
+from tvmflow.building.image_table import ImageInput, image_tables
 from tvmflow.building.library import Scheduled
 from tvmflow.building.plan import Plan, Value, plan_of
 from tvmflow.building.runtime import ABI_VERSION, RUNTIME
@@ -26,7 +27,7 @@ from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
 _OBJECT_KINDS = ("llvm",)  # of TVM's modules: those that are written as an object file
-_SOURCES = ("network.c", "pool.c")
+_SOURCES = ("network.c", "pool.c", "image.c", "scores.c")
 _PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
 _COMPILE = (
     "-x", "c", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra", "-Werror",
@@ -45,13 +46,17 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Network:
-    """What a library says of itself. cell: model@target:precision; threads: that it was tuned for; labels: of classes, or none."""
+    """What a library says of itself. cell: model@target:precision; threads: that it was tuned for; labels: of classes, or none.
+
+    image: how images become its input; None where it takes none.
+    """
 
     cell: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[str, ...]
     threads: int
     labels: tuple[str, ...] = ()
+    image: ImageInput | None = None
 
     @property
     def symbol(self) -> str:
@@ -182,12 +187,14 @@ def tables(plan: Plan, network: Network) -> str:
             _tensor(at, plan.values[at], name) for at, name in zip(plan.outputs, network.outputs, strict=True)
         )),
         _table("char *const", "labels", map(c_string, network.labels)),
+        *(image_tables(network.image, plan.values[plan.inputs[0]].shape) if network.image else ()),
         f"const plan_tables plan = {{values, arguments, steps, copies, inputs, outputs, plan_constants, {len(plan.values)}, "
-        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}}};",
-        f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, {c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "
+        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if network.image else '(void *)0'}}};",
+        f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), {c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "
         f"{len(plan.steps)}, {network.threads}, {plan.arena_bytes}, {constant_bytes(plan)},",
         "  tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,",
-        f"  tvmflow_profile_of, {'labels' if network.labels else '(void *)0'}, {len(network.labels)}, tvmflow_top_k}};",
+        f"  tvmflow_profile_of, {'labels' if network.labels else '(void *)0'}, {len(network.labels)}, tvmflow_top_k,",
+        f"  {network.inputs[0].shape[0] if network.image else 0}, tvmflow_run_image, tvmflow_classify}};",
     ]  # fmt: skip
     for name in ("tvmflow_network", network.symbol):
         lines += [

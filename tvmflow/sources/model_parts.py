@@ -15,6 +15,7 @@ from tvmflow.sources import datasets
 from tvmflow.sources.datasets import Samples, SplitSizes
 from tvmflow.sources.images import ImageRecipe, classes_of_files, image_files
 from tvmflow.sources.labels import BUILT_IN, read_labels
+from tvmflow.sources.preprocessing import normalized, recipe_for
 from tvmflow.sources.weights import WeightFiles, factory_file, local_file
 
 MAX_IMAGES = 100_000
@@ -56,23 +57,12 @@ def _existing(what: str, name: str, root: Path, expected: str, key: str) -> Path
 
 def image_recipe(model: ModelEntry) -> ImageRecipe:
     """Return how image files become the model's one input. Raises SourceError where it has another input than images."""
-    tensors, how = list(model.tensors.values()), model.preprocess
-    shape = tensors[0].shape
-    if len(tensors) != 1 or len(shape) != 4 or shape[1] not in (1, 3):
-        shown = ", ".join(str(list(tensor.shape)) for tensor in tensors)
-        raise SourceError(
-            f"inputs of shape {shown} for images", "one input (N, 3, H, W), or (N, 1, H, W) for gray ones"
-        )
-    height, width = shape[2:]
-    resize = round(max(height, width) * 8 / 7) if how.resize is None else how.resize
-    channels = "gray" if shape[1] == 1 else how.channels
-    return ImageRecipe(height, width, channels, how.fit, resize, how.interpolation, how.white)
+    return recipe_for([tensor.shape for tensor in model.tensors.values()], model.preprocess)
 
 
 def prepared(x: Any, model: ModelEntry) -> Any:
-    """Return images (N, C, H, W) as the model takes them: scale, mean and std of its entry."""
-    how = model.preprocess
-    return datasets.preprocess(x, how.scale, how.mean, how.std)
+    """Return images (N, C, H, W) as the model takes them: scale, mean and std of its entry, the dtype of its input."""
+    return normalized(x, model.preprocess, next(iter(model.tensors.values())).dtype)
 
 
 def _folder_samples(model: ModelEntry, dataset: ImageFolder, root: Path, read_images: ReadImages) -> Samples:
