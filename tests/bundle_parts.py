@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from tvmflow.passes.pack_channels import PackChannels
 
 CELL, SLUG = "small@local-cpu:float32", "small.local-cpu.float32"
 LABELS = ("cat", "dog", "eel", "fox", "gnu")
+SPEC = TensorSpec("image", (1, 3, 12, 12))
+_STAGES = ("fetch", "import_model", "quantize", "graph_pack", "tune", "build", "evaluate")
 TARGET = {
     "kind": "llvm",
     "mcpu": "x86-64",
@@ -35,8 +39,9 @@ TARGET = {
 LATENCY = {"median_ms": 1.0, "p90_ms": 1.2, "spread": 0.01, "steady": True}
 
 
-def small_part(folder: Path) -> Part:
-    """Compile a convolution and a dense layer, and write the files of its stages."""
+@functools.cache
+def _compiled() -> tuple[Any, Any]:
+    """Return a convolution and a dense layer, compiled, and the backend."""
     import torch
     from torch import nn
 
@@ -44,21 +49,24 @@ def small_part(folder: Path) -> Part:
     module = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, len(LABELS))
     )
-    spec = TensorSpec("image", (1, 3, 12, 12))
-    model = ExportedModel(module.eval(), (spec,))
     backend = host_backend()
-    scheduled = build_scheduled(PackChannels(8)(canonicalize(model.to_relax())), backend, {})
-    for stage in ("build", "fetch", "quantize", "evaluate", "import_model", "graph_pack", "tune"):
+    model = ExportedModel(module.eval(), (SPEC,))
+    return build_scheduled(PackChannels(8)(canonicalize(model.to_relax())), backend, {}), backend
+
+
+def small_part(folder: Path, labels: tuple[str, ...] = LABELS, version: str = "3") -> Part:
+    """Link the network, and write the files of its stages; with other labels it is another library."""
+    scheduled, backend = _compiled()
+    for stage in _STAGES:
         (folder / stage).mkdir(parents=True)
-    built = write_network(
-        folder / "build" / "network.so", scheduled, Network(CELL, (spec,), ("scores",), 2, LABELS), "gcc"
-    )
-    (folder / "build" / "library.so").write_bytes(b"the form for TVM")
+    network = Network(CELL, (SPEC,), ("scores",), 2, labels)
+    built = write_network(folder / "build" / "network.so", scheduled, network, "gcc")
+    (folder / "build" / "library.so").write_bytes(f"the form for TVM of {labels}".encode())
     x = np.random.default_rng(0).standard_normal((4, 3, 12, 12), dtype=np.float32)
     save_arrays(folder / "fetch" / "golden.npz", x=(x,))
     outputs = run_in_batches(OpenedNetwork(folder / "build" / "network.so", 2), (x,), 1)
     save_arrays(folder / "quantize" / "reference.npz", golden=outputs)
-    return written(folder, built, host_mcpu(backend))
+    return replace(written(folder, built, host_mcpu(backend), labels), version=version)
 
 
 def host_mcpu(backend: Any) -> dict[str, Any]:
@@ -71,7 +79,7 @@ def host_mcpu(backend: Any) -> dict[str, Any]:
     }
 
 
-def written(folder: Path, network: dict[str, Any], target: dict[str, Any]) -> Part:
+def written(folder: Path, network: dict[str, Any], target: dict[str, Any], labels: tuple[str, ...]) -> Part:
     """Write what else the stages say, and the records."""
     tensors = {"inputs": [{"name": "image", "shape": [1, 3, 12, 12], "dtype": "float32"}],
                "outputs": [{"name": "scores", "shape": [1, len(LABELS)], "dtype": "float32"}]}  # fmt: skip
@@ -87,16 +95,13 @@ def written(folder: Path, network: dict[str, Any], target: dict[str, Any]) -> Pa
         "preprocess": {"scale": 0.1, "mean": [0.0], "std": [1.0], "white": 255.0, "channels": "RGB", "fit": "crop", "resize": None, "interpolation": "bilinear"},
     }  # fmt: skip
     for name, value in {
-        "build/manifest.json": manifest, "fetch/labels.json": list(LABELS), "evaluate/scorecard.json": scorecard(),
+        "build/manifest.json": manifest, "fetch/labels.json": list(labels), "evaluate/scorecard.json": scorecard(),
         "fetch/source.json": {"framework": "torch", "network": "small", "weights_file": "model.safetensors", "task": None},
         "graph_pack/weights.safetensors": "weights", "import_model/weights.safetensors": "weights", "tune/best.json": {},
     }.items():  # fmt: skip
         (folder / name).write_text(json.dumps(value))
     params = {"fetch": {"model": entry}, "build": {"max_relative_error": 1e-3, "runtime": digest_of_runtime()}}
     return Part(CELL, SLUG, {stage: _record(folder / stage, params.get(stage, {})) for stage in _STAGES}, folder, "3")
-
-
-_STAGES = ("fetch", "import_model", "quantize", "graph_pack", "tune", "build", "evaluate")
 
 
 def scorecard() -> dict[str, Any]:

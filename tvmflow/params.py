@@ -123,6 +123,29 @@ class ReleaseParams(Frozen):
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
 
 
+class Gates(Frozen):
+    """What every cell of an app has to keep to, and its bundle. None: no such gate."""
+
+    steady: bool = True
+    min_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_accuracy_drop: NotNegativeFloat | None = 0.005
+    min_top1_agreement: Annotated[float, Field(ge=0, le=1)] | None = 0.99
+    min_coverage: Annotated[float, Field(ge=0, le=1)] | None = 0.95
+    max_latency_ms: PositiveFloat | None = None
+    max_cold_start_ms: PositiveFloat | None = None
+    max_library_mb: PositiveFloat | None = None
+    max_bundle_mb: PositiveFloat | None = None
+
+
+class AppEntry(Frozen):
+    """An app: cells that ship together. abis: that its bundle must have, those of its cells where none; channel: of new versions."""
+
+    cells: Annotated[tuple[Line, ...], Field(strict=False, min_length=1, max_length=1000)]
+    abis: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    channel: Name = "beta"
+    gates: Gates = Gates()
+
+
 STAGE_TIMEOUTS_S = {
     "fetch": 1800.0, "import_model": 1200.0, "quantize": 1200.0, "graph_pack": 1200.0, "tune": 14400.0, "build": 1800.0,
     "deploy": 600.0, "evaluate": 3600.0,
@@ -180,6 +203,7 @@ class Params(Frozen):
     deploy: DeployParams = DeployParams()
     evaluate: EvaluateParams = EvaluateParams()
     release: ReleaseParams = ReleaseParams()
+    apps: dict[Name, AppEntry] = Field(default_factory=dict)
     flows: FlowParams = FlowParams()
 
     @model_validator(mode="before")
@@ -205,6 +229,12 @@ class Params(Frozen):
                     wrong.append(
                         f"cells.{name}: unknown {word} {value!r}{did_you_mean(value, table)}; legal: {', '.join(sorted(table))}"
                     )
+        for name, app in self.apps.items():
+            for text in app.cells:
+                try:
+                    self.cell(text)
+                except UnknownNameError as error:
+                    wrong.append(f"apps.{name}.cells: {error.found}; {error.hint or error.expected}")
         if wrong:
             raise ValueError("\n".join(wrong))
         return self

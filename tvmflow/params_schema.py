@@ -23,7 +23,7 @@ from tvmflow.tuning.tuners import TUNERS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FILE = "params.schema.json"
-_NAMED = ("models", "targets", "cells")  # blocks whose keys are names that the user chooses
+_NAMED = ("models", "targets", "cells", "apps")  # blocks whose keys are names that the user chooses
 _SOURCES = ("url", "file", "zoo", "seeded", "train")
 
 

@@ -269,15 +269,15 @@ def test_an_archive_of_another_program(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_any_bit_of_any_byte(bundle: Path, trust: Trust, tmp_path: Path, no_trial: None) -> None:
-    """All of the headers and of the table, and a thousand bytes from everywhere."""
+    """Every second byte of the headers and of the table, and some hundred from everywhere."""
     data, path = bundle.read_bytes(), tmp_path / "b.zip"
     draw = random.Random(0)
     with Archive(bundle) as archive:
         starts, before = [], 0
         for entry in archive.entries.values():
-            starts += range(before, entry.offset)
+            starts += range(before, entry.offset, 2)
             before = entry.offset + entry.size
-    places = [*starts, *range(before, len(data)), *(draw.randrange(len(data)) for _ in range(1000))]
+    places = [*starts, *range(before, len(data), 2), *(draw.randrange(len(data)) for _ in range(300))]
     for at in places:
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :])
         with pytest.raises(BundleError):

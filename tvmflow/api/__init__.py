@@ -1,5 +1,6 @@
 """The Python API: what a notebook, a service and the command line call. Everything heavy is imported where it is used."""
 
+from tvmflow.api.apps import app_releases, release_app
 from tvmflow.api.bundles import bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
 from tvmflow.api.look import devices, examine, history, plan, scorecard, status
@@ -45,6 +46,7 @@ __all__ = [
     "Status",
     "Verdict",
     "Workspace",
+    "app_releases",
     "bundle",
     "classify",
     "add_model",
@@ -65,6 +67,7 @@ __all__ = [
     "promote",
     "records",
     "report_data",
+    "release_app",
     "releases",
     "retune",
     "rollback",

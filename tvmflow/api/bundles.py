@@ -65,23 +65,24 @@ def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | Non
 @contextlib.contextmanager
 def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool) -> Iterator[list[Part]]:
     """Return what a bundle has of each cell: of its champion, or of the library in its folders."""
+    with tempfile.TemporaryDirectory(prefix="tvmflow-bundle-") as name:
+        yield [part_of(workspace, cell, newest, Path(name) / cell.slug) for cell in cells]
+
+
+def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Part:
+    """Bring what a bundle has of a cell into a folder. Raises StoreError where it has no champion, or its files are gone."""
     from tasks.table import STAGES
     from tvmflow.bundle.part import FILES, Part
     from tvmflow.ledger.chains import bring, chain_of
 
-    with tempfile.TemporaryDirectory(prefix="tvmflow-bundle-") as name:
-        parts = []
-        for cell in cells:
-            version = None if newest else _champion(workspace, cell)
-            records = chain_of(workspace, STAGES, cell, version[1] if version else None)
-            folder = Path(name) / cell.slug
-            for stage, files in FILES.items():
-                for file in files:
-                    if file == "network.so" and file not in records[stage].outputs:
-                        continue  # a part of it is an accelerator's: the bundle says so
-                    bring(workspace, records[stage], file, folder / stage / file)
-            parts.append(Part(str(cell), cell.slug, records, folder, version[0] if version else None))
-        yield parts
+    version = None if newest else _champion(workspace, cell)
+    records = chain_of(workspace, STAGES, cell, version[1] if version else None)
+    for stage, files in FILES.items():
+        for file in files:
+            if file == "network.so" and file not in records[stage].outputs:
+                continue  # a part of it is an accelerator's: the bundle says so
+            bring(workspace, records[stage], file, folder / stage / file)
+    return Part(str(cell), cell.slug, records, folder, version[0] if version else None)
 
 
 def _champion(workspace: Workspace, cell: Cell) -> tuple[str, str]:

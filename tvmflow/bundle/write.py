@@ -15,7 +15,7 @@ from tvmflow import __version__
 from tvmflow.artifacts import describe_file, load_arrays
 from tvmflow.building.runtime import ABI_VERSION, RUNTIME
 from tvmflow.bundle import texts
-from tvmflow.bundle.abis import abi_of
+from tvmflow.bundle.abis import abi_named, abi_of
 from tvmflow.bundle.archive import write_archive
 from tvmflow.bundle.arrays import STORED, npy_bytes
 from tvmflow.bundle.elf import check_shared_object, versions_of
@@ -105,6 +105,8 @@ def _check_abis(parts: Sequence[Part], wish: Wish) -> None:
     found = {part.cell: abi_of(part.manifest["target"]["mtriple"]).name for part in parts}
     if wish.abis is None:
         return
+    for name in wish.abis:
+        abi_named(name)
     odd = [f"{cell} is for {abi}" for cell, abi in found.items() if abi not in wish.abis]
     missing = sorted(set(wish.abis) - set(found.values()))
     if odd or missing:

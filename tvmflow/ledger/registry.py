@@ -6,7 +6,7 @@ champion: what is released now. challenger: the newest library that asks to repl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,3 +161,19 @@ def logged_library(workspace: Workspace, version: Version, target: Path) -> None
         raise StoreError(
             f"the library of {version.name} version {version.version} is gone from MLflow: {error}"
         ) from error
+
+
+def tag_released(workspace: Workspace, tag: str, values: Mapping[tuple[str, str], str]) -> None:
+    """Give versions of cells a tag with these values, and take it from all others of their names. values: (cell, version) -> text."""
+    names: dict[str, dict[str, str]] = {}
+    for (cell, version), text in values.items():
+        names.setdefault(registry_name(workspace.params.cell(cell)), {})[version] = text
+    with mlflow_lock(workspace):
+        client = open_registry(workspace)
+        for name, wanted in names.items():
+            for found in client.search_model_versions(f"name = '{name}'"):
+                number, has = str(found.version), found.tags.get(tag)
+                if number in wanted and has != wanted[number]:
+                    client.set_model_version_tag(name, number, tag, wanted[number])
+                elif number not in wanted and has is not None:
+                    client.delete_model_version_tag(name, number, tag)

@@ -1,0 +1,96 @@
+"""Calls about releases of apps: release_app, app_releases."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tvmflow.api.bundles import part_of, signer_of
+from tvmflow.api.opening import Where, opened
+from tvmflow.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from tvmflow.bundle.part import Part
+    from tvmflow.ledger.app_releases import Releases
+    from tvmflow.release.apps import AppRelease
+    from tvmflow.workspace import Workspace
+
+
+def release_app(
+    app: str, workspace: Where = None, channel: str | None = None, rollback: bool = False, key: Path | str | None = None,
+    unsigned: bool = False, dry_run: bool = False, tell: Callable[[str], None] = lambda _step: None,
+) -> AppRelease:  # fmt: skip
+    """Release the champions of an app's cells as a new version on its own channel; see `passed` and `reasons`.
+
+    channel: another one, which gets the version of the app's own channel, the same bytes; rollback: give the channel the version back that
+    its current one replaced; key, unsigned: as for `bundle`; tell: is told each step. Raises UnknownNameError, StoreError, BundleError.
+    """
+    from tvmflow.ledger.app_releases import known_app
+    from tvmflow.release.apps import Order, promote_app, rollback_app
+    from tvmflow.release.apps import release_app as release
+
+    where = opened(workspace)
+    known_app(where, app)
+    entry = where.params.apps[app]
+    _check_channel(channel)
+    if (rollback or channel not in (None, entry.channel)) and dry_run:
+        raise UsageError("a dry run of a rollback or a promotion", "--dry-run where a bundle would be made")
+    if rollback:
+        done = rollback_app(where, app, channel or entry.channel, tell)
+    elif channel is not None and channel != entry.channel:
+        done = promote_app(where, app, entry.channel, channel, tell)
+    else:
+        signer = signer_of(key, unsigned)
+        with tempfile.TemporaryDirectory(prefix="tvmflow-release-") as name:
+            parts, missing = _parts(where, entry.cells, Path(name))
+            done = release(where, Order(app, entry, parts, missing, signer, dry_run), tell)
+    _tag(where, app)
+    return done
+
+
+def _check_channel(channel: str | None) -> None:
+    import re
+
+    from tvmflow.bounds import NAME_PATTERN
+
+    if channel is not None and not re.fullmatch(NAME_PATTERN, channel):
+        raise UsageError(f"no channel {channel!a}", "a name of letters, digits, '-' and '_', as stable")
+
+
+def _parts(workspace: Workspace, cells: tuple[str, ...], folder: Path) -> tuple[list[Part], tuple[str, ...]]:
+    """Return the parts of the champions of all cells, and why some have none."""
+    parts, missing = [], []
+    for name in cells:
+        cell = workspace.params.cell(name)
+        try:
+            parts.append(part_of(workspace, cell, False, folder / cell.slug))
+        except StoreError as error:
+            missing.append(error.found)
+    return parts, tuple(missing)
+
+
+def _tag(workspace: Workspace, app: str) -> None:
+    """Say in the model registry in which version of the app, on which channels, each library is now; makes up for what a crash left out."""
+    from tvmflow.ledger.app_releases import read_releases
+    from tvmflow.ledger.registry import tag_released
+
+    found = read_releases(workspace, app)
+    tags: dict[tuple[str, str], list[str]] = {}
+    for channel, number in found.channels.items():
+        for one in found.numbered(number).cells:
+            if one.version is not None:
+                tags.setdefault((one.cell, one.version), []).append(f"{channel} {number}")
+    if tags:
+        tag_released(workspace, f"app.{app}", {k: ", ".join(v) for k, v in tags.items()})
+
+
+def app_releases(app: str, workspace: Where = None) -> Releases:
+    """Return every version and change of an app's releases, oldest first. Raises UnknownNameError, StoreError."""
+    from tvmflow.ledger.app_releases import folder_of, known_app, read_releases
+
+    where = opened(workspace)
+    if not (folder_of(where) / f"{app}.yaml").is_file():
+        known_app(where, app)
+    return read_releases(where, app)

@@ -1,0 +1,77 @@
+"""Commands about releases of apps: release, releases."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tvmflow.cli.app import Json, app, open_workspace
+from tvmflow.cli.bundle import KeyFile, Unsigned
+from tvmflow.errors import GateRefusedError
+from tvmflow.report.console import show_json, show_table, suggest
+
+AppName = Annotated[str, typer.Argument(metavar="APP", help="A name under apps: in params.yaml.")]
+
+
+@app.command()
+def release(
+    name: AppName,
+    channel: Annotated[
+        str | None, typer.Option("--channel", help="Give this channel the version of the app's own.")
+    ] = None,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Give the channel back what was replaced.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Judge, and release nothing.")] = False,
+    key: KeyFile = None,
+    unsigned: Unsigned = False,
+    as_json: Json = False,
+) -> None:
+    """Release the champions of an app's cells as one bundle, if they pass its gates; promote or take back a release."""
+    from tvmflow import api
+
+    def tell(step: str) -> None:
+        print(f"{name}: {step}", file=sys.stderr)
+
+    done = api.release_app(name, open_workspace(), channel, rollback, key, unsigned, dry_run, tell)
+    if as_json:
+        show_json(done.to_json())
+    elif done.passed:
+        print(done.text)
+        if done.bundle is not None:
+            print(done.bundle)
+    if not done.passed:
+        raise GateRefusedError(f"{name} is not released:\n  " + "\n  ".join(done.reasons), "every gate of the app: passed",
+                               f"the gates are under apps.{name}.gates in params.yaml")  # fmt: skip
+    suggest(f"tvmflow releases {name}; commit releases/{name}.yaml and what lies beside it to git")
+
+
+@app.command()
+def releases(name: AppName, as_json: Json = False) -> None:
+    """List what was released of an app, oldest first, and which version each channel has."""
+    from tvmflow import api
+
+    found = api.app_releases(name, open_workspace())
+    if as_json:
+        show_json({**found.model_dump(mode="json"), "channels": found.channels})
+        return
+    columns = ("when", "what", "channel", "version", "replaces", "libraries", "sha256")
+    rows = []
+    for one in found.changes:
+        version = found.numbered(one.version)
+        libraries = " ".join(f"{cell.cell}#{cell.version}" for cell in version.cells)
+        rows.append(
+            (
+                one.when,
+                one.what,
+                one.channel,
+                str(one.version),
+                str(one.replaces or "-"),
+                libraries,
+                version.bundle.sha256[:12],
+            )
+        )
+    show_table(f"releases of {name}", columns, rows, ("what", "libraries"))
+    for channel, number in found.channels.items():
+        print(f"{channel}: version {number}")
+    suggest(f"tvmflow release {name}")

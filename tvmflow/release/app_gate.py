@@ -1,0 +1,96 @@
+"""The gates of an app: each a rule that its cells pass or do not, apart from all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tvmflow.params import Gates
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One gate on one cell, or on the bundle. value: None where the scorecard has none; limit: of params.yaml."""
+
+    gate: str
+    what: str
+    value: float | bool | None
+    limit: float | bool
+    passed: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def reason(self) -> str:
+        """What speaks against the release, in words."""
+        if isinstance(self.limit, bool):
+            return f"{self.what}: its latency was too unsteady to be trusted ({self.gate})"
+        value = "not measured" if self.value is None else f"{self.value:g}"
+        side = "at least" if self.gate.startswith("min_") else "at most"
+        return f"{self.what}: {_NAMES[self.gate]} is {value}, {side} {self.limit:g} is asked for ({self.gate})"
+
+
+_NAMES = {
+    "min_accuracy": "accuracy", "max_accuracy_drop": "accuracy lost beside the source", "min_top1_agreement": "top-1 agreement",
+    "min_coverage": "share of measured schedules", "max_latency_ms": "median latency in ms", "max_cold_start_ms": "cold start in ms",
+    "max_library_mb": "library in MB", "max_bundle_mb": "bundle in MB",
+}  # fmt: skip
+
+
+def _accuracy(card: Mapping[str, Any]) -> float | None:
+    return float(card["accuracy"]["built"]) if card["accuracy"] else None
+
+
+def _drop(card: Mapping[str, Any]) -> float | None:
+    return float(card["accuracy"]["source"] - card["accuracy"]["built"]) if card["accuracy"] else None
+
+
+def _latency(card: Mapping[str, Any]) -> float | None:
+    found = card["latency"]["compute"]
+    return float(found["median_ms"]) if found["steady"] else None
+
+
+def _cold_start(card: Mapping[str, Any]) -> float | None:
+    found = sorted(card["cold_start_ms"])
+    return float(found[len(found) // 2]) if found else None
+
+
+# Gate -> its value of a scorecard. A model without labels or top-1 has nothing that the gates of `_OPTIONAL` could be about.
+_VALUES: dict[str, Callable[[Mapping[str, Any]], float | bool | None]] = {
+    "steady": lambda card: bool(card["latency"]["compute"]["steady"]), "min_accuracy": _accuracy, "max_accuracy_drop": _drop,
+    "min_top1_agreement": lambda card: card["agreement"]["top1_agreement"], "min_coverage": lambda card: float(card.get("coverage", 0.0)),
+    "max_latency_ms": _latency, "max_cold_start_ms": _cold_start,
+}  # fmt: skip
+_OPTIONAL = ("max_accuracy_drop", "min_top1_agreement")
+
+
+def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Gates) -> list[Judged]:
+    """Return every gate that there is for a cell."""
+    limits = gates.model_dump()
+    found = []
+    for gate, value_of in _VALUES.items():
+        limit = limits[gate]
+        if limit is None or limit is False:
+            continue
+        value = value_of(card)
+        if value is None and gate in _OPTIONAL:
+            continue
+        found.append(Judged(gate, cell, value, limit, value is not None and _passes(gate, value, limit)))
+    return [*found, *_size("max_library_mb", cell, library_bytes, gates.max_library_mb)]
+
+
+def judge_bundle(size: int, gates: Gates) -> list[Judged]:
+    """Return the gates of the bundle as a whole."""
+    return _size("max_bundle_mb", "the bundle", size, gates.max_bundle_mb)
+
+
+def _size(gate: str, what: str, size: int, limit: float | None) -> list[Judged]:
+    return [] if limit is None else [Judged(gate, what, size / 1e6, limit, size / 1e6 <= limit)]
+
+
+def _passes(gate: str, value: float | bool, limit: float | bool) -> bool:
+    if gate.startswith("min_"):
+        return value >= limit
+    return value <= limit if gate.startswith("max_") else value == limit
