@@ -13,16 +13,16 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK := true
 
-.PHONY: setup-demo demo test test-all test-fast check style browser setup format pipeline docs schema constraints clean
+.PHONY: setup-demo demo test test-all test-fast check style browser jdk setup format pipeline docs schema constraints clean
 
 demo: setup-demo  ## install what the demo needs, run the main job on the embedded default, show the result
 	$(BIN)/tvmflow run digits
 	$(BIN)/tvmflow report
 
-test: style browser $(OLD_TVM)/.installed  ## all checks and tests, as CI runs them; one of them re-tunes from TVM 0.26.0
+test: style browser jdk $(OLD_TVM)/.installed  ## all checks and tests, as CI runs them; one of them re-tunes from TVM 0.26.0
 	$(PYTEST) -m "not slow"
 
-test-all: style browser $(OLD_TVM)/.installed  ## the same, and further networks, sizes and random cases of what it covers
+test-all: style browser jdk $(OLD_TVM)/.installed  ## the same, and further networks, sizes and random cases of what it covers
 	HYPOTHESIS_PROFILE=default $(PYTEST)
 
 test-fast: setup  ## what starts no servers, sandboxes or stages: under two minutes
@@ -32,6 +32,11 @@ browser:  ## Chromium, in which the report is tested; without it, and without ro
 	@which chromium chromium-browser google-chrome 2> /dev/null | grep -q . || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
 		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
 		|| echo "no Chromium and no way to install it: the tests of the report in a browser are skipped"
+
+jdk:  ## the Java compiler that the example app in Java needs; without it, and without root to install it, its tests are skipped
+	@which javac > /dev/null 2>&1 || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openjdk-17-jdk-headless > /dev/null; } \
+		|| echo "no JDK and no way to install it: the tests of the app in Java are skipped"
 
 check: style  ## the same, and documentation against the disk
 	$(BIN)/python -m pytest tests/contract

@@ -38,17 +38,16 @@ def at_the_root(name: str) -> str:
 
 
 def examples_page() -> str:
-    """Return all example projects on one page, each with its params.yaml."""
+    """Return all example projects on one page, each with its params.yaml, and all example apps."""
     folder = REPOSITORY / "examples"
     parts = [re.sub(r"\]\((\S+)/README\.md\)", r"](#\1)", (folder / "README.md").read_text(encoding="utf-8"))]
-    for path in sorted(folder.glob("*/params.yaml")):
-        title, _, text = (path.parent / "README.md").read_text(encoding="utf-8").partition("\n")
-        parts += [
-            f'<a id="{path.parent.name}"></a>\n\n#{title}',
-            text.strip(),
-            f"```yaml\n{path.read_text().strip()}\n```",
-        ]
-    return "\n\n".join(parts) + "\n"
+    for path in (*sorted(folder.glob("*/README.md")), *sorted(folder.glob("apps/*/README.md"))):
+        title, _, text = path.read_text(encoding="utf-8").partition("\n")
+        parts += [f'<a id="{path.parent.relative_to(folder)}"></a>\n\n#{title}', text.strip()]
+        params = path.parent / "params.yaml"
+        if params.is_file():
+            parts.append(f"```yaml\n{params.read_text().strip()}\n```")
+    return "\n\n".join(parts).replace("](../docs/", "](") + "\n"
 
 
 def commands_page() -> str:

@@ -177,6 +177,34 @@ static void what_is_no_image_and_the_profile(void) {
   free(scores), free(sample);
 }
 
+/* 0, small, or any number of 32 bits. */
+static uint32_t any(void) { return below(3) ? below(4) : below(2) ? below(UINT32_MAX) : UINT32_MAX; }
+
+static void random_options_and_indices(void) {
+  int made = 0, refused = 0;
+  for (int turn = 0; turn < 200; ++turn) {
+    tvmflow_options options = {.threads = any(), .spin_us = any(), .context = &left};
+    if (!below(3)) options.cpu_mask = (uint64_t)any() << 32 | any();
+    if (!below(3)) options.allocate = count_down;
+    if (options.allocate ? below(4) != 0 : !below(6)) options.release = give_back;
+    left = 100;
+    tvmflow_instance *net = NULL;
+    tvmflow_status status = api->create(below(50) ? &options : NULL, &net);
+    CHECK((status == TVMFLOW_OK) == (net != NULL) && !*api->last_error() == !status);
+    if (options.threads > TVMFLOW_MAX_THREADS && net) CHECK(!held); /* no options were given */
+    tvmflow_tensor info;
+    tvmflow_profile row;
+    uint32_t i = any();
+    CHECK((api->input(i, &info) == TVMFLOW_OK) == (i < 1) && (api->output(i, &info) == TVMFLOW_OK) == (i < 2));
+    CHECK(api->profile(net, i, &row) == TVMFLOW_BAD_ARGUMENT && api->set_profiling(net, (int)i) == (net ? TVMFLOW_OK : TVMFLOW_BAD_ARGUMENT));
+    if (net && i) CHECK((api->profile(net, i, &row) == TVMFLOW_OK) == (i <= api->kernels));
+    net ? ++made : ++refused;
+    api->destroy(net);
+    CHECK(!held);
+  }
+  CHECK(made > 20 && refused > 20);
+}
+
 int main(void) {
   api = tvmflow_network();
   unsigned char *scores = malloc(outputs[0].size), *sample = malloc(outputs[1].size);
@@ -192,6 +220,7 @@ int main(void) {
     api->destroy(net);
   }
   free(scores), free(sample);
+  random_options_and_indices();
   callers_side_by_side();
   every_allocation_may_fail();
   what_is_no_image_and_the_profile();

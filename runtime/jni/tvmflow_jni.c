@@ -1,0 +1,193 @@
+/* What tvmflow.Network calls. It checks sizes and buffers before it calls; here is what remains: to open a library, and to turn statuses
+ * into exceptions. */
+#include "tvmflow.h"
+
+#include <dlfcn.h>
+#include <jni.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAME(function) Java_tvmflow_Network_##function
+
+typedef struct {
+  void *library;
+  const tvmflow_api *api;
+  tvmflow_instance *instance;
+} network;
+
+static network *of(jlong handle) { return (network *)(intptr_t)handle; }
+
+static void throw_as(JNIEnv *env, const char *kind, const char *text) {
+  jclass class = (*env)->FindClass(env, kind);
+  if (class) (*env)->ThrowNew(env, class, text);
+}
+
+static void throw_status(JNIEnv *env, const network *net, tvmflow_status status) {
+  const char *kind = status == TVMFLOW_BAD_ARGUMENT ? "java/lang/IllegalArgumentException"
+                     : status == TVMFLOW_NO_MEMORY  ? "java/lang/OutOfMemoryError"
+                                                    : "java/lang/IllegalStateException";
+  const char *text = net->api->last_error();
+  throw_as(env, kind, *text ? text : "bad argument");
+}
+
+static jbyteArray bytes_of(JNIEnv *env, const char *text) {
+  jsize size = (jsize)strlen(text);
+  jbyteArray found = (*env)->NewByteArray(env, size);
+  if (found) (*env)->SetByteArrayRegion(env, found, 0, size, (const jbyte *)text);
+  return found;
+}
+
+/* -- opening and closing -- */
+
+static void drop(network *net) {
+  if (net->instance) net->api->destroy(net->instance);
+  if (net->library) dlclose(net->library);
+  free(net);
+}
+
+/* Return what is wrong, NULL for nothing. */
+static const char *open_library(network *net, const char *path, const tvmflow_options *options) {
+  net->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!net->library) return dlerror();
+  void *symbol = dlsym(net->library, "tvmflow_network");
+  tvmflow_entry entry;
+  if (!symbol) return "the library is no network";
+  memcpy(&entry, &symbol, sizeof entry);
+  net->api = entry();
+  if (net->api->abi_version != TVMFLOW_ABI_VERSION || net->api->size < sizeof *net->api) return "the library was made for another tvmflow.h";
+  return net->api->create(options, &net->instance) ? net->api->last_error() : NULL;
+}
+
+JNIEXPORT jlong JNICALL NAME(open)(JNIEnv *env, jclass self, jbyteArray path, jint threads, jlong cpu_mask) {
+  (void)self;
+  const tvmflow_options options = {.threads = (uint32_t)threads, .cpu_mask = (uint64_t)cpu_mask};
+  network *net = calloc(1, sizeof *net);
+  jbyte *text = (*env)->GetByteArrayElements(env, path, NULL);
+  const char *fault = net && text ? open_library(net, (const char *)text, &options) : "no memory";
+  if (fault) throw_as(env, "java/lang/IllegalArgumentException", fault); /* before dlclose, which may own the text */
+  if (text) (*env)->ReleaseByteArrayElements(env, path, text, JNI_ABORT);
+  if (fault && net) drop(net);
+  return fault ? 0 : (jlong)(intptr_t)net;
+}
+
+JNIEXPORT void JNICALL NAME(close)(JNIEnv *env, jclass self, jlong handle) {
+  (void)env, (void)self;
+  drop(of(handle));
+}
+
+/* -- information -- */
+
+JNIEXPORT jbyteArray JNICALL NAME(name)(JNIEnv *env, jclass self, jlong handle) {
+  (void)self;
+  return bytes_of(env, of(handle)->api->network);
+}
+
+JNIEXPORT jint JNICALL NAME(count)(JNIEnv *env, jclass self, jlong handle, jboolean of_outputs) {
+  (void)env, (void)self;
+  return (jint)(of_outputs ? of(handle)->api->outputs : of(handle)->api->inputs);
+}
+
+JNIEXPORT jint JNICALL NAME(images)(JNIEnv *env, jclass self, jlong handle) {
+  (void)env, (void)self;
+  return (jint)of(handle)->api->images;
+}
+
+JNIEXPORT jobjectArray JNICALL NAME(labels)(JNIEnv *env, jclass self, jlong handle) {
+  (void)self;
+  const tvmflow_api *api = of(handle)->api;
+  jclass class = (*env)->FindClass(env, "[B");
+  jobjectArray found = class ? (*env)->NewObjectArray(env, (jsize)api->label_count, class, NULL) : NULL;
+  for (uint32_t i = 0; i < api->label_count && found; ++i) {
+    jbyteArray label = bytes_of(env, api->labels[i]);
+    if (!label) return NULL;
+    (*env)->SetObjectArrayElement(env, found, (jsize)i, label);
+    (*env)->DeleteLocalRef(env, label);
+  }
+  return found;
+}
+
+JNIEXPORT jlongArray JNICALL NAME(tensor)(JNIEnv *env, jclass self, jlong handle, jboolean is_output, jint i, jobjectArray name,
+                                          jlongArray numbers) {
+  (void)self;
+  const tvmflow_api *api = of(handle)->api;
+  tvmflow_tensor info;
+  if ((is_output ? api->output : api->input)((uint32_t)i, &info)) return NULL;
+  const jlong facts[] = {info.dtype, (jlong)info.size};
+  jbyteArray called = bytes_of(env, info.name);
+  jlongArray shape = called ? (*env)->NewLongArray(env, info.ndim) : NULL;
+  if (!shape) return NULL;
+  (*env)->SetObjectArrayElement(env, name, 0, called);
+  (*env)->SetLongArrayRegion(env, numbers, 0, 2, facts);
+  for (jsize axis = 0; axis < info.ndim; ++axis) {
+    const jlong size = info.shape[axis];
+    (*env)->SetLongArrayRegion(env, shape, axis, 1, &size);
+  }
+  return shape;
+}
+
+JNIEXPORT jint JNICALL NAME(padding)(JNIEnv *env, jclass self, jobject buffer, jint alignment) {
+  (void)self;
+  const uintptr_t address = (uintptr_t)(*env)->GetDirectBufferAddress(env, buffer), over = address % (uintptr_t)alignment;
+  return over ? alignment - (jint)over : 0;
+}
+
+/* -- running -- */
+
+/* Return the addresses of direct buffers, to be freed; NULL with an exception where there is no memory. */
+static void **addresses(JNIEnv *env, jobjectArray buffers) {
+  const jsize count = (*env)->GetArrayLength(env, buffers);
+  void **found = calloc((size_t)count + 1, sizeof *found);
+  if (!found) throw_as(env, "java/lang/OutOfMemoryError", "no memory for the addresses of buffers");
+  for (jsize i = 0; i < count && found; ++i) {
+    jobject buffer = (*env)->GetObjectArrayElement(env, buffers, i);
+    found[i] = (*env)->GetDirectBufferAddress(env, buffer);
+    (*env)->DeleteLocalRef(env, buffer);
+  }
+  return found;
+}
+
+JNIEXPORT void JNICALL NAME(run)(JNIEnv *env, jclass self, jlong handle, jobjectArray inputs, jobjectArray outputs) {
+  (void)self;
+  const network *net = of(handle);
+  void **from = addresses(env, inputs), **to = from ? addresses(env, outputs) : NULL;
+  if (to) {
+    tvmflow_status status = net->api->run(net->instance, (const void *const *)from, to);
+    if (status) throw_status(env, net, status);
+  }
+  free(from), free(to);
+}
+
+static tvmflow_image image_of(JNIEnv *env, jobject pixels, jint width, jint height, jint stride, jint format) {
+  return (tvmflow_image){(*env)->GetDirectBufferAddress(env, pixels), (uint32_t)width, (uint32_t)height, (size_t)stride, (tvmflow_pixels)format};
+}
+
+JNIEXPORT void JNICALL NAME(runImage)(JNIEnv *env, jclass self, jlong handle, jobject pixels, jint width, jint height, jint stride, jint format,
+                                      jobjectArray outputs) {
+  (void)self;
+  const network *net = of(handle);
+  const tvmflow_image image = image_of(env, pixels, width, height, stride, format);
+  void **to = addresses(env, outputs);
+  if (to) {
+    tvmflow_status status = net->api->run_image(net->instance, &image, to);
+    if (status) throw_status(env, net, status);
+  }
+  free(to);
+}
+
+JNIEXPORT void JNICALL NAME(classify)(JNIEnv *env, jclass self, jlong handle, jobject pixels, jint width, jint height, jint stride, jint format,
+                                      jintArray numbers, jfloatArray probabilities) {
+  (void)self;
+  const network *net = of(handle);
+  const tvmflow_image image = image_of(env, pixels, width, height, stride, format);
+  const jsize k = (*env)->GetArrayLength(env, numbers);
+  uint32_t *best = calloc((size_t)k, sizeof *best);
+  float *likely = calloc((size_t)k, sizeof *likely);
+  tvmflow_status status = best && likely ? net->api->classify(net->instance, &image, (uint32_t)k, best, likely) : TVMFLOW_NO_MEMORY;
+  if (status) {
+    throw_status(env, net, status);
+  } else {
+    (*env)->SetIntArrayRegion(env, numbers, 0, k, (const jint *)best);
+    (*env)->SetFloatArrayRegion(env, probabilities, 0, k, likely);
+  }
+  free(best), free(likely);
+}
