@@ -36,7 +36,8 @@ def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str,
     else:
         text = f"{name} {'would be' if dry_run else 'is'} the champion now (was {before}{ratio})"
         if not dry_run:
-            promote(workspace, candidate.version, text)
+            found = {"comparison": comparison.to_json() if comparison else None, "scorecard": candidate.card}
+            promote(workspace, candidate.version, text, {**found, "rules": workspace.params.release.model_dump()})
     return {
         "passed": verdict.passed,
         "promoted": verdict.passed and not dry_run,

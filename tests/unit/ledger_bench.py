@@ -20,6 +20,7 @@ from tests.conftest import small_params
 from tvmflow.artifacts import RECORD_NAME, Record, describe_folder, digest_of, record_text
 from tvmflow.ledger.measurements import ensure_recorded
 from tvmflow.ledger.registry import open_registry, register_version
+from tvmflow.ledger.store_paths import experiment_id
 from tvmflow.params import Cell
 from tvmflow.workspace import Workspace
 
@@ -83,8 +84,9 @@ class LedgerBench:
         """Register a library of a cell, without the measurement around it, which takes a second. Returns its sha256."""
         client = open_registry(self.workspace)
         if not hasattr(self, "logged"):
-            self.logged = client.create_logged_model("0", name="library")
-            self.run_id = str(client.create_run("0").info.run_id)
+            experiment = experiment_id(client, self.workspace, "registered")
+            self.logged = client.create_logged_model(experiment, name="library")
+            self.run_id = str(client.create_run(experiment).info.run_id)
         self.minute += 1
         sha256 = digest_of(library)
         tags = {"library_sha256": sha256, "library_dvc_md5": sha256[:32], "measured": f"{self.minute:06}"}

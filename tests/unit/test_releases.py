@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import random
@@ -24,7 +25,7 @@ from tvmflow.ledger.registry import (
     version_by_sha256,
 )
 from tvmflow.ledger.releases import promote, rollback
-from tvmflow.ledger.store_paths import open_mlflow
+from tvmflow.ledger.store_paths import experiment_id, open_mlflow
 from tvmflow.params import Cell
 
 pytestmark = pytest.mark.heavy
@@ -195,6 +196,7 @@ class Old:
 
     def __init__(self, ledger: LedgerBench, *names: str) -> None:
         self.client = open_mlflow(ledger.workspace)
+        self.experiment = experiment_id(self.client, ledger.workspace, "old")
         self.versions: dict[str, list[str]] = {name: [] for name in names}
         for name in names:
             self.client.create_registered_model(name)
@@ -202,7 +204,7 @@ class Old:
     def add(self, name: str, precision: str | None, library: str) -> str:
         tags = {"library_sha256": library, "library_dvc_md5": library, "cell": f"{name}:{precision}"}
         tags |= {"precision": precision} if precision else {}
-        run = self.client.create_run("0")
+        run = self.client.create_run(self.experiment)
         made = self.client.create_model_version(name, source=f"/somewhere/{library}", run_id=run.info.run_id, tags=tags)
         self.client.set_registered_model_alias(name, CHALLENGER, made.version)
         self.versions[name].append(library)
@@ -313,3 +315,38 @@ def test_what_nobody_knows_the_precision_of_stays_where_it_is(ledger: LedgerBenc
     ledger.measure(cell, "next")
     promote(ledger.workspace, version_by_alias(ledger.workspace, cell, CHALLENGER), "")  # type: ignore[arg-type]
     assert version_by_alias(ledger.workspace, cell, CHALLENGER) is None, "the old name has no say any more"
+
+
+def test_each_change_has_its_evidence_as_a_file(ledger: LedgerBench) -> None:
+    """Of any length, named by its digest; a rollback too. What was cut off is in the list of changes once it is finished."""
+    cell = ledger.cell("digits_torch")
+    for library in ("one", "two"):
+        sha256 = ledger.register(cell, library)
+        promote(ledger.workspace, _newest(ledger, cell, sha256), "asked for", {"rounds": list(range(1000))})
+    rollback(ledger.workspace, cell)
+    trail = releases.releases(ledger.workspace, cell)
+    assert [entry.what for entry in trail] == ["promote", "promote", "rollback"]
+    client = open_mlflow(ledger.workspace)
+    for entry in trail:
+        assert entry.evidence is not None
+        data = releases.evidence_path(ledger.workspace, entry.evidence).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == entry.evidence
+        found = json.loads(data)
+        assert (found["what"], found["version"], found["before"]) == (entry.what, entry.version, entry.before)
+        assert found["evidence"] == ({} if entry.what == "rollback" else {"rounds": list(range(1000))})
+        run = client.get_model_version(registry_name(cell), entry.version).run_id
+        assert f"releases/{entry.evidence}.json" in [one.path for one in client.list_artifacts(run, "releases")]
+    assert [line["evidence"] for line in _lines(ledger.root)] == [entry.evidence for entry in trail]
+
+
+def test_a_change_that_was_cut_off_is_in_the_list_once_it_is_finished(
+    ledger: LedgerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = ledger.cell("digits_torch")
+    newest = _newest(ledger, cell, ledger.register(cell, "one"))
+    with _calls_until(monkeypatch, 2), pytest.raises(_CutError):
+        promote(ledger.workspace, newest, "")
+    assert _lines(ledger.root) == []
+    for _ in range(2):
+        promote(ledger.workspace, newest, "")
+        assert [line["sha256"] for line in _lines(ledger.root)] == [newest.sha256]

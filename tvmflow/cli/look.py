@@ -71,6 +71,7 @@ def history(cell: CellName, as_json: Json = False) -> None:
     for change in api.releases(cell, workspace):
         show_text(
             f"{change.when} {change.what}: version {change.version}, before {change.before or 'none'}; {change.why}"
+            + (f"; evidence {change.evidence[:12]}" if change.evidence else "")
         )
     suggest(f"tvmflow promote {cell}")
 

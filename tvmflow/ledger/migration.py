@@ -66,7 +66,7 @@ def _move_precision(
 ) -> None:
     registry.make_name(client, name)
     moved = {str(version.version): _copy(client, version, name) for version in versions}
-    releases.finish(client, name)
+    releases.finish(client, workspace, name)
     champion, previous = _released(versions, aliases)
     if champion is not None and find_alias(client, name, CHAMPION) is None:
         before = moved[previous] if previous is not None else None
