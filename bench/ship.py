@@ -65,46 +65,34 @@ def starts(
     }
 
 
-def _aligned(shape: tuple[int, ...], dtype: str) -> Any:
-    """Return ones at an address that the library uses without a copy."""
-    memory = np.empty(int(np.prod(shape)) * np.dtype(dtype).itemsize + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    array = memory[start : start + memory.nbytes - 64].view(dtype).reshape(shape)
-    array[...] = 1
-    return array
-
-
-def latencies(
-    folder: Path, specs: list[tuple[tuple[int, ...], str]], threads: int, rounds: int
-) -> tuple[float, float, list[float]]:
-    """Return the median seconds of a run of network.so and of library.so, and the ratio of each round."""
+def latencies(folder: Path, manifest: dict[str, Any], rounds: int) -> tuple[float, float, list[float]]:
+    """Return the median seconds of a run of network.so and of library.so, and the ratio of each round; both timed by TVM in C++."""
+    threads = manifest["target"]["threads"]
     os.environ["TVM_NUM_THREADS"] = str(threads)
     keep_torch_out_of_tvm()
     import tvm
     from tvm import relax
 
-    sys.path.insert(0, str(RUNTIME / "python"))
-    from tvmflow_network import Network
-
-    arrays = [_aligned(shape, dtype) for shape, dtype in specs]  # used in place, as TVM's own tensors are
-    network: Any = Network(folder / "network.so", threads)
+    inputs = [tvm.runtime.tensor(np.ones(spec["shape"], spec["dtype"])) for spec in manifest["inputs"]]
+    outputs = [tvm.runtime.empty(tuple(spec["shape"]), spec["dtype"], tvm.cpu()) for spec in manifest["outputs"]]
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(folder / "library.so")), tvm.cpu())
-    tensors = [tvm.runtime.tensor(x) for x in arrays]
-    machine.set_input("main", *tensors)
+    machine.set_input("main", *inputs)
+    server, error = tvm.runtime.load_module(str(folder / "rpc.so")), tvm.runtime.tensor(np.zeros(512, np.uint8))
+    path = tvm.runtime.tensor(np.frombuffer(f"{folder / 'network.so'}\0".encode(), np.uint8))
+    arguments = (server["open"](path, threads, error), *inputs, *outputs, error)
 
-    def turn(run: Any) -> float:
-        end, times = time.perf_counter() + 0.3, []
-        while time.perf_counter() < end or len(times) < 3:
-            begin = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times)
+    def ours(count: int) -> list[float]:
+        return list(server.time_evaluator("run", tvm.cpu(), number=1, repeat=count)(*arguments).results)
 
-    ours, theirs = [], []
-    for _ in range(rounds):
-        ours.append(turn(lambda: network(*arrays)))
-        theirs.append(turn(lambda: machine.invoke_stateful("main")))
-    return statistics.median(ours), statistics.median(theirs), [a / b for a, b in zip(ours, theirs, strict=True)]
+    def theirs(count: int) -> list[float]:
+        return list(machine.time_evaluator("invoke_stateful", tvm.cpu(), number=1, repeat=count)("main").results)
+
+    count = max(5, int(0.3 / statistics.median(theirs(5))))
+    pairs = []
+    for at in range(rounds):
+        turns = {run: statistics.median(run(count)) for run in ((ours, theirs) if at % 2 else (theirs, ours))}
+        pairs.append((turns[ours], turns[theirs]))
+    return (*map(statistics.median, zip(*pairs, strict=True)), [a / b for a, b in pairs])
 
 
 def main() -> None:
@@ -129,7 +117,7 @@ def main() -> None:
             print(
                 f"  {runtime:12} first output after {1000 * s:8.1f} ms ({ours_s / s:5.2f})   memory {mb:8.1f} MB ({ours_mb / mb:5.2f})"
             )
-        ours, theirs, ratios = latencies(folder, specs, threads, options.rounds)
+        ours, theirs, ratios = latencies(folder, manifest, options.rounds)
         print(f"  latency {1000 * ours:.3f} ms, in TVM's virtual machine {1000 * theirs:.3f} ms: "
               f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
 

@@ -1,8 +1,8 @@
 """build: compile the packed model with the best measured schedules into a library for the target.
 
 In:  the packed model, best.json of tune, golden inputs and outputs
-Out: library.so, which needs TVM; network.so, which needs nothing; manifest.json (what they are, for whom, made of
-     what), ir/ (the module after each phase); and as files what the device computes beside kernels, in a folder that the backend names
+Out: library.so, which needs TVM; network.so, which needs nothing, and rpc.so, through which devices run it; manifest.json (what they are,
+     for whom, made of what), ir/ (the module after each phase); and as files what the device computes beside kernels, in a folder that the backend names
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     """Compile, export, and check the library itself where this machine can run it."""
     from tvmflow.building.library import LoadedLibrary, build_scheduled
     from tvmflow.building.manifest import covered, manifest_of
-    from tvmflow.building.self_contained import OpenedNetwork, write_network
+    from tvmflow.building.self_contained import OpenedNetwork, link_rpc, write_network
 
     settings, target = context.settings, context.settings.target
     backend = backend_of(target)
@@ -93,6 +93,7 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
         network = _network_of(context, description, outputs)
         path = context.out / "network.so"
         manifest["network"] = write_network(path, scheduled, network, target.cc)
+        link_rpc(context.out / "rpc.so", target.cc)
         if golden is not None:
             check_equal("build", golden, golden_outputs(context, OpenedNetwork(path, target.threads)))
     (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")

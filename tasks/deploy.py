@@ -1,4 +1,6 @@
-"""deploy: put the library on a device and run the golden inputs there.
+"""deploy: put the library that ships on a device and run the golden inputs there.
+
+Its outputs are those of TVM's virtual machine on the same device, bit for bit.
 
 In:  the built library, golden inputs and outputs
 Out: deployed.json: which device, under which name, how its outputs agree. Never cached, never an open session.
@@ -11,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
-from tasks.golden import GOLDEN, check_module
+from tasks.golden import GOLDEN, check_outputs, golden_outputs
 from tvmflow.artifacts import sha256_of
 from tvmflow.backends.table import backend_of, resolve
+from tvmflow.devices.remote_network import in_machine, shipped
+from tvmflow.evaluation.agreement import check_equal
 from tvmflow.params import Cell
 from tvmflow.stages import Stage, StageContext
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
@@ -35,19 +39,24 @@ def _settings(workspace: Workspace, cell: Cell) -> DeploySettings:
 def deploy(context: StageContext[DeploySettings, DeviceLimits]) -> dict[str, Any]:
     """Upload, load, smoke-test; returns what the device said."""
     settings, target = context.settings, context.settings.target
-    library = context.inputs["build"] / "library.so"
+    folder = context.inputs["build"]
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    ships, machine = shipped(folder, manifest), in_machine(folder)
     with session_of(context.limits, target) as session:
         context.progress("uploading", 0, 2)
-        remote_path = session.upload(library)
-        model = session.model_on_device(remote_path)
+        remote_path = session.upload(ships.file)
+        model = ships.start(session, remote_path)
         context.progress("running the golden inputs", 1, 2)
-        smoke = check_module(context, "deploy", model, settings.max_relative_error)
+        outputs = golden_outputs(context, model)
+        smoke = check_outputs(context, "deploy", outputs, settings.max_relative_error)
+        if ships.file != machine.file:
+            check_equal("deploy", golden_outputs(context, machine.started(session)), outputs)
     deployed = {
         "device_key": settings.device_key,
         "device_kind": backend_of(target).device_kind,
         "unit": session.unit,
         "remote_path": remote_path,
-        "sha256": sha256_of(library),
+        "sha256": sha256_of(ships.file),
         "smoke": smoke.to_json(),
     }
     (context.out / "deployed.json").write_text(json.dumps(deployed, sort_keys=True, indent=1), encoding="utf-8")
@@ -56,7 +65,7 @@ def deploy(context: StageContext[DeploySettings, DeviceLimits]) -> dict[str, Any
 
 STAGE = Stage(
     name="deploy", settings=_settings, limits=device_limits, toolchain=lambda _: ("tvm", "ffi"), run=deploy,
-    inputs={**GOLDEN, "build": ("library.so", "manifest.json")},
+    inputs={**GOLDEN, "build": None},
     reads=(*TARGET_READS, "targets.{target}.device.key", "build.max_relative_error.{precision}"),
     limit_reads=LIMIT_READS, measures_device=True, is_cached=False, runs=(),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""evaluate: run the evaluation set on the device, measure latency there and beside peers.
+"""evaluate: run the evaluation set on the device, measure latency there and beside peers, of the library that ships.
 
 In:  the built library, the evaluation set, the source framework's outputs
 Out: scorecard.json (everything), metrics.json (the numbers, for DVC), confusion.csv, latency.csv
@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
 from tvmflow.backends.table import backend_of, resolve
+from tvmflow.devices.remote_network import in_machine, shipped
 from tvmflow.devices.table import transport_of
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceRules, measure_on_device
@@ -70,18 +71,19 @@ def evaluate(context: Context) -> dict[str, Any]:
     """Measure everything; returns whether the latency is steady."""
     settings, backend = context.settings, backend_of(context.settings.target)
     samples = Samples.load(context.inputs["fetch"] / "evaluation.npz")
-    library = context.inputs["build"] / "library.so"
-    manifest = json.loads((context.inputs["build"] / "manifest.json").read_text(encoding="utf-8"))
+    folder = context.inputs["build"]
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    ships = shipped(folder, manifest)
     description = read_description(context.inputs["fetch"])
     batch, task = description.batch, description.task
     with session_of(context.limits, settings.target) as session, _peers(context) as peers:
         threads, here = settings.target.threads, settings.on_this_host and backend.is_cpu
         rules = DeviceRules(settings, settings.cold_starts, threads, here, tuple(peers))
-        numbers = measure_on_device(session, library, samples.inputs, batch, rules, context.progress)
+        numbers = measure_on_device(session, ships, in_machine(folder), samples.inputs, batch, rules, context.progress)
         part, unit = backend.verify(manifest["part"], session.call), session.unit
     device = {"key": settings.device_key, "kind": backend.device_kind, "unit": unit, "threads": settings.target.threads}
     card = {
-        "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": library.stat().st_size,
+        "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": ships.file.stat().st_size,
         "coverage": manifest["coverage"], **numbers.to_json(),
         **quality(context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric), "part": part,
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
@@ -101,7 +103,7 @@ def _peers(context: Context) -> contextlib.AbstractContextManager[Sequence[Conte
 STAGE = Stage(
     name="evaluate", settings=_settings, limits=device_limits, toolchain=_toolchain, run=evaluate,
     inputs={
-        "build": ("library.so", "manifest.json"), "fetch": None, "import_model": None,
+        "build": None, "fetch": None, "import_model": None,
         "quantize": ("reference.npz", "quantization.json"),
     },
     outputs=(

@@ -9,8 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define MAX_WORKSPACES 16
+#define HUGE_PAGE ((size_t)2 << 20) /* bytes, of x86-64 and arm64 with pages of 4 KB */
 #define ERROR_SIZE 512
 
 typedef struct {
@@ -70,7 +72,12 @@ static void *allocate(tvmflow_instance *instance, size_t size) {
   if (!rounded) rounded = TVMFLOW_ALIGNMENT;
   if (instance->options.allocate) return instance->options.allocate(instance->options.context, rounded, TVMFLOW_ALIGNMENT);
   void *memory = NULL;
-  return posix_memalign(&memory, TVMFLOW_ALIGNMENT, rounded) ? NULL : memory;
+  size_t alignment = rounded < HUGE_PAGE ? TVMFLOW_ALIGNMENT : HUGE_PAGE;
+  if (posix_memalign(&memory, alignment, rounded)) return NULL;
+#ifdef MADV_HUGEPAGE
+  if (alignment == HUGE_PAGE) madvise(memory, rounded, MADV_HUGEPAGE); /* fewer TLB misses; where it is refused, nothing is lost */
+#endif
+  return memory;
 }
 
 static void release(tvmflow_instance *instance, void *memory) {

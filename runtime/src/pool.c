@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DEFAULT_SPIN_US 50u
+#define DEFAULT_SPIN_US 200u
 #define MAX_CPUS 64
 
 static inline void relax_cpu(void) {

@@ -16,5 +16,5 @@ RUNTIME = next(  # in a clone, and in an installed package
 @functools.cache
 def digest_of_runtime() -> str:
     """Return the sha256 of the sources in C: part of the recipe of what is linked with them."""
-    files = (file for name in ("include", "src") for file in (RUNTIME / name).iterdir())
+    files = (file for name in ("include", "src", "rpc") for file in (RUNTIME / name).iterdir())
     return digest_of({file.name: sha256_of(file) for file in files})

@@ -112,6 +112,16 @@ def link(path: Path, executable: Any, plan: Plan, network: Network, compiler: st
         _run([compiler, *_LINK, *own, "-o", str(path), *names, "-lm", "-pthread"], folder)
 
 
+def link_rpc(path: Path, compiler: str) -> None:
+    """Link what lets TVM's RPC server run a library of this architecture. Raises StageError where the compiler refuses."""
+    include = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}", f"-ffile-prefix-map={RUNTIME}=runtime"]
+    source = ["-fvisibility=default", str(RUNTIME / "rpc" / "rpc.c"), "-x", "none"]
+    _run(
+        [compiler, *_COMPILE, *include, *source, *_LINK, f"-Wl,-soname,{path.name}", "-o", str(path), "-ldl"],
+        path.parent,
+    )
+
+
 class OpenedNetwork:
     """A network in this process, opened by the binding that apps use; a Runner."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class DeviceSession:
             return self.remote.load_module(remote_name)
 
     def model(self, library: Path) -> RemoteModel:
-        """Upload the library of a whole network and start it."""
+        """Upload the library of a whole network and start it in TVM's virtual machine."""
         return self.model_on_device(self.upload(library))
 
     def model_on_device(self, remote_name: str) -> RemoteModel:
@@ -67,7 +68,8 @@ class DeviceSession:
         from tvm import relax
 
         with translated(self.name, "starting the library"):
-            return RemoteModel(self, relax.VirtualMachine(self.remote.load_module(remote_name), self.device))
+            machine = relax.VirtualMachine(self.remote.load_module(remote_name), self.device)
+            return RemoteLibrary(self, machine)
 
     def tensor(self, array: Array) -> Any:
         import tvm
@@ -75,20 +77,56 @@ class DeviceSession:
         with translated(self.name, "copying an input"):
             return tvm.runtime.tensor(np.ascontiguousarray(array), self.device)
 
+    def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        """Return memory on the device for an output, with no values yet."""
+        import tvm
+
+        with translated(self.name, "allocating an output"):
+            return tvm.runtime.empty(tuple(shape), dtype, self.device)
+
     def call(self, name: str) -> Any:
         """Call a function that the device provides beside libraries, and return its output."""
         with translated(self.name, f"calling {name}"):
             return self.remote.get_function(name)()
 
 
-class RemoteModel:
+class RemoteModel(ABC):
     """A library of a whole network, loaded on a device."""
 
-    def __init__(self, session: DeviceSession, machine: Any) -> None:
-        self.session, self.machine = session, machine
+    def __init__(self, session: DeviceSession) -> None:
+        self.session = session
 
+    @abstractmethod
     def set_inputs(self, *inputs: Array) -> None:
         """Copy the inputs to the device, in the model's order."""
+
+    @abstractmethod
+    def invoke(self) -> None:
+        """Run once on the inputs that were set."""
+
+    @abstractmethod
+    def outputs(self) -> Arrays:
+        """Copy the outputs of the last run from the device."""
+
+    @abstractmethod
+    def time_runs(self, repeat: int) -> list[float]:
+        """Return `repeat` times of one run each on the device's own clock, in seconds; copies not included."""
+
+    def run(self, *inputs: Array) -> Arrays:
+        """Run one batch of inputs with the shapes of the model's; returns all outputs."""
+        self.set_inputs(*inputs)
+        self.invoke()
+        return self.outputs()
+
+
+class RemoteLibrary(RemoteModel):
+    """A library in TVM's virtual machine."""
+
+    def __init__(self, session: DeviceSession, machine: Any) -> None:
+        super().__init__(session)
+        self.machine = machine
+
+    def set_inputs(self, *inputs: Array) -> None:
         tensors = [self.session.tensor(x) for x in inputs]
         with translated(self.session.name, "setting the inputs"):
             self.machine.set_input("main", *tensors)
@@ -98,19 +136,11 @@ class RemoteModel:
             self.machine.invoke_stateful("main")
 
     def outputs(self) -> Arrays:
-        """Copy the outputs of the last run from the device."""
         with translated(self.session.name, "copying an output"):
             found = self.machine.get_outputs("main")
             return tuple(np.asarray(tensor.numpy()) for tensor in ([found] if hasattr(found, "numpy") else found))
 
-    def run(self, *inputs: Array) -> Arrays:
-        """Run one batch of inputs with the shapes of the model's; returns all outputs."""
-        self.set_inputs(*inputs)
-        self.invoke()
-        return self.outputs()
-
     def time_runs(self, repeat: int) -> list[float]:
-        """Return `repeat` times of one run each on the device's own clock, in seconds; copies not included."""
         with translated(self.session.name, "timing the library"):
             timer = self.machine.time_evaluator("invoke_stateful", self.session.device, number=1, repeat=repeat)
             return [float(seconds) for seconds in timer("main").results]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tvmflow.devices.remote_network import Form
 from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.evaluation.latency import LIBRARY, Latency, LatencyRules, Measured, measure, measure_in_turns, timed
 from tvmflow.evaluation.load import read_cpu
 from tvmflow.evaluation.turns import Contestant
 from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.progress import Progress
+
+MACHINE = "tvm_machine"  # the contestant that is our own library in TVM's virtual machine
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
@@ -33,7 +35,10 @@ class DeviceRules:
 
 @dataclass(frozen=True)
 class DeviceNumbers:
-    """latency: of compute, copy_in and copy_out; beside: the library and its peers; outputs: all outputs for all samples, each (N, ...)."""
+    """latency: of compute, copy_in and copy_out; beside: the library, its peers and, where it is another, its form in TVM's machine.
+
+    outputs: all outputs for all samples, each (N, ...).
+    """
 
     cold_start_ms: list[float]
     latency: dict[str, Latency]
@@ -42,24 +47,42 @@ class DeviceNumbers:
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as the scorecard has them: without the outputs."""
+        beside = {name: found.to_json() for name, found in self.beside.latency.items() if name != LIBRARY}
+        advantages = {name: found.to_json() for name, found in self.beside.advantages.items()}
+        machine, over_machine = beside.pop(MACHINE, None), advantages.pop(MACHINE, None)
         return {
             "cold_start_ms": self.cold_start_ms,
             "latency": {name: found.to_json() for name, found in self.latency.items()},
-            "peers": {name: found.to_json() for name, found in self.beside.latency.items() if name != LIBRARY},
-            "advantages": {name: found.to_json() for name, found in self.beside.advantages.items()},
+            "peers": beside,
+            "advantages": advantages,
+            "machine": machine and {"latency": machine, "advantage": over_machine},
         }
 
 
 def measure_on_device(
-    session: DeviceSession, library: Path, inputs: Arrays, batch: int, rules: DeviceRules, progress: Progress
+    session: DeviceSession,
+    ships: Form,
+    machine: Form,
+    inputs: Arrays,
+    batch: int,
+    rules: DeviceRules,
+    progress: Progress,
 ) -> DeviceNumbers:
-    """Measure with the first batch of the inputs, then run all of them (N, ...)."""
+    """Measure with the first batch of the inputs, then run all of them (N, ...).
+
+    ships: what apps get, whose numbers these are; machine: the same kernels in TVM's virtual machine, measured beside it where
+    it is another file.
+    """
     first = batch_at(inputs, 0, batch)
-    cold = _cold_starts(session, library, first, rules.cold_starts)
-    model = session.model(library)
+    cold = _cold_starts(session, ships, first, rules.cold_starts)
+    model = ships.started(session)
     progress("measuring latency, in turns with the peers" if rules.peers else "measuring latency", 0, 0)
     model.set_inputs(*first)
-    contestants = (Contestant(LIBRARY, model.time_runs), *rules.peers)
+    contestants = [Contestant(LIBRARY, model.time_runs), *rules.peers]
+    if machine.file != ships.file:
+        other = machine.started(session)
+        other.set_inputs(*first)
+        contestants.append(Contestant(MACHINE, other.time_runs))
     beside = measure_in_turns(contestants, rules.latency, rules.threads, read_cpu if rules.on_this_host else None)
     latency = {"compute": beside.latency[LIBRARY], **_copies(model, first, rules.latency)}
     outputs = run_in_batches(
@@ -77,12 +100,12 @@ def _copies(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> dict[str
     }
 
 
-def _cold_starts(session: DeviceSession, library: Path, inputs: Arrays, count: int) -> list[float]:
+def _cold_starts(session: DeviceSession, form: Form, inputs: Arrays, count: int) -> list[float]:
     """Return milliseconds from 'the file is on the device' to the first output, each with a file of its own name."""
     found = []
     for _ in range(count):
-        name = session.upload(library)
+        name = session.upload(form.file)
         started = time.perf_counter()
-        session.model_on_device(name).run(*inputs)
+        form.start(session, name).run(*inputs)
         found.append((time.perf_counter() - started) * 1e3)
     return found

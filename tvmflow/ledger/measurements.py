@@ -244,6 +244,8 @@ class _Recording:
             found |= {
                 f"advantage.{name}.{k}": shown[k] for k in ("times_faster", "low", "high") if shown[k] is not None
             }
+        if card.get("machine") and card["machine"]["latency"]["steady"]:
+            found["machine_ms.median"] = card["machine"]["latency"]["median_ms"]
         found["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
         found["library_bytes"] = float(card["library_bytes"])
         found["tuning.coverage"] = float(card["coverage"])

@@ -159,9 +159,10 @@ def part_table(card: dict[str, Any]) -> Grid:
 
 def latency_table(card: dict[str, Any]) -> Grid:
     """Return the latency summary of one cell, as TVM's users know it, with cold start and copies apart."""
-    measured = {name.replace("_", " "): card["latency"][name] for name in ("compute", "copy_in", "copy_out")} | card[
-        "peers"
-    ]
+    measured = {name.replace("_", " "): card["latency"][name] for name in ("compute", "copy_in", "copy_out")}
+    if card.get("machine"):
+        measured["compute in TVM's machine"] = card["machine"]["latency"]
+    measured |= card["peers"]
     steps = ("mean", "median", "p90", "max", "min", "std")
     rows = []
     for name, latency in measured.items():

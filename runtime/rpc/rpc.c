@@ -1,0 +1,116 @@
+/* Run a library without TVM through TVM's RPC server, which is how devices are reached: functions of TVM's calling convention
+ * around those of tvmflow.h. A device gets this file's object beside the library as it ships; no app needs it.
+ *
+ *     open(path, threads, error) -> handle, 0 on failure;  run(handle, inputs..., outputs..., error) -> status;  close(handle)
+ *
+ * path and error: uint8 tensors that end in a zero; error: at least 512 bytes, "" on success.
+ */
+#include "plan.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define ERROR_SIZE 512
+#define MAX_TENSORS 64
+enum { ANY_INTEGER = 1, ANY_TENSOR_OBJECT = 70, OBJECT_HEADER = 24 }; /* of TVM's FFI */
+
+typedef struct {
+  void *library;
+  const tvmflow_api *api;
+  tvmflow_instance *instance;
+} opened;
+
+static const plan_tensor *tensor_of(const plan_any *argument) {
+  if (argument->type_index == PLAN_ANY_TENSOR) return argument->value.pointer;
+  if (argument->type_index != ANY_TENSOR_OBJECT) return NULL;
+  return (const plan_tensor *)((const char *)argument->value.pointer + OBJECT_HEADER);
+}
+
+static void *data_of(const plan_any *argument) {
+  const plan_tensor *tensor = tensor_of(argument);
+  return tensor ? (char *)tensor->data + tensor->byte_offset : NULL;
+}
+
+/* The bytes of a tensor argument, 0 for anything else. */
+static size_t size_of(const plan_any *argument) {
+  const plan_tensor *tensor = tensor_of(argument);
+  size_t size = tensor ? tensor->bits / 8u : 0;
+  for (int32_t i = 0; tensor && i < tensor->ndim; ++i) size *= (size_t)tensor->shape[i];
+  return size;
+}
+
+static int returned(plan_any *result, int64_t value) {
+  *result = (plan_any){ANY_INTEGER, 0, {value}};
+  return 0;
+}
+
+static void *failed(opened *made, char *error, const char *text) {
+  snprintf(error, ERROR_SIZE, "%s", text ? text : "unknown");
+  if (made && made->library) dlclose(made->library);
+  free(made);
+  return NULL;
+}
+
+static opened *open_network(const char *path, uint32_t threads, char *error) {
+  opened *made = calloc(1, sizeof *made);
+  if (!made) return failed(made, error, "no memory");
+  made->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!made->library) return failed(made, error, dlerror());
+  tvmflow_entry entry;
+  *(void **)&entry = dlsym(made->library, "tvmflow_network");
+  if (!entry) return failed(made, error, "it exports no tvmflow_network");
+  made->api = entry();
+  if (made->api->abi_version != TVMFLOW_ABI_VERSION) return failed(made, error, "it has another version of the ABI");
+  tvmflow_options options = {.threads = threads};
+  if (made->api->create(&options, &made->instance) != TVMFLOW_OK) return failed(made, error, made->api->last_error());
+  return made;
+}
+
+int __tvm_ffi_open(void *self, const plan_any *arguments, int32_t count, plan_any *result);
+int __tvm_ffi_open(void *self, const plan_any *arguments, int32_t count, plan_any *result) {
+  (void)self;
+  const char *path = count == 3 ? data_of(&arguments[0]) : NULL;
+  char *error = count == 3 ? data_of(&arguments[2]) : NULL;
+  if (!path || !error) return -1;
+  *error = 0;
+  return returned(result, (int64_t)(intptr_t)open_network(path, (uint32_t)arguments[1].value.integer, error));
+}
+
+int __tvm_ffi_run(void *self, const plan_any *arguments, int32_t count, plan_any *result);
+int __tvm_ffi_run(void *self, const plan_any *arguments, int32_t count, plan_any *result) {
+  (void)self;
+  void *tensors[MAX_TENSORS];
+  opened *network = (opened *)(intptr_t)arguments[0].value.integer;
+  char *error = data_of(&arguments[count - 1]);
+  uint32_t inputs = network->api->inputs, wanted = inputs + network->api->outputs;
+  if (!error) return -1;
+  *error = 0;
+  if ((uint32_t)count != wanted + 2 || wanted > MAX_TENSORS) {
+    snprintf(error, ERROR_SIZE, "%d tensors, and not %u", count - 2, wanted);
+    return returned(result, TVMFLOW_BAD_ARGUMENT);
+  }
+  for (uint32_t i = 0; i < wanted; ++i) {
+    tvmflow_tensor info;
+    if (i < inputs) network->api->input(i, &info);
+    else network->api->output(i - inputs, &info);
+    if (size_of(&arguments[i + 1]) != info.size) {
+      snprintf(error, ERROR_SIZE, "%s has %zu bytes, and not %zu", info.name, size_of(&arguments[i + 1]), info.size);
+      return returned(result, TVMFLOW_BAD_ARGUMENT);
+    }
+    tensors[i] = data_of(&arguments[i + 1]);
+  }
+  tvmflow_status status = network->api->run(network->instance, (const void *const *)tensors, tensors + inputs);
+  if (status != TVMFLOW_OK) failed(NULL, error, network->api->last_error());
+  return returned(result, status);
+}
+
+int __tvm_ffi_close(void *self, const plan_any *arguments, int32_t count, plan_any *result);
+int __tvm_ffi_close(void *self, const plan_any *arguments, int32_t count, plan_any *result) {
+  (void)self, (void)count;
+  opened *network = (opened *)(intptr_t)arguments[0].value.integer;
+  network->api->destroy(network->instance);
+  dlclose(network->library);
+  free(network);
+  return returned(result, TVMFLOW_OK);
+}

@@ -1,0 +1,114 @@
+"""The library without TVM on a device, through TVM's own RPC server: the same bits, errors in words, times of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.wide_models import OUTPUTS, described, samples_for
+from tvmflow.backends.cpu import host_backend
+from tvmflow.building.library import build_scheduled
+from tvmflow.building.self_contained import Network, link_rpc, write_network
+from tvmflow.devices.remote_network import Form, RemoteNetwork, in_machine, shipped
+from tvmflow.devices.session import DeviceSession, RemoteLibrary, open_session
+from tvmflow.devices.transport import SessionLimits
+from tvmflow.errors import StageError
+from tvmflow.evaluation.latency import LatencyRules
+from tvmflow.evaluation.on_device import DeviceRules, measure_on_device
+from tvmflow.frontends.table import load_source
+from tvmflow.params import DeviceEntry
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.pack_channels import PackChannels
+
+Built = tuple[Path, dict[str, Any]]
+NAMES = ("two", "text", "segmenter")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, dict[str, Any]]:
+    """Return the name of a network, and a folder with what build leaves of it, with its manifest."""
+    folder, backend = tmp_path_factory.mktemp(request.param), host_backend()
+    description = described(request.param, "onnx", folder)
+    packed: Any = PackChannels(16)
+    scheduled = build_scheduled(packed(canonicalize(load_source(folder, description).to_relax())), backend, {})
+    backend.export(scheduled.executable, folder / "library.so")
+    network = Network("any@host:float32", description.inputs, OUTPUTS[request.param], 2)
+    made = write_network(folder / "network.so", scheduled, network, "g++")
+    link_rpc(folder / "rpc.so", "g++")
+    outputs = [
+        {"name": name, "shape": list(x.shape), "dtype": str(x.dtype)}
+        for name, x in zip(OUTPUTS[request.param], _outputs(folder, request.param), strict=True)
+    ]
+    return request.param, folder, {"network": made, "outputs": outputs}
+
+
+def _one(name: str) -> list[np.ndarray[Any, Any]]:
+    return [x[:1] for x in samples_for(name).inputs]
+
+
+def _outputs(folder: Path, name: str) -> tuple[np.ndarray[Any, Any], ...]:
+    from tvmflow.building.library import LoadedLibrary
+
+    return LoadedLibrary(folder / "library.so", 2).run(*_one(name))
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[DeviceSession]:
+    with open_session(DeviceEntry(transport="local", key="any"), host_backend(), SessionLimits(120.0, 60.0)) as opened:
+        yield opened
+
+
+def test_the_shipped_form_has_the_bits_of_the_virtual_machine(
+    session: DeviceSession, built: tuple[str, Path, dict[str, Any]]
+) -> None:
+    name, folder, manifest = built
+    ours, machine = shipped(folder, manifest).started(session), in_machine(folder).started(session)
+    assert isinstance(ours, RemoteNetwork) and isinstance(machine, RemoteLibrary)
+    seen = set()
+    for at in range(3):
+        inputs = [x[at : at + 1] for x in samples_for(name).inputs]
+        found, expected = ours.run(*inputs), machine.run(*inputs)
+        assert [x.tobytes() for x in found] == [x.tobytes() for x in expected]
+        seen.add(found[0].tobytes())
+    assert len(seen) == 3, "it reacts to its inputs"
+    times = ours.time_runs(5)
+    assert len(times) == 5 and all(0 < one < 10 for one in times)
+    ours.close()
+
+
+def test_its_numbers_are_those_of_the_card(session: DeviceSession, built: tuple[str, Path, dict[str, Any]]) -> None:
+    name, folder, manifest = built
+    rules = DeviceRules(LatencyRules(1, 5, 0.01, 0.1, 1e9, 1.0), 2, 2, on_this_host=False)
+    ships, machine = shipped(folder, manifest), in_machine(folder)
+    numbers = measure_on_device(session, ships, machine, samples_for(name).inputs, 1, rules, lambda *_: None)
+    card = json.loads(json.dumps(numbers.to_json()))
+    assert len(card["cold_start_ms"]) == 2 and card["peers"] == {} and card["advantages"] == {}
+    assert card["latency"]["compute"]["runs"] >= 5 and card["machine"]["latency"]["runs"] >= 5
+    assert numbers.outputs[0].shape[0] == len(samples_for(name).inputs[0])
+    alone = measure_on_device(session, machine, machine, samples_for(name).inputs, 1, rules, lambda *_: None)
+    assert alone.to_json()["machine"] is None, "a cell that has no other form"
+    assert [x.tobytes() for x in alone.outputs] == [x.tobytes() for x in numbers.outputs]
+
+
+def test_a_library_that_refuses_says_why(session: DeviceSession, built: tuple[str, Path, dict[str, Any]]) -> None:
+    _, folder, manifest = built
+    wrong = Form(folder / "library.so", shipped(folder, manifest).start)  # which has no entry of ours
+    with pytest.raises(StageError, match=r"cannot be opened on device 'any': it exports no tvmflow_network"):
+        wrong.started(session)
+    with pytest.raises(StageError, match=r"cannot be opened on device 'any': .*not-there"):
+        shipped(folder, manifest).start(session, "not-there.so")
+    short = shipped(folder, manifest | {"outputs": []}).started(session)
+    short.set_inputs(*_one(built[0]))
+    with pytest.raises(StageError, match=r"cannot be run on device .any.: [12] tensors, and not [23]"):
+        short.invoke()
+    name = manifest["outputs"][0]["name"]
+    large = [{**one, "shape": [2, *one["shape"][1:]]} for one in manifest["outputs"]]
+    other = shipped(folder, manifest | {"outputs": large}).started(session)
+    other.set_inputs(*_one(built[0]))
+    with pytest.raises(StageError, match=rf"{name} has \d+ bytes, and not \d+"):
+        other.invoke()

@@ -1,0 +1,96 @@
+"""What ships, on a device: the library without TVM, run through TVM's RPC server; and how each form of a network is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.devices.session import Array, Arrays, DeviceSession, RemoteModel, translated
+from tvmflow.errors import StageError
+
+_ERROR_BYTES = 512  # ERROR_SIZE of runtime/rpc/rpc.c
+
+
+class RemoteNetwork(RemoteModel):
+    """A library without TVM, opened by the functions of runtime/rpc/rpc.c, which the device has loaded as `server`.
+
+    outputs: shape and dtype of each, as in manifest.json. Raises StageError with the text of the library where it refuses.
+    """
+
+    def __init__(self, session: DeviceSession, server: Any, remote_name: str, outputs: list[dict[str, Any]]) -> None:
+        super().__init__(session)
+        self._run = server["run"]
+        self._server, self._close = server, server["close"]
+        self._error = session.tensor(np.zeros(_ERROR_BYTES, np.uint8))
+        with translated(session.name, "opening the library"):
+            path = session.remote.get_function("tvm.rpc.server.workpath")(remote_name)
+            self._handle = int(server["open"](self._text(path), session.target.threads, self._error))
+        if not self._handle:
+            raise self._refused("opened")
+        self._inputs: list[Any] = []
+        self._outputs = [session.empty(one["shape"], one["dtype"]) for one in outputs]
+
+    def _text(self, text: str) -> Any:
+        return self.session.tensor(np.frombuffer(text.encode() + b"\0", np.uint8))
+
+    def _refused(self, doing: str) -> StageError:
+        text = bytes(self._error.numpy()).split(b"\0")[0].decode(errors="replace")
+        return StageError(f"the library without TVM cannot be {doing} on device {self.session.name!r}: {text}")
+
+    def set_inputs(self, *inputs: Array) -> None:
+        self._inputs = [self.session.tensor(x) for x in inputs]
+
+    def invoke(self) -> None:
+        with translated(self.session.name, "running the library"):
+            status = int(self._run(self._handle, *self._inputs, *self._outputs, self._error))
+        if status:
+            raise self._refused("run")
+
+    def outputs(self) -> Arrays:
+        with translated(self.session.name, "copying an output"):
+            return tuple(np.asarray(tensor.numpy()) for tensor in self._outputs)
+
+    def time_runs(self, repeat: int) -> list[float]:
+        with translated(self.session.name, "timing the library"):
+            timer = self._server.time_evaluator("run", self.session.device, number=1, repeat=repeat)
+            return [float(s) for s in timer(self._handle, *self._inputs, *self._outputs, self._error).results]
+
+    def close(self) -> None:
+        """Free the network on the device."""
+        with translated(self.session.name, "closing the library"):
+            self._close(self._handle)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A file that computes the network on a device. start(session, remote_name): of the file, uploaded under that name."""
+
+    file: Path
+    start: Callable[[DeviceSession, str], RemoteModel]
+
+    def started(self, session: DeviceSession) -> RemoteModel:
+        """Upload the file and start it."""
+        return self.start(session, session.upload(self.file))
+
+
+def in_machine(folder: Path) -> Form:
+    """Return the form in TVM's virtual machine of what `build` left in a folder."""
+    return Form(folder / "library.so", lambda session, name: session.model_on_device(name))
+
+
+def shipped(folder: Path, manifest: dict[str, Any]) -> Form:
+    """Return the form that apps get: without TVM where there is one, else the virtual machine's."""
+    if not manifest.get("network"):
+        return in_machine(folder)
+    servers: dict[DeviceSession, Any] = {}
+
+    def start(session: DeviceSession, remote_name: str) -> RemoteModel:
+        if session not in servers:
+            servers[session] = session.load(folder / "rpc.so")
+        return RemoteNetwork(session, servers[session], remote_name, manifest["outputs"])
+
+    return Form(folder / "network.so", start)
