@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 def bundle(
     *cells: CellName, output: Path | str | None = None, workspace: Where = None, abis: Sequence[str] | None = None,
-    newest: bool = False, key: Path | str | None = None, unsigned: bool = False,
+    newest: bool = False, key: Path | str | None = None, unsigned: bool = False, wheel: bool = False,
 ) -> tuple[Path, Manifest]:  # fmt: skip
     """Write the champions of cells as one signed archive for an app. Returns where it is, and its manifest.
 
     output: default MODEL.zip in the current folder; abis: that the bundle has to have, those of its cells by default; newest: the libraries in the
     cells' folders instead of the champions; key: file of the private key, by default what TVMFLOW_SIGNING_KEY holds;
-    unsigned: without a key. Raises StoreError where a cell has no champion, BundleError for what cannot be in a bundle.
+    unsigned: without a key; wheel: as a Python wheel in the folder `output`, of cells for one ABI. Raises StoreError where a cell has no champion, BundleError for what cannot be in a bundle.
     """
+    from tvmflow.bundle.wheel import write_wheel
     from tvmflow.bundle.write import Wish, write_bundle
 
     where = opened(workspace)
@@ -40,9 +41,13 @@ def bundle(
         raise UsageError("no cells for the bundle", "at least one", "name them: tvmflow bundle CELL...")
     signer = signer_of(key, unsigned)
     name = "-".join(dict.fromkeys(cell.model for cell in wanted))[:64]
-    path = Path(output) if output is not None else Path(f"{name}.zip")
+    path, wish = Path(output or ("." if wheel else f"{name}.zip")), Wish(name, abis=tuple(abis) if abis else None)
+    if not (path if wheel else path.parent).is_dir():
+        raise UsageError(f"no folder {path if wheel else path.parent}", "one that is there, for the bundle")
     with parts_of(where, wanted, newest) as parts:
-        return path, write_bundle(path, parts, Wish(name, abis=tuple(abis) if abis else None), signer)
+        if wheel:
+            return write_wheel(path, parts, wish, signer)
+        return path, write_bundle(path, parts, wish, signer)
 
 
 def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | None:

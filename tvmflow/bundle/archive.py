@@ -8,7 +8,9 @@ writer did not write.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import os
 import re
 import struct
 import zlib
@@ -53,25 +55,34 @@ def is_name(name: str) -> bool:
 
 
 def write_archive(path: Path, files: Mapping[str, bytes | Path]) -> None:
-    """Write an archive of these files, given as bytes or by their paths."""
-    central, count = b"", 0
+    """Write an archive of these files, given as bytes or by their paths. The path gets it whole or not at all."""
+    for name in files:
+        if not is_name(name):
+            raise ValueError(f"{name!r} cannot be the name of a file in a bundle")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        _write(draft, files)
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _write(path: Path, files: Mapping[str, bytes | Path]) -> None:
+    central = b""
     with path.open("wb") as out:
         for name in sorted(files):
-            if not is_name(name):
-                raise ValueError(f"{name!r} cannot be the name of a file in a bundle")
             size, crc = _measure(files[name])
             offset = out.tell()
+            if offset + size > MAX_BYTES:
+                raise BundleError(f"a bundle of more than {MAX_BYTES} bytes", "less", "ship fewer cells in one bundle")
             out.write(_local_header(name, size, crc))
             for block in _blocks_of(files[name]):
                 out.write(block)
             central += _central_header(name, size, crc, offset)
-            count += 1
         start = out.tell()
-        out.write(central + _end_record(count, len(central), start))
-        if out.tell() > MAX_BYTES:
-            raise BundleError(
-                f"a bundle of {out.tell()} bytes", f"at most {MAX_BYTES}", "ship fewer cells in one bundle"
-            )
+        out.write(central + _end_record(len(files), len(central), start))
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def _blocks_of(content: bytes | Path) -> Iterator[bytes]:
@@ -123,6 +134,14 @@ class Archive:
 
     def __exit__(self, *_error: object) -> None:
         self._file.close()
+
+    def below(self, prefix: str) -> Archive:
+        """Return a view of the files below a folder, by their names in it."""
+        found = copy.copy(self)
+        found.entries = {
+            name.removeprefix(prefix): one for name, one in self.entries.items() if name.startswith(prefix)
+        }
+        return found
 
     def read(self, name: str) -> bytes:
         """Return a small file of the archive whole. Raises BundleError where there is none, or one that is not small."""

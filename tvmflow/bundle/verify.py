@@ -13,13 +13,15 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from tvmflow.artifacts import sha256_of
 from tvmflow.building.runtime import RUNTIME
 from tvmflow.bundle import signing
 from tvmflow.bundle.abis import abi_named
-from tvmflow.bundle.archive import Archive
+from tvmflow.bundle.archive import MAX_TEXT_BYTES, Archive
 from tvmflow.bundle.manifest import ENVELOPE, MANIFEST, Library, Manifest, read_manifest
 from tvmflow.bundle.statement import subjects
-from tvmflow.errors import BundleError, ModelFileError, UsageError
+from tvmflow.bundle.wheel import BESIDE, SUFFIX, package_of
+from tvmflow.errors import BundleError, ModelFileError, SignatureError, UsageError
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 
 _TIMEOUT_S = 300.0
@@ -79,12 +81,29 @@ def verify(path: Path, trust: Trust) -> Verified:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "a bundle") from None
     with archive:
+        if path.suffix == SUFFIX:
+            _check_whole(path, trust)
+            archive = archive.below(package_of(list(archive.entries)))
         manifest = _check_digests(archive, signing.opened(archive.read(ENVELOPE), trust.key))
         _check_version(manifest, trust.at_least)
         with tempfile.TemporaryDirectory(prefix="tvmflow-verify-") as folder:
             libraries = tuple(_check_library(archive, library, Path(folder)) for library in manifest.libraries)
         signer = None if trust.key is None else signing.keyid(trust.key)
         return Verified(manifest.name, manifest.version, signer, len(archive.entries), libraries, manifest)
+
+
+def _check_whole(path: Path, trust: Trust) -> None:
+    """Hold a wheel against the signed statement that lies beside it."""
+    if trust.key is None:
+        return
+    beside = path.with_name(path.name + BESIDE)
+    try:
+        if beside.stat().st_size > MAX_TEXT_BYTES:
+            raise BundleError(f"{beside.name} has {beside.stat().st_size} bytes", f"at most {MAX_TEXT_BYTES}")
+        data = beside.read_bytes()
+    except OSError:
+        raise SignatureError(f"no {beside.name} beside the wheel", "the envelope that was written with it") from None
+    _compare("the statement beside it", {path.name: sha256_of(path)}, subjects(signing.opened(data, trust.key)))
 
 
 def _check_digests(archive: Archive, statement: bytes) -> Manifest:

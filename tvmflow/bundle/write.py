@@ -54,6 +54,13 @@ class Wish:
 
 def write_bundle(path: Path, parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None) -> Manifest:
     """Write a bundle; returns its manifest. Raises BundleError for a cell that cannot be in it."""
+    manifest, files = contents(parts, wish, key)
+    write_archive(path, files)
+    return manifest
+
+
+def contents(parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None) -> tuple[Manifest, Content]:
+    """Return the files of a bundle by their names, with its manifest. Raises BundleError for a cell that cannot be in it."""
     _check_abis(parts, wish)
     files: Content = {
         "include/tvmflow.h": RUNTIME / "include" / "tvmflow.h", "include/tvmflow.hpp": RUNTIME / "include" / "tvmflow.hpp",
@@ -67,20 +74,20 @@ def write_bundle(path: Path, parts: Sequence[Part], wish: Wish, key: Ed25519Priv
     files[SBOM] = sbom(_manifest(wish, libraries, files), parts)
     manifest = _manifest(wish, libraries, files)
     files[MANIFEST] = manifest.to_bytes()
-    every = {name: _described(content) for name, content in files.items()}
+    every = {name: described(content) for name, content in files.items()}
     files[ENVELOPE] = envelope(statement(manifest, every, parts), key)
-    write_archive(path, files)
-    return manifest
+    return manifest, files
 
 
 def _manifest(wish: Wish, libraries: tuple[Library, ...], files: Content) -> Manifest:
-    described = {name: _described(content) for name, content in sorted(files.items())}
+    every = {name: described(content) for name, content in sorted(files.items())}
     return Manifest(
-        schema=1, name=wish.name, version=wish.version, tvmflow=__version__, libraries=libraries, files=described
+        schema=1, name=wish.name, version=wish.version, tvmflow=__version__, libraries=libraries, files=every
     )
 
 
-def _described(content: bytes | Path) -> File:
+def described(content: bytes | Path) -> File:
+    """Return digest and size of a file of a bundle."""
     if isinstance(content, Path):
         found = describe_file(content)
         return File(sha256=found.sha256, size=found.size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,9 +17,12 @@ Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do without a signatu
 @app.command()
 def bundle(
     cells: CellNames,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The archive; default: MODEL.zip.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The archive, of a wheel its folder; default: MODEL.zip.")
+    ] = None,
     abi: Annotated[list[str], typer.Option("--abi", help="An ABI that the bundle must have, and no other.")] = [],  # noqa: B006
     newest: Annotated[bool, typer.Option("--newest", help="What was built last instead of the champions.")] = False,
+    kind: Annotated[Literal["zip", "wheel"], typer.Option("--format", help="zip, or a Python wheel.")] = "zip",
     key: KeyFile = None,
     unsigned: Unsigned = False,
     as_json: Json = False,
@@ -28,7 +31,14 @@ def bundle(
     from tvmflow import api
 
     path, manifest = api.bundle(
-        *cells, output=output, workspace=open_workspace(), abis=abi or None, newest=newest, key=key, unsigned=unsigned
+        *cells,
+        output=output,
+        workspace=open_workspace(),
+        abis=abi or None,
+        newest=newest,
+        key=key,
+        unsigned=unsigned,
+        wheel=kind == "wheel",
     )
     if as_json:
         show_json({"bundle": str(path), "manifest": manifest.model_dump(mode="json", by_alias=True)})

@@ -135,7 +135,10 @@ def releases_lock(workspace: Workspace, app: str) -> Iterator[None]:
     path = workspace.artifacts / ".locks" / f"release-{app}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path):
-        for left in folder_of(workspace).glob(f".{app}*.tmp"):
+        for left in (
+            *folder_of(workspace).glob(f".{app}*.tmp"),
+            *(workspace.artifacts / ".tmp").glob(f".release-{app}.zip.*"),
+        ):
             left.unlink(missing_ok=True)
         yield
 

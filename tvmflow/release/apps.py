@@ -164,8 +164,6 @@ def _keep(
     )
     write_atomic(path, text)
     tell("keeping the bundle")
-    with draft.open("rb") as file:
-        os.fsync(file.fileno())
     place = ledger.bundle_path(workspace, order.app, number)
     os.replace(draft, place)
     tell("putting the bundle under DVC")
