@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tasks.table import STAGES
 from tests.unit.ledger_bench import LedgerBench
 from tvmflow.errors import DamagedStoreError, StoreError
 from tvmflow.ledger import store_paths
+from tvmflow.ledger.chains import follow, records_in_place
 from tvmflow.ledger.history import all_measurements
 from tvmflow.ledger.measurements import ensure_recorded, is_recorded
 from tvmflow.ledger.rebuild import rebuild
@@ -193,3 +195,23 @@ def test_a_store_that_is_not_there_any_more_as_an_address(ledger: LedgerBench, m
         with pytest.raises(StoreError) as caught:
             version_by_alias(ledger.workspace, cell, CHAMPION)
         assert uri in caught.value.found and len(str(caught.value)) < 700
+
+
+def test_records_of_an_earlier_version_are_followed_too(ledger: LedgerBench) -> None:
+    """Its stages read other files than they do now."""
+    cell = ledger.cell("digits_torch")
+    ledger.measure(cell, "any")
+    found = records_in_place(ledger.workspace, cell)
+    [measured] = found["evaluate"]
+    build = found["build"][-1]
+    for names in (["library.so"], ["library.so", "manifest.json", "network.so"], None):
+        inputs = {
+            **measured.recipe["inputs"],
+            "build": build.digest(names and [n for n in names if n in build.outputs]),
+        }
+        chain: dict[str, Any] = {}
+        follow(STAGES, found, replace(measured, recipe={**measured.recipe, "inputs": inputs}), chain)
+        assert chain["build"] is build and set(chain) >= {"fetch", "import_model", "quantize", "tune", "graph_pack"}
+    chain = {}
+    follow(STAGES, found, replace(measured, recipe={**measured.recipe, "inputs": {"build": "0" * 64}}), chain)
+    assert chain == {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvmflow.errors import BundleError
 
 _RUNTIME = (
-    "clock_gettime fclose fopen fscanf free memcpy memmove memset posix_memalign pthread_cond_broadcast pthread_cond_destroy pthread_cond_init "
+    "clock_gettime fclose fopen fscanf free madvise memcpy memmove memset posix_memalign pthread_cond_broadcast pthread_cond_destroy pthread_cond_init "
     "pthread_cond_signal pthread_cond_wait pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock "
     "pthread_mutex_unlock sched_yield snprintf strcmp strlen sysconf"
 )

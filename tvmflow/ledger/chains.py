@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from tvmflow.workspace import Workspace
 
 _RECORD_START = b'{\n "cell": '  # how artifacts.record_text begins
 _MAX_RECORD_BYTES = 4_000_000
+_MAX_NAMES = 10  # of a record, whose every choice is looked at: 1023 digests
 Found = dict[str, list[Record]]
 
 
@@ -75,22 +77,35 @@ def _in_dvc(workspace: Workspace) -> Iterator[Record]:
 def follow(stages: Mapping[str, AnyStage], found: Found, record: Record, chain: dict[str, Record]) -> None:
     """Add the records that a record was made from, and theirs: those whose outputs have the digests of its recipe.
 
-    Of several with the same outputs the last of the cell that was made before it.
+    Of several with the same outputs the last of the cell that was made before it. A stage of an earlier version may have read
+    other files than it does now.
     """
 
     def distance(made: Record) -> tuple[bool, bool]:
         return made.cell != record.cell, made.created > record.created
 
-    for source, only in stages[record.stage].inputs.items():
+    for source, wanted in record.recipe["inputs"].items():
         if source in chain:
             continue
-        wanted = record.recipe["inputs"].get(source)
+        only = stages[record.stage].inputs.get(source)
         latest_first = sorted(found.get(source, []), key=lambda made: made.created, reverse=True)
-        for made in sorted(latest_first, key=distance):
-            if set(only or ()) <= set(made.outputs) and made.digest(only) == wanted:
-                chain[source] = made
-                follow(stages, found, made, chain)
-                break
+        nearest_first = sorted(latest_first, key=distance)
+        made = next((made for made in nearest_first if _digest(made, only) == wanted), None)
+        made = made or next((made for made in nearest_first if _is_of_some(made, wanted)), None)
+        if made is not None:
+            chain[source] = made
+            follow(stages, found, made, chain)
+
+
+def _digest(made: Record, only: tuple[str, ...] | None) -> str | None:
+    return made.digest(only) if set(only or ()) <= set(made.outputs) else None
+
+
+def _is_of_some(made: Record, wanted: str) -> bool:
+    """Say whether a digest is that of some of a record's outputs, whichever."""
+    names = [name for name in sorted(made.outputs) if "/" not in name][:_MAX_NAMES]
+    some = itertools.chain.from_iterable(itertools.combinations(names, count) for count in range(1, len(names) + 1))
+    return made.digest() == wanted or any(made.digest(only) == wanted for only in some)
 
 
 def cell_of(record: Record) -> Cell:
