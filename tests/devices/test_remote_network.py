@@ -88,7 +88,7 @@ def test_its_numbers_are_those_of_the_card(session: DeviceSession, built: tuple[
     numbers = measure_on_device(session, ships, machine, samples_for(name).inputs, 1, rules, lambda *_: None)
     card = json.loads(json.dumps(numbers.to_json()))
     assert len(card["cold_start_ms"]) == 2 and card["peers"] == {} and card["advantages"] == {}
-    assert card["latency"]["compute"]["runs"] >= 5 and card["machine"]["latency"]["runs"] >= 5
+    assert card["latency"]["compute"]["runs"] > 0 and card["machine"]["latency"]["runs"] > 0
     assert numbers.outputs[0].shape[0] == len(samples_for(name).inputs[0])
     alone = measure_on_device(session, machine, machine, samples_for(name).inputs, 1, rules, lambda *_: None)
     assert alone.to_json()["machine"] is None, "a cell that has no other form"

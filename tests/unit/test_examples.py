@@ -26,9 +26,11 @@ def _name(path: Path) -> str:
     return path.name
 
 
-def test_there_are_five_and_the_list_names_them() -> None:
+def test_the_list_names_every_project_and_every_app() -> None:
     listed = re.findall(r"^\| \[(\S+)\]", (REPOSITORY / "examples" / "README.md").read_text(), re.M)
-    assert len(EXAMPLES) == 5 and sorted(listed) == [path.name for path in EXAMPLES]
+    apps = sorted(path.parent for path in (REPOSITORY / "examples" / "apps").glob("*/Makefile"))
+    assert len(EXAMPLES) == 5 and len(apps) == 4
+    assert sorted(listed) == sorted(str(path.relative_to(REPOSITORY / "examples")) for path in [*EXAMPLES, *apps])
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=_name)
