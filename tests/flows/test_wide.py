@@ -67,3 +67,24 @@ def test_a_wide_model_goes_all_the_way(
     else:
         assert [output["shape"] for output in manifest["outputs"]] == [[1, 6], [1, 12]] and len(card["outputs"]) == 2
         assert card["agreement"]["sqnr_db"] == min(output["sqnr_db"] for output in card["outputs"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "network"), [("keras", "keras/mobilenet"), ("mxnet", "mxnet/squeezenet1.1"), ("torch", "torchvision/squeezenet1_1")]
+)  # fmt: skip
+def test_a_network_of_every_zoo_goes_all_the_way(
+    framework: str, network: str, make_workspace: Callable[..., Path]
+) -> None:
+    def change(params: dict[str, Any]) -> None:
+        params["models"]["zoo"] = {
+            "framework": framework, "network": network, "weights": {"seeded": 5}, "input": {"shape": [1, 3, 64, 64]},
+        }  # fmt: skip
+        params["fetch"] = params.get("fetch", {}) | {"evaluation_samples": 8, "golden_samples": 4}
+        params["tune"] |= {"trials_per_workload": 1, "total_trials": 4}
+
+    workspace = Workspace(make_workspace(change))
+    check_model(workspace, "zoo")
+    card = _walk(workspace, "zoo@local-cpu:float32")
+    assert card["agreement"]["top1_agreement"] == 1.0 and card["agreement"]["max_relative_error"] < 1e-2
+    assert card["machine"]["latency"]["runs"] > 0 and card["library_bytes"] > 1e6
