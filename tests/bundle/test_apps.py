@@ -246,6 +246,13 @@ def test_a_bundle_that_does_not_verify_is_not_released(
     )
 
 
+def test_a_cell_that_cannot_ship_is_a_reason(workspace: Workspace, part: Part, not_run: None) -> None:
+    done = _release(workspace, part, entry=AppEntry(cells=(CELL,), abis=("arm64-v8a",)))
+    assert len(done.reasons) == 1 and "no cell is for arm64-v8a" in done.reasons[0]
+    done = _release(workspace, part, entry=AppEntry(cells=(CELL,), abis=("arm64",)))
+    assert done.reasons == ("no ABI 'arm64'",)
+
+
 @pytest.mark.parametrize(
     "change",
     [

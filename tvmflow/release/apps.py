@@ -92,7 +92,10 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
         draft = workspace.artifacts / ".tmp" / f"release-{app}.zip"
         draft.parent.mkdir(parents=True, exist_ok=True)
         try:
-            manifest = write_bundle(draft, order.parts, Wish(app, number, order.entry.abis or None), order.key)
+            try:
+                manifest = write_bundle(draft, order.parts, Wish(app, number, order.entry.abis or None), order.key)
+            except BundleError as error:
+                return AppRelease(app, "release", channel, None, current.version if current else None, (error.found,))
             cells = _cells(manifest)
             if current is not None and current.cells == cells:
                 return AppRelease(
