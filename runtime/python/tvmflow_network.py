@@ -75,11 +75,12 @@ class NetworkError(RuntimeError):
 
 
 class Tensor(NamedTuple):
-    """An input or output: shape with the batch first. dtype: of numpy; bfloat16 comes as uint16, its upper half of a float32."""
+    """An input or output: shape with the batch first; size in bytes. dtype: of numpy; bfloat16 comes as uint16, its upper half of a float32."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    size: int
 
 
 class Guess(NamedTuple):
@@ -203,10 +204,13 @@ class Network:
         info = _Tensor()
         self._check(ask(i, ctypes.byref(info)))
         dtype = _DTYPES[info.dtype]
-        return Tensor(info.name.decode(), tuple(info.shape[: info.ndim]), "uint16" if dtype == "bfloat16" else dtype)
+        shape = tuple(info.shape[: info.ndim])
+        return Tensor(info.name.decode(), shape, "uint16" if dtype == "bfloat16" else dtype, info.size)
 
     def _input(self, array: Any, spec: Tensor) -> np.ndarray[Any, Any]:
         found = np.asarray(array)
+        if found.shape == spec.shape and found.dtype == spec.dtype and found.flags.c_contiguous:
+            return found
         if found.shape != spec.shape:
             raise ValueError(f"input {spec.name} got an array of shape {found.shape}, not {spec.shape}")
         if not np.can_cast(found.dtype, spec.dtype, "same_kind"):
@@ -223,11 +227,13 @@ class Network:
 
 def _aligned(spec: Tensor) -> np.ndarray[Any, Any]:
     """Return an empty array that the library writes without a copy."""
-    size = int(np.prod(spec.shape, dtype=np.int64)) * np.dtype(spec.dtype).itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(spec.dtype).reshape(spec.shape)
+    memory = np.empty(spec.size + ALIGNMENT, np.uint8)
+    return np.ndarray(spec.shape, spec.dtype, memory, -_address(memory) % ALIGNMENT)
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])  # a fifth of the time of array.ctypes.data
 
 
 def _pointers(arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
-    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+    return (ctypes.c_void_p * len(arrays))(*map(_address, arrays))

@@ -1,6 +1,7 @@
 /* Images are resized in two passes, one for each direction, both to 8 bits. A pixel is a weighted sum of those that lie under a filter, which
  * is as wide as a pixel of the result where the image gets smaller; weights have 22 bits behind the point. Pillow 13 resizes so, to the bit.
  * What the crop cuts off is not computed. */
+#define _GNU_SOURCE
 #include "image.h"
 
 #include <string.h>

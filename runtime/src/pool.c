@@ -64,6 +64,16 @@ static void announce(pool *used) {
   }
 }
 
+/* -- which CPUs -- */
+
+static cpu_set_t set_of(uint64_t mask) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu = 0; cpu < MAX_CPUS; ++cpu)
+    if (mask >> cpu & 1) CPU_SET(cpu, &set);
+  return set;
+}
+
 /* The CPUs of the fastest kind where Linux tells kinds apart, else 0: any. */
 static uint64_t fastest_cpus(void) {
   uint64_t fastest = 0;
@@ -83,26 +93,45 @@ static uint64_t fastest_cpus(void) {
   return best > least ? fastest : 0;
 }
 
-static int restrict_to(pthread_t thread, uint64_t mask) {
+/* The CPUs that the caller allows, or of those that it has the fastest; empty where the system does not say. */
+static cpu_set_t allowed_cpus(uint64_t cpu_mask) {
+  cpu_set_t own, wanted = set_of(cpu_mask ? cpu_mask : fastest_cpus());
+  if (cpu_mask) return wanted;
+  if (sched_getaffinity(0, sizeof own, &own)) CPU_ZERO(&own);
+  CPU_AND(&wanted, &wanted, &own);
+  return CPU_COUNT(&wanted) ? wanted : own;
+}
+
+static int restrict_to(pthread_t thread, const cpu_set_t *set) {
 #ifdef __ANDROID__
-  (void)thread, (void)mask; /* bionic has no pthread_setaffinity_np: the scheduler decides */
+  (void)thread, (void)set; /* bionic has no pthread_setaffinity_np: the scheduler decides */
   return 0;
 #else
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (int cpu = 0; cpu < MAX_CPUS; ++cpu)
-    if (mask >> cpu & 1) CPU_SET(cpu, &set);
-  return pthread_setaffinity_np(thread, sizeof set, &set);
+  return pthread_setaffinity_np(thread, sizeof *set, set);
 #endif
 }
 
+/* Keep the workers off the caller's CPU, where there are enough others: the system likes to wake them there, and each waits for the other. */
+static void avoid_caller(pool *used) {
+  int cpu = sched_getcpu();
+  if (cpu == used->avoided || cpu < 0) return;
+  cpu_set_t others = used->allowed;
+  CPU_CLR(cpu, &others);
+  if (CPU_COUNT(&others) < (int)used->started) others = used->allowed;
+  for (uint32_t number = 1; number <= used->started; ++number) restrict_to(used->workers[number].thread, &others);
+  used->avoided = cpu;
+}
+
 tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint32_t spin_us, void *owner) {
-  uint64_t fastest = cpu_mask ? 0 : fastest_cpus();
   memset(made, 0, sizeof *made);
+  made->allowed = allowed_cpus(cpu_mask);
+  made->avoided = -1;
   made->threads = threads;
   made->owner = owner;
   made->spin_ns = spin_us == UINT32_MAX ? 0 : 1000u * (uint64_t)(spin_us ? spin_us : DEFAULT_SPIN_US);
-  if (sysconf(_SC_NPROCESSORS_ONLN) < (long)threads) made->spin_ns = 0; /* a thread that spins would take another's core */
+  /* A thread that spins would take another's core; the caller's need not be among those that it allows. */
+  long cpus = CPU_COUNT(&made->allowed) ? CPU_COUNT(&made->allowed) + (cpu_mask != 0) : sysconf(_SC_NPROCESSORS_ONLN);
+  if (cpus < (long)threads) made->spin_ns = 0;
   if (pthread_mutex_init(&made->mutex, NULL)) return TVMFLOW_NO_THREADS;
   if (pthread_cond_init(&made->wake, NULL)) {
     pthread_mutex_destroy(&made->mutex);
@@ -116,8 +145,7 @@ tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint3
     if (!failed) {
       ++made->started;
       /* A wish of ours may be refused, one of the caller's not. */
-      if (cpu_mask) failed = restrict_to(worker->thread, cpu_mask);
-      else if (fastest) restrict_to(worker->thread, fastest);
+      failed = CPU_COUNT(&made->allowed) && restrict_to(worker->thread, &made->allowed) && cpu_mask;
     }
     if (failed) {
       pool_stop(made);
@@ -132,6 +160,7 @@ int pool_run(pool *used, pool_task task, void *data, int tasks) {
   used->data = data;
   used->group = (pool_group){NULL, tasks > 0 ? tasks : (int32_t)used->threads};
   if (used->threads == 1) return run_share(used, 0);
+  avoid_caller(used);
   atomic_store_explicit(&used->failed, 0, memory_order_relaxed);
   atomic_store_explicit(&used->working, used->threads - 1, memory_order_relaxed);
   announce(used);

@@ -5,6 +5,7 @@
 #include "tvmflow.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 /* What TVM's kernels see of a parallel loop. */
@@ -26,6 +27,8 @@ struct pool_worker {
 struct pool {
   uint32_t threads; /* the caller's among them */
   uint64_t spin_ns;
+  cpu_set_t allowed; /* CPUs for the workers */
+  int avoided;       /* of these that on which the caller ran last; -1: it did not run yet */
   void *owner; /* of workspaces, set in each thread while it works */
   pool_task task;
   void *data;

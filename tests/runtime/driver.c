@@ -4,6 +4,8 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +76,27 @@ static void callers_of_one_instance_and_of_two(void) {
   for (int i = 0; i < 4; ++i) CHECK(!pthread_create(&callers[i], NULL, caller, nets[i % 2]));
   for (int i = 0; i < 4; ++i) pthread_join(callers[i], NULL);
   for (int i = 0; i < 2; ++i) api->destroy(nets[i]);
+}
+
+extern atomic_int cpu_of_task[];
+
+/* Threads of the library leave the caller's CPU to it, wherever that is. */
+static void the_caller_has_a_cpu_of_its_own(void) {
+  cpu_set_t own;
+  tvmflow_instance *net = NULL;
+  CHECK(!sched_getaffinity(0, sizeof own, &own));
+  CHECK(api->create(&(tvmflow_options){.threads = 2}, &net) == TVMFLOW_OK);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&own) > 1; ++cpu) {
+    if (!CPU_ISSET(cpu, &own)) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    CHECK(!sched_setaffinity(0, sizeof one, &one));
+    run_with(net, cpu, 0);
+    CHECK(cpu_of_task[0] == cpu && cpu_of_task[1] != cpu);
+  }
+  CHECK(!sched_setaffinity(0, sizeof own, &own));
+  api->destroy(net);
 }
 
 static int left, held;
@@ -196,6 +219,7 @@ static void the_largest_scores(void) {
 
 int main(void) {
   threads_and_alignment();
+  the_caller_has_a_cpu_of_its_own();
   callers_of_one_instance_and_of_two();
   every_allocation_may_fail();
   faults_are_told();

@@ -1,7 +1,9 @@
 /* A plan written by hand, with kernels that use everything that TVM's may: parallel loops within each other, workspaces, errors. */
+#define _GNU_SOURCE
 #include "plan.h"
 #include "pool.h"
 
+#include <sched.h>
 #include <string.h>
 
 extern int (*const __TVMBackendParallelLaunch)(pool_task, void *, int);
@@ -13,6 +15,8 @@ void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int
 
 static const float *floats(const plan_any *argument) { return ((plan_tensor *)argument->value.pointer)->data; }
 static float *writable(const plan_any *argument) { return ((plan_tensor *)argument->value.pointer)->data; }
+
+atomic_int cpu_of_task[TVMFLOW_MAX_THREADS]; /* of the last addition */
 
 struct loop {
   const float *a, *b;
@@ -29,6 +33,7 @@ static int inner(int task, pool_group *group, void *data) {
 /* y = a + b, in parts; each part goes through a workspace, and starts a loop of its own. */
 static int add_part(int task, pool_group *group, void *data) {
   struct loop *loop = data;
+  cpu_of_task[task] = sched_getcpu();
   int first = SIZE * task / group->num_task, last = SIZE * (task + 1) / group->num_task, loops = 0;
   if (__TVMBackendParallelLaunch(inner, &loops, 0) || loops < 1) return -1;
   float *outer = __TVMBackendAllocWorkspace(1, 0, SIZE * sizeof(float), 2, 32);

@@ -15,7 +15,7 @@ from tvmflow.errors import BundleError
 _RUNTIME = (
     "clock_gettime fclose fopen fscanf free madvise memcpy memmove memset posix_memalign pthread_cond_broadcast pthread_cond_destroy pthread_cond_init "
     "pthread_cond_signal pthread_cond_wait pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock "
-    "pthread_mutex_unlock sched_yield snprintf strcmp strlen sysconf"
+    "pthread_mutex_unlock sched_getaffinity sched_getcpu __sched_cpucount sched_yield snprintf strcmp strlen sysconf"
 )
 _MATHEMATICS = (
     "acos acosh asin asinh atan atan2 atanh ceil cos cosh erf exp exp2 fabs floor fma fmax fmin fmod ldexp log log10 log1p log2 "
