@@ -75,7 +75,7 @@ def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: st
         for key, value in tags.items():
             client.set_model_version_tag(name, version.version, key, value)
     else:
-        version = client.create_model_version(name, source=f"models:/{model_id}", run_id=run_id, tags=tags)
+        version = client.create_model_version(name, f"models:/{model_id}", run_id, tags, model_id=model_id)
     number = str(version.version)
     champion, challenger = find_alias(client, name, CHAMPION), find_alias(client, name, CHALLENGER)
     is_newest = challenger is None or challenger.tags.get("measured", "") <= tags["measured"]
