@@ -133,6 +133,8 @@ class Gates(Frozen):
     min_coverage: Annotated[float, Field(ge=0, le=1)] | None = 0.95
     max_latency_ms: PositiveFloat | None = None
     max_cold_start_ms: PositiveFloat | None = None
+    max_first_run_ms: PositiveFloat | None = None
+    max_memory_mb: PositiveFloat | None = None
     max_library_mb: PositiveFloat | None = None
     max_bundle_mb: PositiveFloat | None = None
 

@@ -2,6 +2,7 @@
  * around those of tvmflow.h. A device gets this file's object beside the library as it ships; no app needs it.
  *
  *     open(path, threads, error) -> handle, 0 on failure;  run(handle, inputs..., outputs..., error) -> status;  close(handle)
+ *     resident() -> bytes of this process in memory, 0 where the system does not say
  *
  * path and error: uint8 tensors that end in a zero; error: at least 512 bytes, "" on success.
  */
@@ -10,6 +11,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define ERROR_SIZE 512
 #define MAX_TENSORS 64
@@ -113,4 +115,14 @@ int __tvm_ffi_close(void *self, const plan_any *arguments, int32_t count, plan_a
   dlclose(network->library);
   free(network);
   return returned(result, TVMFLOW_OK);
+}
+
+int __tvm_ffi_resident(void *self, const plan_any *arguments, int32_t count, plan_any *result);
+int __tvm_ffi_resident(void *self, const plan_any *arguments, int32_t count, plan_any *result) {
+  (void)self, (void)arguments, (void)count;
+  long all = 0, resident = 0;
+  FILE *file = fopen("/proc/self/statm", "re");
+  if (file && fscanf(file, "%ld %ld", &all, &resident) != 2) resident = 0;
+  if (file) fclose(file);
+  return returned(result, (int64_t)resident * sysconf(_SC_PAGESIZE));
 }

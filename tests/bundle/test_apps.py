@@ -206,6 +206,9 @@ def _with(**changes: Any) -> dict[str, Any]:
         (_with(coverage=0.5), {}, "share of measured schedules is 0.5, at least 0.95"),
         (CARD, {"max_latency_ms": 0.5}, "median latency in ms is 1, at most 0.5"),
         (CARD, {"max_cold_start_ms": 2.0}, "cold start in ms is 3, at most 2"),
+        (CARD | {"first_run_ms": [5.0, 9.0, 7.0]}, {"max_first_run_ms": 6.0}, "first run in ms is 7, at most 6"),
+        (CARD, {"max_first_run_ms": 6.0}, "first run in ms is not measured, at most 6"),
+        (CARD | {"memory_bytes": 5_000_000}, {"max_memory_mb": 4.0}, "memory of a process in MB is 5, at most 4"),
         (CARD, {"max_library_mb": 0.01}, "library in MB is 0.05, at most 0.01"),
     ],
 )

@@ -27,6 +27,7 @@ class RemoteNetwork(RemoteModel):
         self._server, self._close = server, server["close"]
         self._error = session.tensor(np.zeros(_ERROR_BYTES, np.uint8))
         with translated(session.name, "opening the library"):
+            self._before = int(server["resident"]())
             path = session.remote.get_function("tvm.rpc.server.workpath")(remote_name)
             self._handle = int(server["open"](self._text(path), session.target.threads, self._error))
         if not self._handle:
@@ -58,6 +59,11 @@ class RemoteNetwork(RemoteModel):
         with translated(self.session.name, "timing the library"):
             timer = self._server.time_evaluator("run", self.session.device, number=1, repeat=repeat)
             return [float(s) for s in timer(self._handle, *self._inputs, *self._outputs, self._error).results]
+
+    def memory_bytes(self) -> int | None:
+        with translated(self.session.name, "reading the memory of its process"):
+            now = int(self._server["resident"]())
+        return max(0, now - self._before) if now else None
 
     def close(self) -> None:
         """Free the network on the device."""

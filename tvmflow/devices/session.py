@@ -112,6 +112,10 @@ class RemoteModel(ABC):
     def time_runs(self, repeat: int) -> list[float]:
         """Return `repeat` times of one run each on the device's own clock, in seconds; copies not included."""
 
+    def memory_bytes(self) -> int | None:
+        """Return by how much the device's process has grown since just before it loaded the library; None where nobody knows."""
+        return None
+
     def run(self, *inputs: Array) -> Arrays:
         """Run one batch of inputs with the shapes of the model's; returns all outputs."""
         self.set_inputs(*inputs)

@@ -34,13 +34,25 @@ class DeviceRules:
 
 
 @dataclass(frozen=True)
+class ColdStart:
+    """total_ms: from 'the file is on the device' to the first output; first_run_ms: of it the first run; both through the transport.
+
+    memory_bytes: by how much the device's process grew, None where nobody knows. Of later starts it is less: memory is used again.
+    """
+
+    total_ms: float
+    first_run_ms: float
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
 class DeviceNumbers:
     """latency: of compute, copy_in and copy_out; beside: the library, its peers and, where it is another, its form in TVM's machine.
 
     outputs: all outputs for all samples, each (N, ...).
     """
 
-    cold_start_ms: list[float]
+    cold_starts: list[ColdStart]
     latency: dict[str, Latency]
     beside: Measured
     outputs: Arrays
@@ -51,7 +63,9 @@ class DeviceNumbers:
         advantages = {name: found.to_json() for name, found in self.beside.advantages.items()}
         machine, over_machine = beside.pop(MACHINE, None), advantages.pop(MACHINE, None)
         return {
-            "cold_start_ms": self.cold_start_ms,
+            "cold_start_ms": [one.total_ms for one in self.cold_starts],
+            "first_run_ms": [one.first_run_ms for one in self.cold_starts],
+            "memory_bytes": max((one.memory_bytes or 0 for one in self.cold_starts), default=0) or None,
             "latency": {name: found.to_json() for name, found in self.latency.items()},
             "peers": beside,
             "advantages": advantages,
@@ -100,12 +114,17 @@ def _copies(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> dict[str
     }
 
 
-def _cold_starts(session: DeviceSession, form: Form, inputs: Arrays, count: int) -> list[float]:
-    """Return milliseconds from 'the file is on the device' to the first output, each with a file of its own name."""
+def _cold_starts(session: DeviceSession, form: Form, inputs: Arrays, count: int) -> list[ColdStart]:
+    """Start the library several times, each with a file of its own name."""
     found = []
     for _ in range(count):
         name = session.upload(form.file)
         started = time.perf_counter()
-        form.start(session, name).run(*inputs)
-        found.append((time.perf_counter() - started) * 1e3)
+        model = form.start(session, name)
+        model.set_inputs(*inputs)
+        ready = time.perf_counter()
+        model.invoke()
+        ran = time.perf_counter()
+        model.outputs()
+        found.append(ColdStart((time.perf_counter() - started) * 1e3, (ran - ready) * 1e3, model.memory_bytes()))
     return found

@@ -247,6 +247,10 @@ class _Recording:
         if card.get("machine") and card["machine"]["latency"]["steady"]:
             found["machine_ms.median"] = card["machine"]["latency"]["median_ms"]
         found["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
+        if card.get("first_run_ms"):
+            found["first_run_ms"] = sorted(card["first_run_ms"])[len(card["first_run_ms"]) // 2]
+        if card.get("memory_bytes"):
+            found["memory_bytes"] = float(card["memory_bytes"])
         found["library_bytes"] = float(card["library_bytes"])
         found["tuning.coverage"] = float(card["coverage"])
         if card.get("part"):

@@ -35,7 +35,7 @@ class Judged:
 _NAMES = {
     "min_accuracy": "accuracy", "max_accuracy_drop": "accuracy lost beside the source", "min_top1_agreement": "top-1 agreement",
     "min_coverage": "share of measured schedules", "max_latency_ms": "median latency in ms", "max_cold_start_ms": "cold start in ms",
-    "max_library_mb": "library in MB", "max_bundle_mb": "bundle in MB",
+    "max_first_run_ms": "first run in ms", "max_memory_mb": "memory of a process in MB", "max_library_mb": "library in MB", "max_bundle_mb": "bundle in MB",
 }  # fmt: skip
 
 
@@ -52,16 +52,25 @@ def _latency(card: Mapping[str, Any]) -> float | None:
     return float(found["median_ms"]) if found["steady"] else None
 
 
-def _cold_start(card: Mapping[str, Any]) -> float | None:
-    found = sorted(card["cold_start_ms"])
-    return float(found[len(found) // 2]) if found else None
+def _median_of(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    def median(card: Mapping[str, Any]) -> float | None:
+        found = sorted(card.get(name) or ())
+        return float(found[len(found) // 2]) if found else None
+
+    return median
+
+
+def _memory(card: Mapping[str, Any]) -> float | None:
+    found = card.get("memory_bytes")
+    return None if found is None else float(found) / 1e6
 
 
 # Gate -> its value of a scorecard. A model without labels or top-1 has nothing that the gates of `_OPTIONAL` could be about.
 _VALUES: dict[str, Callable[[Mapping[str, Any]], float | bool | None]] = {
     "steady": lambda card: bool(card["latency"]["compute"]["steady"]), "min_accuracy": _accuracy, "max_accuracy_drop": _drop,
     "min_top1_agreement": lambda card: card["agreement"]["top1_agreement"], "min_coverage": lambda card: float(card.get("coverage", 0.0)),
-    "max_latency_ms": _latency, "max_cold_start_ms": _cold_start,
+    "max_latency_ms": _latency, "max_cold_start_ms": _median_of("cold_start_ms"),
+    "max_first_run_ms": _median_of("first_run_ms"), "max_memory_mb": _memory,
 }  # fmt: skip
 _OPTIONAL = ("max_accuracy_drop", "min_top1_agreement")
 
