@@ -1,4 +1,4 @@
-"""A library without TVM beside TVM's runtime and ONNX Runtime: size, cold start, memory, latency, in one run.
+"""A library without TVM beside TVM's runtime, ONNX Runtime, OpenVINO, MNN and ncnn: size, cold start, memory, latency, in one run.
 
     python -m bench.ship [CELL ...] [--rounds 9]
 
@@ -10,11 +10,14 @@ beside library.so in TVM's virtual machine, the same kernels, in turns of 0.3 s 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -32,8 +35,20 @@ _STARTS = {
     "library.so": "import os; os.environ['TVM_NUM_THREADS'] = str(threads)\n"
     "from tvmflow.without_torch import keep_torch_out_of_tvm; keep_torch_out_of_tvm()\nimport tvm\nfrom tvm import relax\n"
     "relax.VirtualMachine(tvm.runtime.load_module(path + '/library.so'), tvm.cpu())['main'](*map(tvm.runtime.tensor, x))",
-    "onnxruntime": "import onnxruntime as ort\no = ort.SessionOptions(); o.intra_op_num_threads = threads\n"
-    "s = ort.InferenceSession(path + '/peer.onnx', o, ['CPUExecutionProvider'])\ns.run(None, dict(zip([i.name for i in s.get_inputs()], x)))",
+}  # fmt: skip
+# What apps would use instead, where it is installed: how its file is made of ONNX (None: it reads ONNX), and a start with it.
+_PEERS: dict[str, tuple[list[str] | None, str]] = {
+    "onnxruntime": (None, "import onnxruntime as ort\no = ort.SessionOptions(); o.intra_op_num_threads = threads\n"
+    "s = ort.InferenceSession(path + '/peer.onnx', o, ['CPUExecutionProvider'])\ns.run(None, dict(zip([i.name for i in s.get_inputs()], x)))"),
+    "openvino": (None, "import openvino as ov\n"
+    "ov.compile_model(path + '/peer.onnx', 'CPU', {'INFERENCE_NUM_THREADS': threads, 'INFERENCE_PRECISION_HINT': 'f32'})(x)"),
+    "MNN": (["mnnconvert", "-f", "ONNX", "--modelFile", "peer.onnx", "--MNNModel", "peer.mnn", "--bizCode", "bench"],
+    "import MNN, MNN.expr as F\nr = MNN.nn.create_runtime_manager(({'backend': 'CPU', 'numThread': threads},))\n"
+    "n = MNN.nn.load_module_from_file(path + '/peer.mnn', [], [], runtime_manager=r)\n"
+    "v = [F.placeholder(list(a.shape), F.NCHW) for a in x]\nfor a, b in zip(v, x): a.write(b)\nn.forward(v)[0].read()"),
+    "ncnn": (["pnnx", "peer.onnx", "fp16=0"], "import ncnn\nn = ncnn.Net(); n.opt.num_threads = threads\n"
+    "n.load_param(path + '/peer.ncnn.param'); n.load_model(path + '/peer.ncnn.bin'); e = n.create_extractor()\n"
+    "for i, a in enumerate(x): e.input(f'in{i}', ncnn.Mat(a[0]))\nnp.array(e.extract('out0')[1])"),
 }  # fmt: skip
 
 
@@ -47,21 +62,38 @@ def _start(code: str) -> tuple[float, float]:
     return time.perf_counter() - begin, int(done.stdout.split()[-1]) / 1024
 
 
+def _peer_starts(onnx: Path, folder: Path) -> dict[str, str]:
+    """Make the files of all installed peers in a folder; returns the code of their starts."""
+    if not onnx.is_file():
+        return {}
+    found = {}
+    for file in onnx.parent.glob("peer.onnx*"):
+        shutil.copyfile(file, folder / file.name)
+    for name, (convert, code) in _PEERS.items():
+        if importlib.util.find_spec(name) is None:
+            print(f"  {name} is not installed: pip install --group bench")
+            continue
+        if convert is not None:
+            tool = str(Path(sys.executable).parent / convert[0])
+            subprocess.run([tool, *convert[1:]], cwd=folder, check=True, capture_output=True, timeout=600)
+        found[name] = code
+    return found
+
+
 def starts(
     folder: Path, onnx: Path, specs: list[tuple[tuple[int, ...], str]], threads: int, rounds: int
 ) -> dict[str, tuple[float, float]]:
     """Return for each runtime the median seconds of a start and the median of its memory in MB."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in _STARTS}
-    for _ in range(rounds):
-        for name, code in _STARTS.items():
-            if name == "onnxruntime" and not onnx.is_file():
-                continue
-            where = onnx.parent if name == "onnxruntime" else folder
-            found[name].append(_start(_HEAD.format(specs=specs, path=str(where), threads=threads) + code))
+    with tempfile.TemporaryDirectory() as converted:
+        codes = {name: (folder, code) for name, code in _STARTS.items()}
+        codes |= {name: (Path(converted), code) for name, code in _peer_starts(onnx, Path(converted)).items()}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in codes}
+        for _ in range(rounds):
+            for name, (where, code) in codes.items():
+                found[name].append(_start(_HEAD.format(specs=specs, path=str(where), threads=threads) + code))
     return {
         name: (statistics.median(x[0] for x in rows), statistics.median(x[1] for x in rows))
         for name, rows in found.items()
-        if rows
     }
 
 

@@ -258,6 +258,8 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefe
     assert "already" in tvmflow(root, "promote", "digits").stdout
 
     _edit(root, "channel_block: auto", "channel_block: 8")  # another library, measured against the champion
+    _edit(root, "trials_per_workload: 2", "trials_per_workload: 0")  # it need not be a good one
+    _edit(root, "min_coverage: 0.5", "min_coverage: 0.0")
     tvmflow(root, "run", "digits")
     verdict = json.loads(tvmflow(root, "promote", "digits", "--json").stdout)
     assert verdict["promoted"] and verdict["comparison"]["rounds"] == 6
