@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -19,6 +20,9 @@ import pytest
 import requests
 import yaml
 from filelock import FileLock
+
+from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
+from tvmflow.errors import DeviceError
 
 # make test draws the same cases every time, so that a red run is due to the change; make test-all draws others.
 hypothesis.settings.register_profile("repeatable", derandomize=True)
@@ -45,6 +49,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give the session a home, so that no test reads or writes the user's; git and DVC get what they need there."""
     home = tmp_path_factory.mktemp("home")
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmflow-tests" / "arm64"
     before, threads = dict(os.environ), set(threading.enumerate())
     os.environ.update(PRIVACY)
     for name in ("PREFECT_API_URL", "TVM_TRACKER_HOST", "TVM_TRACKER_PORT", "TVMFLOW_ROOT", "DVC_STAGE", "DVC_ROOT"):
@@ -52,6 +57,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["HOME"] = str(home)
     # Tool environments take minutes to install: once for all processes.
     os.environ.setdefault("TVMFLOW_CACHE", str(shared_folder(tmp_path_factory) / "cache"))
+    _link_kept(Path(os.environ["TVMFLOW_CACHE"]) / "arm64", kept)
     os.environ["DVC_SITE_CACHE_DIR"] = str(home / "dvc-site")
     os.environ["DVC_GLOBAL_CONFIG_DIR"] = os.environ["DVC_SYSTEM_CONFIG_DIR"] = str(home / "dvc-config")
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -64,6 +70,25 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         thread.join(10)
     alive = [t.name for t in waiting if t.is_alive()]
     assert not alive, f"these threads would keep Python from ending: {alive}"
+
+
+def _link_kept(place: Path, kept: Path) -> None:
+    """Let a folder of the session's cache be one that outlives it: the emulated system takes a download, and never changes."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{place}.lock"):
+        if not place.exists():
+            with contextlib.suppress(OSError):  # no home to write to: made anew in each session
+                kept.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(kept)
+
+
+@pytest.fixture(scope="session")
+def emulated(own_home: Path) -> EmulatedSystem:
+    """Return the emulated arm64 system; skips where this machine cannot have one, and says why."""
+    try:
+        return emulated_system()
+    except DeviceError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(autouse=True)

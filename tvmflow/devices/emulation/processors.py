@@ -1,0 +1,33 @@
+"""The processors that qemu emulates, a row each: LLVM's and qemu's names are the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvmflow.errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class Processor:
+    """features: those of LLVM's that kernels rest on and qemu executes; another one's instructions end a program with SIGILL."""
+
+    name: str
+    features: tuple[str, ...]
+
+
+PROCESSORS = {
+    row.name: row
+    for row in (
+        Processor("cortex-a53", ("neon",)),
+        Processor("cortex-a72", ("neon",)),
+        Processor("cortex-a76", ("neon", "dotprod", "fullfp16")),
+        Processor("max", ("neon", "dotprod", "fullfp16", "fp16fml", "i8mm", "bf16", "sve", "sve2")),
+    )
+}
+
+
+def processor_named(name: str) -> Processor:
+    """Return a row by its name. Raises UnknownNameError with the legal ones."""
+    if name not in PROCESSORS:
+        raise UnknownNameError(f"no emulated processor {name!a}", legal=PROCESSORS, name=name)
+    return PROCESSORS[name]

@@ -1,0 +1,200 @@
+"""The emulated system: made once for all workspaces, then a prefix of commands.
+
+    system = emulated_system()
+    subprocess.run([*system.command("cortex-a76"), "a-program-for-arm64", "argument"])
+
+Its programs are processes of this machine: they see its files, its network and its processes, and no file of the root hides one
+of this machine but where both have it. They cannot start programs of arm64 themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from tvmflow.artifacts import digest_of, sha256_of
+from tvmflow.devices.emulation.packages import Apt, no_root
+from tvmflow.devices.emulation.processors import processor_named
+from tvmflow.errors import DeviceError
+from tvmflow.recipe import CODE_ROOT
+from tvmflow.sources.tool_environments import cache_folder
+from tvmflow.toolchain import installed
+
+_MADE_AS = 1  # raised when a root is made in another way
+_IN_ROOT = ("python3-minimal", "libpython3-stdlib", "libgcc-s1", "libstdc++6", "libgomp1")
+_WHEELS = (
+    "apache-tvm",
+    "apache-tvm-ffi",
+    "numpy",
+    "ml-dtypes",
+    "psutil",
+    "tornado",
+    "cloudpickle",
+    "typing-extensions",
+)
+_PLATFORMS = tuple(f"manylinux{name}_aarch64" for name in ("_2_28", "_2_27", "_2_24", "_2_17", "2014"))
+_HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}  # platform.machine() -> Debian's name
+COUNTER = next(  # in a clone, and in an installed package
+    place / "emulator" / "count.c" for place in (CODE_ROOT / "runtime", CODE_ROOT / "tvmflow" / "_runtime") if place.is_dir()
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EmulatedSystem:
+    """folder: with the arm64 files below `root` and qemu for this machine below `qemu`."""
+
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    def command(self, processor: str, counts: bool = False) -> list[str]:
+        """Return what goes before a program of arm64 and its arguments, so that it runs on a processor of PROCESSORS.
+
+        counts: executed instructions are counted; the program's CLOCK_REALTIME advances by a nanosecond for each of them and by
+        nothing else, and the system call of runtime/emulator/count.c tells more. Raises UnknownNameError; with counts ToolchainError.
+        """
+        libraries = ":".join(str(path) for path in sorted((self.folder / "qemu").glob("**/*-linux-gnu")))
+        plugin = ["-plugin", str(counter_plugin())] if counts else []
+        return [
+            "/usr/bin/env", f"LD_LIBRARY_PATH={libraries}", str(self.folder / "qemu" / "usr" / "bin" / "qemu-aarch64"),
+            "-U", "LD_LIBRARY_PATH", "-cpu", processor_named(processor).name, *plugin, "-L", str(self.root),
+        ]  # fmt: skip
+
+    @property
+    def python(self) -> Path:
+        """Return the root's Python, a program of arm64."""
+        return next(path for path in sorted((self.root / "usr" / "bin").glob("python3.*")) if path.name[9:].isdecimal())
+
+    def packages(self) -> Path:
+        """Return a folder for PYTHONPATH with the arm64 wheels of this environment's TVM, made now if it is not there. Raises DeviceError."""
+        pins = [f"{name}=={installed(name)}" for name in _WHEELS]
+        return self.wheels(pins)
+
+    def wheels(self, pins: list[str]) -> Path:
+        """Return a folder for PYTHONPATH with arm64 wheels, made now if it is not there. Raises DeviceError."""
+        version = self.python.name.removeprefix("python")
+        folder = self.folder.parent / f"wheels-{digest_of([*pins, version, _MADE_AS])[:12]}"
+        return _made(folder, lambda unfinished: _unpack_wheels(pins, version, unfinished))
+
+
+def emulated_system() -> EmulatedSystem:
+    """Return the emulated system, made now if it is not there: some 35 MB to download. Raises DeviceError where it cannot be."""
+    release = _release()
+    folder = cache_folder() / "arm64" / f"{release}-{digest_of([*_IN_ROOT, _MADE_AS, platform.machine()])[:12]}"
+    return EmulatedSystem(_made(folder, _fill))
+
+
+def counter_plugin() -> Path:
+    """Return the plugin that counts instructions, compiled now if it is not there. Raises DeviceError."""
+    folder = cache_folder() / "arm64" / f"count-{sha256_of(COUNTER)[:12]}-{platform.machine()}"
+    return _made(folder, _compile_counter) / "count.so"
+
+
+def _release() -> str:
+    try:
+        facts = platform.freedesktop_os_release()
+    except OSError:
+        facts = {}
+    return facts.get("VERSION_CODENAME", "unknown")
+
+
+def _made(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return a folder, filled beside its place by `make(folder)` and moved there when whole, by one process of all."""
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            try:
+                make(unfinished)
+                unfinished.rename(folder)
+            except OSError as error:
+                raise no_root(str(error)) from error
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _fill(folder: Path) -> None:
+    host = _HOSTS.get(platform.machine())
+    if host is None or sys.platform != "linux":
+        raise no_root(f"no packages of qemu for {sys.platform} on {platform.machine()}")
+    apt_folder, root = folder / "apt", folder / "root"
+    apt_folder.mkdir()
+    root.mkdir()
+    apt = Apt(apt_folder, host, "arm64")
+    files = apt.unpack([f"{name}:arm64" for name in _IN_ROOT], root)
+    # The C library of this machine serves qemu too; two of them in one process do not.
+    files |= apt.unpack(
+        [f"qemu-user:{host}"], folder / "qemu", without=("libc6", "libgcc-s1", "gcc-12-base", "gcc-14-base")
+    )
+    for file in (folder / "qemu" / "usr" / "bin").iterdir():
+        if file.name != "qemu-aarch64":  # a hundred MB of other processors
+            file.unlink()
+    if not (root / "lib").exists():  # releases whose packages hold usr/lib alone
+        (root / "lib").symlink_to("usr/lib")
+    shutil.rmtree(apt_folder)
+    (folder / "packages.json").write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
+    system = EmulatedSystem(folder)
+    done = subprocess.run(
+        [*system.command("cortex-a53"), str(system.python), "-c", "import platform; print(platform.machine())"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    if done.stdout.strip() != "aarch64":
+        raise no_root(f"a program in it does not run: {(done.stderr.strip() or done.stdout.strip())[-300:]}")
+
+
+def _unpack_wheels(pins: list[str], version: str, folder: Path) -> None:
+    import zipfile
+
+    downloads = folder / ".downloads"
+    platforms = [f"--platform={name}" for name in _PLATFORMS]
+    abis = [f"--abi={name}" for name in (f"cp{version.replace('.', '')}", "abi3", "none")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(downloads),
+         *platforms, *abis, f"--python-version={version}", "--implementation=cp", *pins],
+        capture_output=True, text=True, timeout=1200, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise DeviceError(
+            f"the arm64 wheels cannot be had: {done.stderr.strip()[-300:]}", "pip to reach a package index",
+            f"pip download --platform {_PLATFORMS[0]} --only-binary=:all: {pins[0]} says more",
+        )  # fmt: skip
+    for wheel in sorted(downloads.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+    shutil.rmtree(downloads)
+
+
+def _compile_counter(folder: Path) -> None:
+    command = [
+        "gcc",
+        "-O2",
+        "-std=gnu11",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+        "-o",
+        str(folder / "count.so"),
+        str(COUNTER),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except OSError as error:
+        raise no_root(f"no compiler gcc for the plugin that counts instructions: {error.strerror}") from None
+    if done.returncode:
+        raise no_root(f"gcc refuses the plugin that counts instructions: {done.stderr.strip()[-300:]}")
