@@ -1,6 +1,7 @@
 """deploy: put the library that ships on a device and run the golden inputs there.
 
-Its outputs are those of TVM's virtual machine on the same device, bit for bit.
+Its outputs are those of TVM's virtual machine on the same device, bit for bit; where the device has no TVM, those of the virtual
+machine here, if this machine runs the same instructions.
 
 In:  the built library, golden inputs and outputs
 Out: deployed.json: which device, under which name, how its outputs agree. Never cached, never an open session.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
@@ -17,6 +19,7 @@ from tasks.golden import GOLDEN, check_outputs, golden_outputs
 from tvmflow.artifacts import sha256_of
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.devices.remote_network import in_machine, shipped
+from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.evaluation.agreement import check_equal
 from tvmflow.params import Cell
 from tvmflow.stages import Stage, StageContext
@@ -36,12 +39,15 @@ def _settings(workspace: Workspace, cell: Cell) -> DeploySettings:
     return DeploySettings(resolve(entry), entry.device.key, workspace.params.build.max_relative_error[cell.precision])
 
 
-def deploy(context: StageContext[DeploySettings, DeviceLimits]) -> dict[str, Any]:
+Context = StageContext[DeploySettings, DeviceLimits]
+
+
+def deploy(context: Context) -> dict[str, Any]:
     """Upload, load, smoke-test; returns what the device said."""
     settings, target = context.settings, context.settings.target
     folder = context.inputs["build"]
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    ships, machine = shipped(folder, manifest), in_machine(folder)
+    ships = shipped(folder, manifest)
     with session_of(context.limits, target) as session:
         context.progress("uploading", 0, 2)
         remote_path = session.upload(ships.file)
@@ -49,8 +55,9 @@ def deploy(context: StageContext[DeploySettings, DeviceLimits]) -> dict[str, Any
         context.progress("running the golden inputs", 1, 2)
         outputs = golden_outputs(context, model)
         smoke = check_outputs(context, "deploy", outputs, settings.max_relative_error)
-        if ships.file != machine.file:
-            check_equal("deploy", golden_outputs(context, machine.started(session)), outputs)
+        expected = _of_machine(context, session, folder) if manifest["network"] else None
+        if expected is not None:
+            check_equal("deploy", expected, outputs)
     deployed = {
         "device_key": settings.device_key,
         "device_kind": backend_of(target).device_kind,
@@ -61,6 +68,18 @@ def deploy(context: StageContext[DeploySettings, DeviceLimits]) -> dict[str, Any
     }
     (context.out / "deployed.json").write_text(json.dumps(deployed, sort_keys=True, indent=1), encoding="utf-8")
     return deployed
+
+
+def _of_machine(context: Context, session: DeviceSession, folder: Path) -> Arrays | None:
+    """Return the outputs of the same kernels in TVM's virtual machine; None where that runs neither there nor here."""
+    machine = in_machine(folder)
+    if session.has_tvm:
+        return golden_outputs(context, machine.started(session))
+    if not context.settings.target.runs_here:
+        return None
+    from tvmflow.building.library import LoadedLibrary
+
+    return golden_outputs(context, LoadedLibrary(machine.file, context.settings.target.threads))
 
 
 STAGE = Stage(

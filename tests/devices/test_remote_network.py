@@ -15,7 +15,8 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.self_contained import Network, link_rpc, write_network
 from tvmflow.devices.remote_network import Form, RemoteNetwork, in_machine, shipped
-from tvmflow.devices.session import DeviceSession, RemoteLibrary, open_session
+from tvmflow.devices.rpc import RemoteLibrary
+from tvmflow.devices.session import DeviceSession, open_session
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import StageError
 from tvmflow.evaluation.latency import LatencyRules

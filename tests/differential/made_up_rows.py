@@ -12,7 +12,8 @@ import numpy as np
 
 from tvmflow.backends.backend import Call, Progress
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.devices.transport import DeviceState, Link, SessionLimits, Transport
+from tvmflow.devices.rpc import RpcTransport
+from tvmflow.devices.transport import DeviceState, Link, SessionLimits
 from tvmflow.frontends.source_model import SourceDescription
 from tvmflow.frontends.table import Frontend
 from tvmflow.options import Options
@@ -66,14 +67,14 @@ class InsideOptions(Options):
     room: str
 
 
-class InsideTransport(Transport):
+class InsideTransport(RpcTransport):
     """The device is this very process."""
 
     options = InsideOptions
     is_this_host = True
 
     @contextlib.contextmanager
-    def open(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
+    def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
         from tvm import rpc
 
         yield Link(rpc.LocalSession(), f"inside-{device.options['room']}")

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from tvmflow.devices.lock import exclusive
+from tvmflow.devices.rpc import RpcTransport
 from tvmflow.devices.tracker import TrackerAddress, request_session
-from tvmflow.devices.transport import DeviceState, Link, SessionLimits, Transport
+from tvmflow.devices.transport import DeviceState, Link, SessionLimits
 from tvmflow.errors import DeviceError, TrackerError, last_words
 from tvmflow.params import DeviceEntry
 from tvmflow.recipe import CODE_ROOT
@@ -27,13 +28,13 @@ START_TIMEOUT_S = 90.0
 _MOST_SAID = 20_000  # bytes at the end of what a server wrote that are looked at
 
 
-class LocalTransport(Transport):
+class LocalTransport(RpcTransport):
     """This machine, one session at a time."""
 
     is_this_host = True
 
     @contextlib.contextmanager
-    def open(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
+    def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
         with (
             exclusive("local", limits.wait_s),
             local_tracker(device.key, target.threads, target) as address,

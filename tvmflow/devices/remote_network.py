@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.devices.rpc import RpcSession
 from tvmflow.devices.session import Array, Arrays, DeviceSession, RemoteModel, translated
 from tvmflow.errors import StageError
 
@@ -21,8 +22,8 @@ class RemoteNetwork(RemoteModel):
     outputs: shape and dtype of each, as in manifest.json. Raises StageError with the text of the library where it refuses.
     """
 
-    def __init__(self, session: DeviceSession, server: Any, remote_name: str, outputs: list[dict[str, Any]]) -> None:
-        super().__init__(session)
+    def __init__(self, session: RpcSession, server: Any, remote_name: str, outputs: list[dict[str, Any]]) -> None:
+        self.session = session
         self._run = server["run"]
         self._server, self._close = server, server["close"]
         self._error = session.tensor(np.zeros(_ERROR_BYTES, np.uint8))
@@ -92,11 +93,5 @@ def shipped(folder: Path, manifest: dict[str, Any]) -> Form:
     """Return the form that apps get: without TVM where there is one, else the virtual machine's."""
     if not manifest.get("network"):
         return in_machine(folder)
-    servers: dict[DeviceSession, Any] = {}
-
-    def start(session: DeviceSession, remote_name: str) -> RemoteModel:
-        if session not in servers:
-            servers[session] = session.load(folder / "rpc.so")
-        return RemoteNetwork(session, servers[session], remote_name, manifest["outputs"])
-
-    return Form(folder / "network.so", start)
+    outputs = manifest["outputs"]
+    return Form(folder / "network.so", lambda session, name: session.network(name, folder, outputs))

@@ -1,100 +1,81 @@
-"""One session with one device: upload, load, run, time. The same for every way to reach a device."""
+"""One session with one device: upload, run, time. The same for every way to reach a device."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from tvmflow.backends.backend import Backend
-from tvmflow.devices.table import transport_of
-from tvmflow.devices.transport import Link, SessionLimits
 from tvmflow.errors import DeviceError, DeviceLostError, last_line
 from tvmflow.params import DeviceEntry
+from tvmflow.targets.resolve import ResolvedTarget
+
+if TYPE_CHECKING:
+    from tvmflow.devices.transport import SessionLimits
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
 
 
-class DeviceSession:
-    """An open session. All device failures come out as DeviceLostError, which may be tried again.
+class DeviceSession(ABC):
+    """An open session. All device failures come out as DeviceLostError, which may be tried again, or another DeviceError.
 
-    unit: which of the devices of its key this is; device: where its tensors lie.
+    unit: which of the devices of its key this is. has_tvm: it runs libraries that need TVM's runtime; others run what
+    needs nothing (network.so, and kernels that were linked alike).
     """
 
-    def __init__(self, link: Link, backend: Backend, name: str) -> None:
-        self.remote, self.unit, self.target, self.name = link.remote, link.unit, backend.target, name
-        self._uploads = itertools.count()
-        remote, target = link.remote, backend.target
-        self.device = backend.tvm_device(remote)
-        with translated(name, "setting the number of threads"):
-            remote.get_function("runtime.config_threadpool")(1, target.threads)
-            threads = int(remote.get_function("runtime.NumThreads")())
-        if threads < target.threads:  # TVM makes its pool of half of the CPUs it sees, and never makes it larger
-            raise DeviceError(
-                f"device {name!r} computes on {threads} of the {target.threads} threads of its target",
-                f"a server that was started with TVM_NUM_THREADS={target.threads} or more, on so many CPUs",
-                "start the server with that variable, or set threads: of the target",
-            )
+    has_tvm: ClassVar[bool] = False
 
+    def __init__(self, name: str, unit: str, target: ResolvedTarget) -> None:
+        self.name, self.unit, self.target = name, unit, target
+
+    @abstractmethod
     def upload(self, library: Path) -> str:
-        """Upload a file under a name that no other upload of this session has, and return that name.
+        """Upload a file; returns the name under which this session knows it."""
 
-        Writing over a library that the device has loaded would change its code under it and crash the session.
+    @abstractmethod
+    def network(self, remote_name: str, beside: Path, outputs: list[dict[str, Any]]) -> RemoteModel:
+        """Start a library without TVM that was uploaded. beside: the folder with what else `build` left of it.
+
+        outputs: shape and dtype of each, as in manifest.json. Raises StageError where the library refuses.
         """
-        remote_name = f"{next(self._uploads)}-{library.name}"
-        with translated(self.name, f"uploading {library.name}"):
-            self.remote.upload(str(library), remote_name)
-        return remote_name
 
-    def load(self, library: Path) -> Any:
-        """Upload a library and load it. Returns the remote module."""
-        remote_name = self.upload(library)
-        with translated(self.name, f"loading {library.name}"):
-            return self.remote.load_module(remote_name)
+    @abstractmethod
+    def bench(self, arrays: Sequence[Array]) -> WorkloadBench:
+        """Put the arguments of a kernel on the device, the last of which is its output before it ran."""
+
+    def model_on_device(self, remote_name: str) -> RemoteModel:
+        """Start a library that was uploaded in TVM's virtual machine."""
+        raise self._without_tvm(f"starting {remote_name}")
 
     def model(self, library: Path) -> RemoteModel:
         """Upload the library of a whole network and start it in TVM's virtual machine."""
         return self.model_on_device(self.upload(library))
 
-    def model_on_device(self, remote_name: str) -> RemoteModel:
-        """Load and start a library that was uploaded before."""
-        from tvm import relax
-
-        with translated(self.name, "starting the library"):
-            machine = relax.VirtualMachine(self.remote.load_module(remote_name), self.device)
-            return RemoteLibrary(self, machine)
-
-    def tensor(self, array: Array) -> Any:
-        import tvm
-
-        with translated(self.name, "copying an input"):
-            return tvm.runtime.tensor(np.ascontiguousarray(array), self.device)
-
-    def empty(self, shape: Sequence[int], dtype: str) -> Any:
-        """Return memory on the device for an output, with no values yet."""
-        import tvm
-
-        with translated(self.name, "allocating an output"):
-            return tvm.runtime.empty(tuple(shape), dtype, self.device)
-
     def call(self, name: str) -> Any:
         """Call a function that the device provides beside libraries, and return its output."""
-        with translated(self.name, f"calling {name}"):
-            return self.remote.get_function(name)()
+        raise self._without_tvm(f"calling {name}")
+
+    def temperature(self) -> float | None:
+        """Return the temperature of the processor in degrees Celsius; None where the device does not tell it."""
+        return None
+
+    def _without_tvm(self, doing: str) -> DeviceError:
+        return DeviceError(
+            f"{doing} on device {self.name!r}, which has no TVM",
+            "a cell with a network.so (build makes one where all of it runs on the CPU)",
+            "reach the device through TVM's RPC server: transport: tracker",
+        )
 
 
 class RemoteModel(ABC):
     """A library of a whole network, loaded on a device."""
-
-    def __init__(self, session: DeviceSession) -> None:
-        self.session = session
 
     @abstractmethod
     def set_inputs(self, *inputs: Array) -> None:
@@ -123,31 +104,24 @@ class RemoteModel(ABC):
         return self.outputs()
 
 
-class RemoteLibrary(RemoteModel):
-    """A library in TVM's virtual machine."""
+class RemoteKernel(ABC):
+    """A kernel of a workload, loaded on a device."""
 
-    def __init__(self, session: DeviceSession, machine: Any) -> None:
-        super().__init__(session)
-        self.machine = machine
+    @abstractmethod
+    def output(self) -> Array:
+        """Run once and return the output; what the kernel did not write is as it was before."""
 
-    def set_inputs(self, *inputs: Array) -> None:
-        tensors = [self.session.tensor(x) for x in inputs]
-        with translated(self.session.name, "setting the inputs"):
-            self.machine.set_input("main", *tensors)
+    @abstractmethod
+    def time(self, repeat: int, min_repeat_ms: float) -> list[float]:
+        """Return `repeat` mean times in seconds, each of as many runs as take min_repeat_ms together, after one that is not counted."""
 
-    def invoke(self) -> None:
-        with translated(self.session.name, "running the library"):
-            self.machine.invoke_stateful("main")
 
-    def outputs(self) -> Arrays:
-        with translated(self.session.name, "copying an output"):
-            found = self.machine.get_outputs("main")
-            return tuple(np.asarray(tensor.numpy()) for tensor in ([found] if hasattr(found, "numpy") else found))
+class WorkloadBench(ABC):
+    """The arguments of one workload on a device."""
 
-    def time_runs(self, repeat: int) -> list[float]:
-        with translated(self.session.name, "timing the library"):
-            timer = self.machine.time_evaluator("invoke_stateful", self.session.device, number=1, repeat=repeat)
-            return [float(seconds) for seconds in timer("main").results]
+    @abstractmethod
+    def load(self, library: Path) -> RemoteKernel:
+        """Upload a library of the workload and load it."""
 
 
 @contextlib.contextmanager
@@ -165,23 +139,11 @@ def translated(name: str, doing: str) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def open_session(device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
-    """Open a session with the device of a target and close everything again, whatever happens.
+def open_session(device: DeviceEntry, backend: Backend, limits: SessionLimits) -> AbstractContextManager[DeviceSession]:
+    """Open a session with the device of a target; at its end everything is closed again, whatever happened.
 
     Raises TrackerError, DeviceUnknownError, DeviceBusyError, and UnknownNameError for a transport that there is not.
     """
-    with transport_of(device).open(device, backend.target, limits) as link:
-        session = DeviceSession(link, backend, device.key)
-        yield session
-        _let_go(session)
+    from tvmflow.devices.table import transport_of
 
-
-def _let_go(session: DeviceSession) -> None:
-    """Drop the remote handles while the device still listens; without this their destructors speak to a dead socket."""
-    import gc
-
-    done = threading.Thread(target=gc.collect, daemon=True)
-    done.start()
-    done.join(timeout=5)
-    del session.device
+    return transport_of(device).open(device, backend, limits)

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tvmflow.bounds import Host
-from tvmflow.devices.transport import DeviceState, Link, SessionLimits, Transport
+from tvmflow.devices.rpc import RpcTransport
+from tvmflow.devices.transport import DeviceState, Link, SessionLimits
 from tvmflow.errors import DeviceBusyError, DeviceUnknownError, TrackerError, UsageError, first_line
 from tvmflow.options import Options, read_options
 from tvmflow.params import DeviceEntry
@@ -34,13 +35,13 @@ class TrackerOptions(Options):
     port: Annotated[int, Field(gt=0, lt=65536)] | None = None
 
 
-class TrackerTransport(Transport):
+class TrackerTransport(RpcTransport):
     """Devices that registered themselves with an RPC tracker, as many of one key as there are."""
 
     options = TrackerOptions
 
     @contextlib.contextmanager
-    def open(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
+    def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
         yield request_session(self._address(device), device.key, limits.session_timeout_s, limits.wait_s)
 
     def state(self, device: DeviceEntry) -> DeviceState:

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tvmflow.backends.backend import Backend
+from tvmflow.devices.session import DeviceSession
 from tvmflow.options import Options
 from tvmflow.params import DeviceEntry
-from tvmflow.targets.resolve import ResolvedTarget
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class SessionLimits:
 
 @dataclass(frozen=True)
 class Link:
-    """An open connection. remote: what TVM's RPC client gives; unit: which of the devices of a key responds there."""
+    """An open connection of TVM's RPC. remote: what its client gives; unit: which of the devices of a key responds there."""
 
     remote: Any
     unit: str
@@ -43,14 +44,18 @@ class Transport(ABC):
     options: what the entry may say beside `transport` and `key`.
     is_this_host: its devices compute on this machine, so a measurement there must be alone, and frameworks of this machine
     can be measured beside it.
+    has_tvm: its sessions have; where not, the tuner links what it measures so that it needs nothing.
     """
 
     options: ClassVar[type[Options]] = Options
     is_this_host: ClassVar[bool] = False
+    has_tvm: ClassVar[bool] = True
 
     @abstractmethod
-    def open(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> AbstractContextManager[Link]:
-        """Connect to one device of the key; at the end nothing of it stays open, whatever happened.
+    def open(
+        self, device: DeviceEntry, backend: Backend, limits: SessionLimits
+    ) -> AbstractContextManager[DeviceSession]:
+        """Open a session with one device of the key; at the end nothing of it stays open, whatever happened.
 
         Raises TrackerError, DeviceUnknownError, DeviceBusyError.
         """

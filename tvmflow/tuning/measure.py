@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.devices.session import DeviceSession, translated
+from tvmflow.devices.session import DeviceSession, RemoteKernel
 from tvmflow.ir.ir_files import numpy_dtype
 from tvmflow.ir.tvm_names import buffer_of
 from tvmflow.kernels.workloads import Workload
@@ -77,19 +77,18 @@ class KernelBench:
         reference: Array | None, plain: Path | None,
     ) -> None:  # fmt: skip
         self.workload, self.session, self.rules = workload, session, rules
-        self._arguments = [session.tensor(array) for array in arrays]
-        self._unwritten = arrays[-1]
+        self._bench = session.bench(arrays)
         low = any(array.dtype.itemsize == 2 and array.dtype.kind not in "iu" for array in arrays)
         self._tolerance = _LOW_TOLERANCE if low else _TOLERANCE
         if reference is None:
             assert plain is not None
-            reference = self._outputs(session.load(plain))
+            reference = self._bench.load(plain).output()
         self.reference = reference
 
     def measure(self, library: Path, best_s: float = float("inf")) -> tuple[str, tuple[float, ...], str]:
         """Return (status, seconds per repeat, what was wrong). Raises DeviceLostError when the device goes away."""
-        kernel = self.session.load(library)
-        wrong = self._difference(self._outputs(kernel))
+        kernel = self._bench.load(library)
+        wrong = self._difference(kernel.output())
         if wrong:
             return WRONG_OUTPUT, (), wrong
         found = self._time(kernel, 1)
@@ -103,20 +102,8 @@ class KernelBench:
             found += self._time(kernel, self.rules.repeats)
         return OK, tuple(found), ""
 
-    def _time(self, kernel: Any, repeat: int) -> list[float]:
-        if repeat < 1:
-            return []
-        with translated(self.session.name, f"timing {self.workload.name}"):
-            timer = kernel.time_evaluator(
-                "main", self.session.device, number=1, repeat=repeat, min_repeat_ms=int(self.rules.min_repeat_ms)
-            )
-            return [float(seconds) for seconds in timer(*self._arguments).results]
-
-    def _outputs(self, kernel: Any) -> Array:
-        self._arguments[-1] = self.session.tensor(self._unwritten)  # what a schedule forgets to write must show
-        with translated(self.session.name, f"running {self.workload.name}"):
-            kernel["main"](*self._arguments)
-            return np.asarray(self._arguments[-1].numpy())
+    def _time(self, kernel: RemoteKernel, repeat: int) -> list[float]:
+        return kernel.time(repeat, self.rules.min_repeat_ms) if repeat > 0 else []
 
     def _difference(self, output: Array) -> str:
         """Say how an output differs from the plain kernel's; nothing where it is right."""
