@@ -28,61 +28,56 @@ RULES = FleetRules(
 CANARY, WORK = Workload("canary", "canary", 1, None), Workload("work", "work", 1, None)
 
 
-class Tensor:
-    def __init__(self, array: Any) -> None:
-        self.array = np.array(array)
-
-    def numpy(self) -> Any:
-        return self.array
-
-
 class Kernel:
     """What a library file says: seconds, output, and what it does to its device."""
 
-    def __init__(self, world: World, file: Path) -> None:
-        self.world, self.says = world, json.loads(file.read_text())
+    def __init__(self, world: World, file: Path, unwritten: Any) -> None:
+        self.world, self.says, self.unwritten = world, json.loads(file.read_text()), unwritten
 
-    def __getitem__(self, _name: str) -> Any:
-        def run(*arguments: Tensor) -> None:
-            if self.says.get("hangs") or (self.world.canary_hangs and self.says.get("canary")):
-                time.sleep(3)
-                raise DeviceLostError("closed")
-            if self.says.get("kills"):
-                raise DeviceLostError("connection reset")
-            if not self.says.get("forgets"):
-                arguments[-1].array[...] = self.says.get("output", 1.0)
+    def output(self) -> Any:
+        if self.says.get("hangs") or (self.world.canary_hangs and self.says.get("canary")):
+            time.sleep(3)
+            raise DeviceLostError("closed")
+        if self.says.get("kills"):
+            raise DeviceLostError("connection reset")
+        found = np.array(self.unwritten)
+        if not self.says.get("forgets"):
+            found[...] = self.says.get("output", 1.0)
+        return found
 
-        return run
-
-    def time_evaluator(self, *_: Any, repeat: int, **__: Any) -> Any:
-        seconds = self.says["seconds"] * self.world.clock
-        results = type("Results", (), {"results": [seconds] * repeat})
-        return lambda *_arguments: results
+    def time(self, repeat: int, _min_repeat_ms: float) -> list[float]:
+        return [self.says["seconds"] * self.world.clock] * repeat
 
 
 class Session:
-    name, device = "fake", None
+    name = "fake"
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.loads = 0
 
-    def tensor(self, array: Any) -> Tensor:
-        return Tensor(array)
+    def bench(self, arrays: Any) -> Any:
+        return Bench(self, arrays)
+
+
+class Bench:
+    def __init__(self, session: Session, arrays: Any) -> None:
+        self.session, self.arrays = session, arrays
 
     def load(self, file: Path) -> Kernel:
-        with self.world.lock:
-            self.world.loads += 1
-            self.loads += 1
-            if self.world.loads in self.world.dies_at:
+        world = self.session.world
+        with world.lock:
+            world.loads += 1
+            self.session.loads += 1
+            if world.loads in world.dies_at:
                 raise DeviceLostError("connection reset by peer")
-            if self.world.loads == self.world.bug_at:
+            if world.loads == world.bug_at:
                 raise ZeroDivisionError
-            if self.world.restless and file.name == "canary":
-                self.world.clock *= 2.0
-            if self.world.loads == self.world.slows_at:
-                self.world.clock = 2.0
-        return Kernel(self.world, file)
+            if world.restless and file.name == "canary":
+                world.clock *= 2.0
+            if world.loads == world.slows_at:
+                world.clock = 2.0
+        return Kernel(world, file, self.arrays[-1])
 
 
 class World:
