@@ -19,6 +19,7 @@ from tasks.golden import GOLDEN, check_outputs, golden_outputs
 from tvmflow.artifacts import sha256_of
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.devices.remote_network import in_machine, shipped
+from tvmflow.devices.rpc import session_here
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.evaluation.agreement import check_equal
 from tvmflow.params import Cell
@@ -77,9 +78,7 @@ def _of_machine(context: Context, session: DeviceSession, folder: Path) -> Array
         return golden_outputs(context, machine.started(session))
     if not context.settings.target.runs_here:
         return None
-    from tvmflow.building.library import LoadedLibrary
-
-    return golden_outputs(context, LoadedLibrary(machine.file, context.settings.target.threads))
+    return golden_outputs(context, machine.started(session_here(backend_of(context.settings.target))))
 
 
 STAGE = Stage(

@@ -8,7 +8,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,14 @@ class RpcSession(DeviceSession):
     def call(self, name: str) -> Any:
         with translated(self.name, f"calling {name}"):
             return self.remote.get_function(name)()
+
+
+def session_here(backend: Backend) -> RpcSession:
+    """Return a session with this very process, on one thread: for outputs, not for times."""
+    from tvm import rpc
+
+    alone = type(backend)(replace(backend.target, threads=1))
+    return RpcSession(Link(rpc.LocalSession(), "here"), alone, "this process")
 
 
 class RemoteLibrary(RemoteModel):
