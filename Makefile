@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 OLD_TVM := .venv-tvm-0.26
 PYTEST = TVMFLOW_OLD_TVM=$(CURDIR)/$(OLD_TVM)/bin/python TVMFLOW_PICTURES=$(CURDIR)/.pictures \
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal
+FAST := cli contract evaluation frontends golden ledger passes quantization report sandbox sources tuning unit vta
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DO_NOT_TRACK := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -26,7 +27,7 @@ test-all: style browser jdk $(OLD_TVM)/.installed  ## the same, and further netw
 	HYPOTHESIS_PROFILE=default $(PYTEST)
 
 test-fast: setup  ## what starts no servers, sandboxes or stages: under two minutes
-	$(BIN)/python -m pytest tests/contract tests/unit tests/golden -m "not slow and not heavy" -n 2 --dist worksteal
+	$(BIN)/python -m pytest $(FAST:%=tests/%) -m "not slow and not heavy" -n 2 --dist worksteal
 
 browser:  ## Chromium, in which the report is tested; without it, and without root to install it, those tests are skipped
 	@which chromium chromium-browser google-chrome 2> /dev/null | grep -q . || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \

@@ -33,6 +33,7 @@ ALLOWED = os.sched_getaffinity(0)
 CELL = "digits_torch@local-cpu:float32"
 SLUG = CELL.replace("@", ".").replace(":", ".")
 MACHINE_MAY_BE_BUSY = 1e9  # limit of what the other tests that run meanwhile decide: one that tests a limit sets it
+HEAVY_FIXTURES = {"finished", "prefect_server", "emulated"}
 PRIVACY = {
     "DO_NOT_TRACK": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true",
     "DVC_NO_ANALYTICS": "1", "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true", "NO_COLOR": "1",
@@ -43,6 +44,13 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder that the processes of one run have in common."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as heavy what asks for a finished workspace, a server or an emulated system, in whichever folder it is."""
+    for item in items:
+        if HEAVY_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("heavy")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,7 @@ import pytest
 
 import tvmflow
 from tests.conftest import CELL, REPOSITORY, SLUG
-from tests.unit.ledger_bench import LedgerBench
+from tests.ledger.ledger_bench import LedgerBench
 from tvmflow.errors import StoreError, TvmflowError, UnknownNameError, UsageError
 from tvmflow.evaluation.in_process import LoadedLibrary
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.faults.here import QUICK_RULES
-from tests.unit.wide_models import described
+from tests.wide_models import described
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.lower import lower
 from tvmflow.devices.local import local_tracker

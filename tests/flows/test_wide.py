@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.table import STAGES
-from tests.unit.wide_models import SPECS, WORDS, write
+from tests.wide_models import SPECS, WORDS, write
 from tvmflow.evaluation.source_import import read_model
 from tvmflow.preflight import check_model
 from tvmflow.progress import silent

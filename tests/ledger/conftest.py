@@ -1,5 +1,28 @@
-"""The ledger's fixtures, for calls that need no finished workspace."""
+"""What tests of the ledger share."""
 
-from tests.unit.conftest import empty_store, ledger
+from __future__ import annotations
 
-__all__ = ["empty_store", "ledger"]
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.ledger.ledger_bench import LedgerBench
+from tvmflow.ledger.store_paths import open_mlflow
+from tvmflow.workspace import Workspace
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an MLflow store in which nothing is; making one takes seconds, copying it nothing."""
+    root = tmp_path_factory.mktemp("empty-store")
+    shutil.copyfile(REPOSITORY / "params.yaml", root / "params.yaml")
+    open_mlflow(Workspace(root)).search_experiments()
+    return root / "mlruns" / "mlflow.db"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, empty_store: Path) -> LedgerBench:
+    """Return a workspace of its own with an empty MLflow store."""
+    return LedgerBench(tmp_path / "workspace", empty_store)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import REPOSITORY, SLUG
-from tests.unit.ledger_bench import LedgerBench
+from tests.ledger.ledger_bench import LedgerBench
 from tvmflow.ledger.store_paths import experiment_id, open_mlflow
 from tvmflow.ledger.trend import EXPERIMENT
 from tvmflow.workspace import Workspace

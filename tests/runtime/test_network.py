@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.wide_models import OUTPUTS, described, samples_for
+from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LoadedLibrary, Scheduled, build_scheduled
 from tvmflow.building.plan import Plan, Value, check, plan_of

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.browser import Browser, browser_path, open_browser
-from tests.unit.ledger_bench import LedgerBench
-from tests.unit.report_data import HOSTILE, card, cell, history, report_data
+from tests.ledger.ledger_bench import LedgerBench
+from tests.report.report_data import HOSTILE, card, cell, history, report_data
 from tvmflow.errors import StoreError, UsageError
 from tvmflow.ledger.history import all_measurements
 from tvmflow.ledger.registry import version_by_sha256

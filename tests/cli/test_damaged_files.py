@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY, free_port
-from tests.unit.ledger_bench import LedgerBench
+from tests.ledger.ledger_bench import LedgerBench
 from tvmflow.cli import main
 from tvmflow.ledger.registry import CHALLENGER, version_by_alias
 from tvmflow.ledger.releases import promote

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.unit.ledger_bench import LedgerBench
+from tests.ledger.ledger_bench import LedgerBench
 from tvmflow.ledger.history import changes, measurements
 from tvmflow.ledger.store_paths import open_mlflow
 from tvmflow.params import STAGE_NAMES

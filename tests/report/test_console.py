@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from flows.display import Display
-from tests.unit.report_data import card, history, latency, part
+from tests.report.report_data import card, history, latency, part
 from tvmflow.report.console import Grid, grid, print_to, printable, show_table, show_text
 from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_markdown, scorecard_table
 from tvmflow.tuning.origins import ORIGINS

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ledger_bench import LedgerBench
+from tests.ledger.ledger_bench import LedgerBench
 from tvmflow.errors import StoreError
 from tvmflow.ledger import releases
 from tvmflow.ledger.history import all_measurements

@@ -22,7 +22,7 @@ from tvmflow.sandbox.process import Policy, Sandbox, run_in_sandbox
 
 pytestmark = pytest.mark.heavy
 
-DEEDS = "tests.unit.sandbox_deeds"
+DEEDS = "tests.sandbox.sandbox_deeds"
 TESTS = (REPOSITORY / "tests",)
 ALLOWED = {
     "write in its own folder", "write in the stage's folder", "make a temporary file", "start a child", "start a thread",

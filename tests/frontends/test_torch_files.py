@@ -259,7 +259,7 @@ def test_an_endless_loop_in_a_model_ends_with_one_error(tmp_path: Path) -> None:
     arguments = {"folder": str(tmp_path), "framework": "torch", "file": "model.torchscript"}
     policy = Policy(40.0, reads=(tmp_path, REPOSITORY / "tests"))
     with pytest.raises((StageTimeoutError, TvmflowError), match=r"within 40 s|cannot be converted"):
-        run_in_sandbox("tests.unit.sandbox_deeds:load_and_run", arguments, policy)
+        run_in_sandbox("tests.sandbox.sandbox_deeds:load_and_run", arguments, policy)
 
 
 @pytest.mark.parametrize("code", [b'torch .save(x, "hacked");torch.add', b'x.save("hacked");torch.add'])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tasks.table import STAGES
-from tests.unit.ledger_bench import LedgerBench
+from tests.ledger.ledger_bench import LedgerBench
 from tvmflow.errors import DamagedStoreError, StoreError
 from tvmflow.ledger import store_paths
 from tvmflow.ledger.chains import follow, records_in_place

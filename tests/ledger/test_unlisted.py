@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
-from tests.unit.ledger_bench import LedgerBench
+from tests.ledger.ledger_bench import LedgerBench
 from tvmflow.artifacts import describe_file
 from tvmflow.errors import StoreError
 from tvmflow.ledger import dvc, unlisted
