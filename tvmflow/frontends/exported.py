@@ -46,18 +46,18 @@ class ExportedModel:
         """Yield the value of every operator of the exported program, in order."""
         import torch
 
-        found: list[tuple[str, Array]] = []
+        values: list[tuple[str, Array]] = []
 
         class Recorder(torch.fx.Interpreter):  # type: ignore[misc]
             def run_node(self, node: Any) -> Any:
                 value = super().run_node(node)
                 if node.op == "call_function" and isinstance(value, torch.Tensor) and value.is_floating_point():
-                    found.append((f"{node.name} ({node.target})", value.detach().numpy().copy()))
+                    values.append((f"{node.name} ({node.target})", value.detach().numpy().copy()))
                 return value
 
         with torch.no_grad():
             Recorder(self.exported().module()).run(*self._arguments(inputs))
-        yield from found
+        yield from values
 
     def run(self, *inputs: Array) -> Arrays:
         return tuple(np.asarray(value.detach().cpu().numpy()) for _, value in self._outputs(inputs))
@@ -71,20 +71,21 @@ class ExportedModel:
 
         with torch.no_grad():
             try:
-                found = self.module(*self._arguments(inputs))
+                outputs = self.module(*self._arguments(inputs))
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
                 raise _wrong_shape(error, self.inputs) from error
-        leaves = torch.utils._pytree.tree_flatten_with_path(found)[0]
+        leaves = torch.utils._pytree.tree_flatten_with_path(outputs)[0]
         if not leaves or not all(isinstance(value, torch.Tensor) for _, value in leaves):
             kinds = ", ".join(dict.fromkeys(type(value).__name__ for _, value in leaves)) or "nothing"
             raise ModelFileError(f"the model returns {kinds}", "tensors, alone, in tuples, lists or dictionaries")
         names = [
-            str(getattr(path[0], "key", f"output{at}")) if path else "output" for at, (path, _) in enumerate(leaves)
+            str(getattr(path[0], "key", f"output{index}")) if path else "output"
+            for index, (path, _) in enumerate(leaves)
         ]
         unique = len(set(names)) == len(names)
         return [
-            (name if unique else f"output{at}", leaf[1])
-            for at, (name, leaf) in enumerate(zip(names, leaves, strict=True))
+            (name if unique else f"output{index}", leaf[1])
+            for index, (name, leaf) in enumerate(zip(names, leaves, strict=True))
         ]
 
     def use_threads(self, threads: int) -> None:

@@ -72,8 +72,8 @@ def read_header(path: str, size: int) -> dict[str, Any] | None:
             if matches(file, start):
                 if file.stat().st_size > size:
                     return None
-                found = read(file)
-                return asdict(found) if found is not None else None
+                header = read(file)
+                return asdict(header) if header is not None else None
     except ModelFileError:
         raise
     except Exception as error:  # each reader has its own
@@ -113,25 +113,25 @@ def _program_inputs(program: Any) -> tuple[Input, ...] | None:
         spec["user_input"]["arg"].get("as_tensor", {"name": "(no tensor)"})["name"]
         for spec in program["graph_module"]["signature"]["input_specs"] if "user_input" in spec
     ]  # fmt: skip
-    found = []
+    inputs = []
     for name in names:
         value = graph["tensor_values"].get(name, {"sizes": [], "dtype": 0})
         shape = tuple(size["as_int"] if "as_int" in size else -1 for size in value["sizes"])
         known = 0 <= value["dtype"] < len(_TORCH_DTYPES)
-        found.append(Input(name, shape, _TORCH_DTYPES[value["dtype"]] if known else ""))
-    return tuple(found)
+        inputs.append(Input(name, shape, _TORCH_DTYPES[value["dtype"]] if known else ""))
+    return tuple(inputs)
 
 
 def _keras_inputs(model: Any) -> tuple[Input, ...] | None:
     layers = [layer for layer in model["config"].get("layers", []) if layer["class_name"] == "InputLayer"]
-    found = []
+    inputs = []
     for layer in layers:
         config = layer["config"]
         shape = config.get("batch_shape") or config.get("batch_input_shape") or []
         dtype = config.get("dtype")
         sizes = tuple(-1 if size is None else int(size) for size in shape)
-        found.append(Input(str(config["name"]), sizes, dtype if isinstance(dtype, str) else ""))
-    return tuple(found) or None
+        inputs.append(Input(str(config["name"]), sizes, dtype if isinstance(dtype, str) else ""))
+    return tuple(inputs) or None
 
 
 def _keras(kind: str, model: Any) -> Header:
@@ -154,12 +154,12 @@ def _tflite(file: Path) -> Header:
     import tflite
 
     graph = tflite.Model.GetRootAsModel(file.read_bytes(), 0).Subgraphs(0)
-    found = []
+    inputs = []
     for index in graph.InputsAsNumpy():
         tensor = graph.Tensors(int(index))
         shape = tuple(int(size) for size in tensor.ShapeAsNumpy())
-        found.append(Input(tensor.Name().decode(errors="replace"), shape, _TFLITE_DTYPES.get(tensor.Type(), "")))
-    return Header("a TFLite file", ("tensorflow",), tuple(found), channels_last=True)
+        inputs.append(Input(tensor.Name().decode(errors="replace"), shape, _TFLITE_DTYPES.get(tensor.Type(), "")))
+    return Header("a TFLite file", ("tensorflow",), tuple(inputs), channels_last=True)
 
 
 def _safetensors(_file: Path) -> Header:
@@ -178,7 +178,7 @@ def _onnx(file: Path) -> Header:
 
     model = read_proto(file)
     weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-    found = []
+    inputs = []
     for value in model.graph.input:
         if value.name in weights:
             continue
@@ -188,8 +188,8 @@ def _onnx(file: Path) -> Header:
         dtype, high = {"float": "float32", "double": "float64"}.get(dtype, dtype), None
         if dtype in ("int32", "int64"):
             high = _rows_looked_up(model.graph, value.name, weights)
-        found.append(Input(value.name, tuple(sizes), dtype, high))
-    return Header("an ONNX model", ("onnx",), tuple(found))
+        inputs.append(Input(value.name, tuple(sizes), dtype, high))
+    return Header("an ONNX model", ("onnx",), tuple(inputs))
 
 
 def _rows_looked_up(graph: Any, name: str, weights: dict[str, tuple[int, ...]]) -> int | None:

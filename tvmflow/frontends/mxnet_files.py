@@ -61,10 +61,10 @@ class _Reader:
 
     def count(self, smallest: int) -> int:
         """Return a number of things that take at least `smallest` bytes each."""
-        found = self.number("Q")
-        if found * smallest > len(self.data) - self.at:
-            raise ValueError(f"{found} entries announced, {len(self.data) - self.at} bytes are left")
-        return found
+        count = self.number("Q")
+        if count * smallest > len(self.data) - self.at:
+            raise ValueError(f"{count} entries announced, {len(self.data) - self.at} bytes are left")
+        return count
 
 
 def read_params(path: Path) -> dict[str, Array]:

@@ -52,11 +52,11 @@ class Operands:
     def flag(self, key: str, default: bool = False) -> bool:
         return self.attrs.get(key, str(default)) in ("True", "true", "1")
 
-    def array(self, at: int) -> Array:
-        found = self.arrays[at] if at < len(self.arrays) else None
-        if found is None:
-            raise ModelFileError(f"{self.op} {self.name!r} computes its parameter {at}", "a parameter from the file")
-        return found
+    def array(self, index: int) -> Array:
+        array = self.arrays[index] if index < len(self.arrays) else None
+        if array is None:
+            raise ModelFileError(f"{self.op} {self.name!r} computes its parameter {index}", "a parameter from the file")
+        return array
 
     def wrong(self, key: str) -> ModelFileError:
         return ModelFileError(f"{self.op} {self.name!r} has {key}={self.attrs.get(key)!r}", "a legal attribute")

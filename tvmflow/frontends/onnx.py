@@ -35,10 +35,10 @@ class OnnxModel:
 
     def run(self, *inputs: Array) -> Arrays:
         try:
-            found: list[Array] = self.session.run(None, self._feed(inputs))
+            outputs: list[Array] = self.session.run(None, self._feed(inputs))
         except Exception as error:
             raise refused(inputs, error) from error
-        return tuple(np.asarray(value) for value in found)
+        return tuple(np.asarray(value) for value in outputs)
 
     def _feed(self, inputs: Sequence[Array]) -> dict[str, Array]:
         return dict(zip(self.inputs, inputs, strict=True))

@@ -31,8 +31,8 @@ def beside(path: Path, names: object) -> dict[str, Path]:
         raise ModelFileError(
             f"{path.name} has external data in no files", "plain files beside the model", "export it again"
         )
-    found = {name: path.parent / name for name in names}
-    for name, file in found.items():
+    files = {name: path.parent / name for name in names}
+    for name, file in files.items():
         if file.is_symlink() or not file.is_file():
             raise ModelFileError(f"no {name} beside {path.name}", "the external data of the model", "bring it too")
-    return found
+    return files

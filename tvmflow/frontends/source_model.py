@@ -54,9 +54,9 @@ class SourceDescription:
     def only_input(self) -> TensorSpec:
         """Return the one input. Raises ModelFileError where there are several, or one that is no float32."""
         if len(self.inputs) != 1 or self.inputs[0].dtype != "float32":
-            found = ", ".join(f"{spec.name} {spec.dtype}" for spec in self.inputs)
+            described = ", ".join(f"{spec.name} {spec.dtype}" for spec in self.inputs)
             raise ModelFileError(
-                f"inputs {found} for a model of {self.framework}", "one float32 input, which is all that this frontend reads",
+                f"inputs {described} for a model of {self.framework}", "one float32 input, which is all that this frontend reads",
                 "export the model to ONNX, whose inputs may be several and integers",
             )  # fmt: skip
         return self.inputs[0]
@@ -114,8 +114,8 @@ def run_in_batches(
     """
     parts, count = [], len(inputs[0])
     for start in range(0, count, batch):
-        found = model.run(*batch_at(inputs, start, batch))
-        parts.append([by_sample(output, batch)[: count - start] for output in found])
+        outputs = model.run(*batch_at(inputs, start, batch))
+        parts.append([by_sample(output, batch)[: count - start] for output in outputs])
         progress(min(start + batch, count), count)
     return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
 

@@ -181,10 +181,10 @@ def _unpack(path: Path, folder: Path) -> Path:
             archive.extractall(folder / "model")
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
         raise ModelFileError(f"{path.name} cannot be unpacked: {error}", "a .zip of a SavedModel folder") from error
-    found = sorted((folder / "model").rglob("saved_model.pb"))
-    if len(found) != 1:
-        raise ModelFileError(f"{path.name} holds {len(found)} files saved_model.pb", "one SavedModel folder")
-    return found[0].parent
+    models = sorted((folder / "model").rglob("saved_model.pb"))
+    if len(models) != 1:
+        raise ModelFileError(f"{path.name} holds {len(models)} files saved_model.pb", "one SavedModel folder")
+    return models[0].parent
 
 
 def _interpreter(path: Path, threads: int = 2, keep: bool = False) -> Any:
@@ -239,8 +239,8 @@ def _float_ends(module: Any, model: TfliteModel) -> Any:
         values = {
             name: part.in_relax(builder, parameters[name]) for name, part in zip(described, model.inputs, strict=True)
         }
-        found = _inlined(builder, inner, values)
-        return [_in_float(builder, value, output) for value, output in zip(found, model.outputs, strict=True)]
+        outputs = _inlined(builder, inner, values)
+        return [_in_float(builder, value, output) for value, output in zip(outputs, model.outputs, strict=True)]
 
     return tvm.IRModule(straight_line(builder, Graph(described), body).functions, attrs=module.attrs)
 

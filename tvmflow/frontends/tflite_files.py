@@ -70,8 +70,8 @@ def _check_graph(graph: Any, codes: int, buffers: int, size: int) -> None:
                     raise ValueError(f"operator {at} names tensor {tensor_at(i)} of {tensors}")
 
 
-def _count(found: int, size: int, what: str, smallest: int = 4) -> int:
+def _count(count: int, size: int, what: str, smallest: int = 4) -> int:
     """Return a number of entries that take at least `smallest` bytes each."""
-    if found * smallest > size:
-        raise ValueError(f"{found} {what} in a file of {size} bytes")
-    return found
+    if count * smallest > size:
+        raise ValueError(f"{count} {what} in a file of {size} bytes")
+    return count

@@ -102,7 +102,7 @@ def _check_program(path: Path) -> None:
 
 def _targets(path: Path, program: Any) -> set[str]:
     """Return what a program calls. Raises ModelFileError for what is no operator, and for expressions that are code."""
-    todo, found = [program], set()
+    todo, targets = [program], set()
     while todo:
         value = todo.pop()
         if isinstance(value, list):
@@ -112,14 +112,14 @@ def _targets(path: Path, program: Any) -> set[str]:
                 if isinstance(item, str) and ((key == "target" and "inputs" in value) or key == "as_operator"):
                     if not _TARGETS.fullmatch(item):
                         raise _refused(path, f"a call of {item[:100]!r}")
-                    found.add(item)
+                    targets.add(item)
                 if key == "expr_str" and not _is_plain(str(item)):
                     raise _refused(path, f"the expression {str(item)[:100]!r}")
                 if key not in _NOT_CODE:
                     todo += [key, item]
         elif isinstance(value, str) and not _is_name(value):
             raise _refused(path, f"the name {value[:100]!r}")
-    return found
+    return targets
 
 
 def _is_name(text: str) -> bool:

@@ -104,7 +104,7 @@ def _declared(tree: ast.AST) -> set[str]:
 def _misused(tree: ast.AST) -> set[str]:
     """Return uses of `torch` and `ops` that are no call of a known operator, and methods that run while a model loads."""
     seen: set[int] = set()
-    found = {
+    misused = {
         n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in ("__setstate__", "__getstate__")
     }
     for node in ast.walk(tree):  # from the outside in: ops.prim.NAME before ops.prim
@@ -117,7 +117,7 @@ def _misused(tree: ast.AST) -> set[str]:
         space = node.value.attr if isinstance(node.value, ast.Attribute) else "torch"
         listed = {"torch": _SCRIPT_ONLY, "aten": _SCRIPT_ONLY, "prim": _PRIMS}.get(space, frozenset())
         if node.attr not in listed and (space not in ("torch", "aten") or unknown_operators([node.attr])):
-            found.add(ast.unparse(node))
-    return found | {
+            misused.add(ast.unparse(node))
+    return misused | {
         n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in ("torch", "ops") and id(n) not in seen
     }

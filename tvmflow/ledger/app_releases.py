@@ -90,22 +90,22 @@ class Releases(Frozen):
     @property
     def channels(self) -> dict[str, int]:
         """Channel -> version that it has now."""
-        found = {name: self.current(name) for name in dict.fromkeys(one.channel for one in self.changes)}
-        return {name: one.version for name, one in found.items() if one is not None}
+        latest = {name: self.current(name) for name in dict.fromkeys(one.channel for one in self.changes)}
+        return {name: one.version for name, one in latest.items() if one is not None}
 
     @property
     def next_number(self) -> int:
         return max((one.version for one in self.versions), default=0) + 1
 
     def _kept(self, channel: str) -> list[int]:
-        found: list[int] = []
+        versions: list[int] = []
         for change in self.changes:
             if change.channel == channel:
                 if change.what == "rollback":
-                    found.pop()
+                    versions.pop()
                 else:
-                    found.append(change.version)
-        return found
+                    versions.append(change.version)
+        return versions
 
     def changed(self, what: Literal["release", "promote", "rollback"], channel: str, version: int) -> Releases:
         """Return the releases after one more change, made now."""
@@ -149,12 +149,16 @@ def read_releases(workspace: Workspace, app: str) -> Releases:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise StoreError(f"{path} has {path.stat().st_size} bytes", f"at most {_MAX_BYTES}")
-        found = Releases.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-        known = {one.version for one in found.versions}
-        if found.app != app or len(known) < len(found.versions) or {one.version for one in found.changes} - known:
+        releases = Releases.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        known = {one.version for one in releases.versions}
+        if (
+            releases.app != app
+            or len(known) < len(releases.versions)
+            or {one.version for one in releases.changes} - known
+        ):
             raise ValueError("another app, or versions that are not there")
-        found.channels  # noqa: B018 (every rollback has what it takes back)
-        return found
+        releases.channels  # noqa: B018 (every rollback has what it takes back)
+        return releases
     except FileNotFoundError:
         return Releases(app=app)
     except (ValidationError, ValueError, yaml.YAMLError, RecursionError, IndexError, StopIteration):

@@ -18,31 +18,31 @@ from tvmflow.workspace import Workspace
 _RECORD_START = b'{\n "cell": '  # how artifacts.record_text begins
 _MAX_RECORD_BYTES = 4_000_000
 _MAX_NAMES = 10  # of a record, whose every choice is looked at: 1023 digests
-Found = dict[str, list[Record]]
+RecordsByStage = dict[str, list[Record]]
 
 
-def all_records(workspace: Workspace) -> Found:
+def all_records(workspace: Workspace) -> RecordsByStage:
     """Return every record that can be found, by stage, oldest first, each once."""
     return _by_stage((*_in_artifacts(workspace), *_in_dvc(workspace)))
 
 
-def records_in_place(workspace: Workspace, cell: Cell) -> Found:
+def records_in_place(workspace: Workspace, cell: Cell) -> RecordsByStage:
     """Return the records in a cell's own folders, by stage."""
-    found = []
+    records = []
     for path in workspace.artifacts.glob(f"*/{cell.slug}/{RECORD_NAME}"):
         try:
-            found.append(read_record(path))
+            records.append(read_record(path))
         except StoreError:
             continue
-    return _by_stage(found)
+    return _by_stage(records)
 
 
-def _by_stage(records: Iterable[Record]) -> Found:
-    found: dict[tuple[str, str], Record] = {}
+def _by_stage(records: Iterable[Record]) -> RecordsByStage:
+    unique: dict[tuple[str, str], Record] = {}
     for record in sorted(records, key=lambda record: record.created):
-        found.setdefault((record.stage, f"{record.key}{record.digest()}{record.cell}"), record)
-    by_stage: Found = {}
-    for record in found.values():
+        unique.setdefault((record.stage, f"{record.key}{record.digest()}{record.cell}"), record)
+    by_stage: RecordsByStage = {}
+    for record in unique.values():
         by_stage.setdefault(record.stage, []).append(record)
     return by_stage
 
@@ -74,7 +74,7 @@ def _in_dvc(workspace: Workspace) -> Iterator[Record]:
                 continue
 
 
-def follow(stages: Mapping[str, AnyStage], found: Found, record: Record, chain: dict[str, Record]) -> None:
+def follow(stages: Mapping[str, AnyStage], records: RecordsByStage, record: Record, chain: dict[str, Record]) -> None:
     """Add the records that a record was made from, and theirs: those whose outputs have the digests of its recipe.
 
     Of several with the same outputs the last of the cell that was made before it. A stage of an earlier version may have read
@@ -88,13 +88,13 @@ def follow(stages: Mapping[str, AnyStage], found: Found, record: Record, chain: 
         if source in chain:
             continue
         only = stages[record.stage].inputs.get(source)
-        latest_first = sorted(found.get(source, []), key=lambda made: made.created, reverse=True)
+        latest_first = sorted(records.get(source, []), key=lambda made: made.created, reverse=True)
         nearest_first = sorted(latest_first, key=distance)
         made = next((made for made in nearest_first if _digest(made, only) == wanted), None)
         made = made or next((made for made in nearest_first if _is_of_some(made, wanted)), None)
         if made is not None:
             chain[source] = made
-            follow(stages, found, made, chain)
+            follow(stages, records, made, chain)
 
 
 def _digest(made: Record, only: tuple[str, ...] | None) -> str | None:
@@ -139,10 +139,10 @@ def chain_of(
     Raises StoreError where it was never measured, or its records are gone.
     """
     for everywhere in (False, True):
-        found = all_records(workspace) if everywhere else records_in_place(workspace, cell)
-        for record in reversed(found.get("evaluate", [])):
+        records = all_records(workspace) if everywhere else records_in_place(workspace, cell)
+        for record in reversed(records.get("evaluate", [])):
             chain = {"evaluate": record}
-            follow(stages, found, record, chain)
+            follow(stages, records, record, chain)
             if record.cell == str(cell) and _is_whole(chain) and _is_it(chain["build"], library_sha256):
                 return {stage: chain[stage] for stage in stages if stage in chain}
         if library_sha256 is None:

@@ -18,10 +18,10 @@ from tvmflow.workspace import Workspace
 
 def all_measurements(workspace: Workspace) -> dict[str, list[dict[str, Any]]]:
     """Return cell -> its measurements, oldest first."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_cell: dict[str, list[dict[str, Any]]] = {}
     for row in _rows(workspace, ""):
-        found.setdefault(row["cell"], []).append(row)
-    return found
+        by_cell.setdefault(row["cell"], []).append(row)
+    return by_cell
 
 
 def measurements(workspace: Workspace, cell: Cell) -> list[dict[str, Any]]:
@@ -142,8 +142,8 @@ def _leaves(data: Any) -> dict[str, Any]:
     for key, value in data.params.items():
         stage, _, name = key.partition(".")
         params.setdefault(stage, {})[name] = _value(value)
-    found = {"device": {"device": data.tags.get("device.kind")}, "toolchain": _tagged(data, "toolchain")}
-    return {**found, "params": params, "code": _tagged(data, "code")}
+    tagged = {"device": {"device": data.tags.get("device.kind")}, "toolchain": _tagged(data, "toolchain")}
+    return {**tagged, "params": params, "code": _tagged(data, "code")}
 
 
 def _tagged(data: Any, prefix: str) -> dict[str, str]:

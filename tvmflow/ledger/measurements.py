@@ -74,8 +74,8 @@ def run_page(workspace: Workspace, cell: Cell) -> str | None:
 
 def _marker(workspace: Workspace, record: Record) -> dict[str, str]:
     try:
-        found = json.loads(recorded_path(workspace, record).read_text(encoding="utf-8"))
-        return {str(key): str(value) for key, value in found.items()}
+        marker = json.loads(recorded_path(workspace, record).read_text(encoding="utf-8"))
+        return {str(key): str(value) for key, value in marker.items()}
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
 
@@ -126,10 +126,10 @@ class _Recording:
 
     def find(self) -> str | None:
         """Return the run of this measurement where it is complete."""
-        found = self.client.search_runs(
+        runs = self.client.search_runs(
             [self.experiment], f"tags.`tvmflow.measurement` = '{self.digest}' and tags.`tvmflow.complete` = 'true'"
         )
-        return str(found[0].info.run_id) if found else None
+        return str(runs[0].info.run_id) if runs else None
 
     def write(self) -> str:
         self._drop_unfinished()
@@ -210,57 +210,57 @@ class _Recording:
     def _numbers(self) -> dict[str, float]:
         """Return the flat numbers of the scorecard; a latency that was too unsteady is not among them."""
         card = self.card
-        found = _agreement("agreement", card["agreement"])
+        numbers = _agreement("agreement", card["agreement"])
         if card["accuracy"]:
-            found |= {"accuracy": card["accuracy"]["built"]}
-            found |= {
+            numbers |= {"accuracy": card["accuracy"]["built"]}
+            numbers |= {
                 f"accuracy.{version}": value
                 for version, value in card["accuracy"].items()
                 if version not in ("built", "samples")
             }
         for step, agreement in card["agreement_by_step"].items():
-            found |= _agreement(f"agreement.{step}", agreement)
-        found |= {
+            numbers |= _agreement(f"agreement.{step}", agreement)
+        numbers |= {
             f"quantization.{name}": float(value)
             for name, value in card["quantization"].items()
             if name in ("output_sqnr_db", "float_score", "quantized_score") and value is not None
         }
         for name, latency in card["latency"].items():
-            found[f"spread.{name}"] = latency["spread"]
+            numbers[f"spread.{name}"] = latency["spread"]
             if latency.get("foreign_load") is not None:
-                found[f"foreign_load.{name}"] = latency["foreign_load"]
+                numbers[f"foreign_load.{name}"] = latency["foreign_load"]
             if latency["steady"]:
                 simulated = card.get("part") and card["part"]["simulated"]  # then it is the simulator's own time
                 prefix = f"{name}_ms" if name != "compute" else ("simulator_ms" if simulated else "latency_ms")
-                found |= {
+                numbers |= {
                     f"{prefix}.{stat}": latency[f"{stat}_ms"]
                     for stat in ("median", "mean", "p90", "min", "max", "std", "low", "high")
                     if latency.get(f"{stat}_ms") is not None
                 }
         for name, peer in card["peers"].items():
             if peer["steady"]:
-                found[f"peer_ms.{name}"] = peer["median_ms"]
+                numbers[f"peer_ms.{name}"] = peer["median_ms"]
         for name, shown in card.get("advantages", {}).items():
-            found |= {
+            numbers |= {
                 f"advantage.{name}.{k}": shown[k] for k in ("times_faster", "low", "high") if shown[k] is not None
             }
         if card.get("machine") and card["machine"]["latency"]["steady"]:
-            found["machine_ms.median"] = card["machine"]["latency"]["median_ms"]
-        found["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
+            numbers["machine_ms.median"] = card["machine"]["latency"]["median_ms"]
+        numbers["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
         if card.get("first_run_ms"):
-            found["first_run_ms"] = sorted(card["first_run_ms"])[len(card["first_run_ms"]) // 2]
+            numbers["first_run_ms"] = sorted(card["first_run_ms"])[len(card["first_run_ms"]) // 2]
         if card.get("memory_bytes"):
-            found["memory_bytes"] = float(card["memory_bytes"])
-        found["library_bytes"] = float(card["library_bytes"])
-        found["tuning.coverage"] = float(card["coverage"])
+            numbers["memory_bytes"] = float(card["memory_bytes"])
+        numbers["library_bytes"] = float(card["library_bytes"])
+        numbers["tuning.coverage"] = float(card["coverage"])
         if card.get("part"):
-            found |= {name: float(value) for name, value in card["part"]["metrics"].items()}
+            numbers |= {name: float(value) for name, value in card["part"]["metrics"].items()}
         tuned = self.records["tune"].facts if "tune" in self.records else {}
-        found |= {f"tuning.{name}": float(tuned[name]) for name in _TUNING if name in tuned}
+        numbers |= {f"tuning.{name}": float(tuned[name]) for name in _TUNING if name in tuned}
         kernels = tuned.get("kernels", {})
-        found |= {f"tuning.kernels.{origin}": float(count) for origin, count in kernels.items()}
-        found |= {f"stage_s.{name}": record.elapsed_s for name, record in self.records.items()}
-        return found
+        numbers |= {f"tuning.kernels.{origin}": float(count) for origin, count in kernels.items()}
+        numbers |= {f"stage_s.{name}": record.elapsed_s for name, record in self.records.items()}
+        return numbers
 
     def _tuning_curve(self) -> Iterator[tuple[int, float]]:
         for row in csv.DictReader(self._text("tune", "curve.csv").splitlines()):
@@ -309,11 +309,11 @@ class _Recording:
         file = self.records["fetch"].outputs.get("evaluation.npz")
         if file is not None:
             count = self.card["agreement"]["samples"]
-            found = Dataset(
+            dataset = Dataset(
                 name=f"{self.cell.model} evaluation set", digest=file.sha256[:12], source_type="dvc",
                 source=json.dumps({"md5": file.md5, "sha256": file.sha256}), profile=json.dumps({"num_rows": count}),
             )  # fmt: skip
-            self.client.log_inputs(run_id, [DatasetInput(found, [InputTag("mlflow.data.context", "evaluation")])])
+            self.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "evaluation")])])
 
 
 def _agreement(prefix: str, agreement: dict[str, float | None]) -> dict[str, float]:

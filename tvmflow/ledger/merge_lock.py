@@ -37,10 +37,10 @@ def merge(base: Lock, ours: Lock, theirs: Lock) -> tuple[Lock, list[str]]:
 
 
 def _by_cell(lock: Lock) -> dict[str, Lock]:
-    found: dict[str, Lock] = {}
+    by_cell: dict[str, Lock] = {}
     for name, stage in (lock.get("stages") or {}).items():
-        found.setdefault(name.rpartition("@")[2], {})[name] = stage
-    return found
+        by_cell.setdefault(name.rpartition("@")[2], {})[name] = stage
+    return by_cell
 
 
 def install(root: Path) -> None:

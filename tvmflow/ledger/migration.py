@@ -34,15 +34,15 @@ def _is_old(model: Any) -> bool:
 
 
 def _move(client: MlflowClient, workspace: Workspace, model: Any) -> None:
-    found = list(client.search_model_versions(f"name = '{model.name}'", max_results=10_000))
+    versions_of_model = list(client.search_model_versions(f"name = '{model.name}'", max_results=10_000))
     by_precision: dict[str, list[Any]] = {}
-    for version in sorted(found, key=lambda v: int(v.version)):
+    for version in sorted(versions_of_model, key=lambda v: int(v.version)):
         by_precision.setdefault(_precision(client, version), []).append(version)
     unknown = by_precision.pop("", [])
     aliases = {str(alias): str(number) for alias, number in model.aliases.items()}
     for precision, versions in by_precision.items():
         _move_precision(client, workspace, f"{model.name}.{precision}", versions, aliases)
-    if unknown or not found:  # not ours to delete
+    if unknown or not versions_of_model:  # not ours to delete
         client.set_registered_model_tag(model.name, _SEEN, "what tvmflow knows the precision of")
     else:
         client.delete_registered_model(model.name)
@@ -52,13 +52,13 @@ def _precision(client: MlflowClient, version: Any) -> str:
     """Return the precision of a version, empty where nothing tells it."""
     from mlflow.exceptions import MlflowException
 
-    found = version.tags.get("precision")
-    if found is None and version.run_id:
+    precision = version.tags.get("precision")
+    if precision is None and version.run_id:
         try:
-            found = client.get_run(version.run_id).data.tags.get("precision")
+            precision = client.get_run(version.run_id).data.tags.get("precision")
         except MlflowException:
-            found = None
-    return found if found in PRECISIONS and "library_sha256" in version.tags else ""
+            precision = None
+    return precision if precision in PRECISIONS and "library_sha256" in version.tags else ""
 
 
 def _move_precision(

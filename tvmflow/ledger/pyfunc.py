@@ -33,11 +33,11 @@ class PyfuncLibrary:
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
         """Return the outputs (N, ...), of several outputs a mapping output_0, output_1, ..."""
         if isinstance(model_input, Mapping):
-            found = self.library(**model_input)
+            outputs = self.library(**model_input)
         else:
             values = getattr(model_input, "values", model_input)  # a DataFrame has a row for each sample
-            found = self.library(np.asarray(values))
-        return {f"output_{at}": x for at, x in enumerate(found)} if isinstance(found, tuple) else found
+            outputs = self.library(np.asarray(values))
+        return {f"output_{index}": x for index, x in enumerate(outputs)} if isinstance(outputs, tuple) else outputs
 
 
 def _load_pyfunc(path: str) -> PyfuncLibrary:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from tvmflow.artifacts import RECORD_NAME, Record, read_record, sha256_of
 from tvmflow.errors import DamagedStoreError, StoreError
 from tvmflow.ledger import releases
-from tvmflow.ledger.chains import Found, all_records, bring, cell_of, follow
+from tvmflow.ledger.chains import RecordsByStage, all_records, bring, cell_of, follow
 from tvmflow.ledger.measurements import Measurement, ensure_recorded, is_recorded, record_measurement
 from tvmflow.ledger.registry import mlflow_lock, open_registry
 from tvmflow.ledger.store_paths import check_store, sqlite_path
@@ -49,11 +49,11 @@ class Rebuilt:
 def rebuild(workspace: Workspace, stages: Mapping[str, AnyStage]) -> Rebuilt:
     """Put a damaged store aside, record every measurement that MLflow lacks, bring champions back. Safe to repeat."""
     done = Rebuilt(set_aside=_set_aside(workspace))
-    found = all_records(workspace)
-    for record in found.get("evaluate", []):
+    records = all_records(workspace)
+    for record in records.get("evaluate", []):
         what = f"{record.cell}, measured {record.created}"
         try:
-            if _record(workspace, stages, found, record):
+            if _record(workspace, stages, records, record):
                 done.recorded.append(what)
             else:
                 done.known += 1
@@ -82,11 +82,11 @@ def _set_aside(workspace: Workspace) -> str:
     return ""
 
 
-def _record(workspace: Workspace, stages: Mapping[str, AnyStage], found: Found, scorecard: Record) -> bool:
+def _record(workspace: Workspace, stages: Mapping[str, AnyStage], records: RecordsByStage, scorecard: Record) -> bool:
     """Record one measurement with all that led to it. Returns whether it was missing. Raises StoreError."""
     cell = cell_of(scorecard)
     chain = {"evaluate": scorecard}
-    follow(stages, found, scorecard, chain)
+    follow(stages, records, scorecard, chain)
     missing = [stage for stage in _FILES if stage not in chain]
     if missing:
         raise StoreError(f"no record of its {' and '.join(missing)} is left")

@@ -137,12 +137,12 @@ def find_alias(client: MlflowClient, name: str, alias: str) -> Version | None:
 
 def find_library(client: MlflowClient, name: str, sha256: str) -> Version | None:
     """Return the version of a library, None when it was never registered under this name."""
-    found = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{sha256}'")
-    return _version(max(found, key=lambda v: int(v.version))) if found else None
+    matches = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{sha256}'")
+    return _version(max(matches, key=lambda v: int(v.version))) if matches else None
 
 
-def _version(found: Any) -> Version:
-    return Version(found.name, str(found.version), str(found.run_id), dict(found.tags))
+def _version(version: Any) -> Version:
+    return Version(version.name, str(version.version), str(version.run_id), dict(version.tags))
 
 
 def logged_library(workspace: Workspace, version: Version, target: Path) -> None:
@@ -171,8 +171,8 @@ def tag_released(workspace: Workspace, tag: str, values: Mapping[tuple[str, str]
     with mlflow_lock(workspace):
         client = open_registry(workspace)
         for name, wanted in names.items():
-            for found in client.search_model_versions(f"name = '{name}'"):
-                number, has = str(found.version), found.tags.get(tag)
+            for registered in client.search_model_versions(f"name = '{name}'"):
+                number, has = str(registered.version), registered.tags.get(tag)
                 if number in wanted and has != wanted[number]:
                     client.set_model_version_tag(name, number, tag, wanted[number])
                 elif number not in wanted and has is not None:

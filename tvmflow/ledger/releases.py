@@ -146,7 +146,9 @@ def _record(client: MlflowClient, workspace: Workspace, name: str, number: int, 
         for number in (release.version, release.before)
     ]
     line: dict[str, Any] = {**asdict(release), "done": False, "name": name, "number": number}
-    line["sha256"], line["before_sha256"] = (found.tags["library_sha256"] if found else None for found in versions)
+    line["sha256"], line["before_sha256"] = (
+        version.tags["library_sha256"] if version else None for version in versions
+    )
     text = json.dumps(line, sort_keys=True)
     known = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     if text not in known:
@@ -165,7 +167,7 @@ def restore(client: MlflowClient, workspace: Workspace) -> list[str]:
                 lines.setdefault(line["name"], []).append(line)
     except OSError:
         return []
-    found = []
+    restored = []
     for name, changes in lines.items():
         if find_alias(client, name, CHAMPION) is None:
             for line in changes:
@@ -180,8 +182,8 @@ def restore(client: MlflowClient, workspace: Workspace) -> list[str]:
                     _write(client, name, number, release)
                     _apply(client, name, number, release)
             if find_alias(client, name, CHAMPION) is not None:
-                found.append(name)
-    return found
+                restored.append(name)
+    return restored
 
 
 def _line(text: str) -> dict[str, Any] | None:

@@ -79,8 +79,8 @@ class _Client:
         self._workspace, self._client = workspace, client
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._client, name)
-        return _told(self._workspace, found) if callable(found) else found
+        attribute = getattr(self._client, name)
+        return _told(self._workspace, attribute) if callable(attribute) else attribute
 
 
 def _told(workspace: Workspace, function: Any) -> Any:
@@ -178,7 +178,7 @@ def champion_with(workspace: Workspace, name: str, sha256: str) -> str | None:
         return None
     if not ask(workspace, "SELECT 1 FROM sqlite_master WHERE name = 'registered_model_aliases'"):
         return None
-    found = ask(
+    rows = ask(
         workspace,
         "SELECT alias.version FROM registered_model_aliases AS alias JOIN model_version_tags AS tag "
         "ON tag.name = alias.name AND tag.version = alias.version WHERE alias.name = ? AND alias.alias = 'champion' "
@@ -186,7 +186,7 @@ def champion_with(workspace: Workspace, name: str, sha256: str) -> str | None:
         name,
         sha256,
     )
-    return str(found[0][0]) if found else None
+    return str(rows[0][0]) if rows else None
 
 
 def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
@@ -226,7 +226,7 @@ def _damaged(workspace: Workspace, what: str) -> StoreError:
 
 def experiment_id(client: MlflowClient, workspace: Workspace, model: str) -> str:
     """Return the experiment of a model, made where it is missing: one experiment per model."""
-    found = client.get_experiment_by_name(model)
-    if found is not None:
-        return str(found.experiment_id)
+    experiment = client.get_experiment_by_name(model)
+    if experiment is not None:
+        return str(experiment.experiment_id)
     return str(client.create_experiment(model, artifact_location=str(workspace.root / "mlruns" / "artifacts" / model)))

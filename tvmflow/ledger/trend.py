@@ -41,8 +41,8 @@ def add_step(client: MlflowClient, workspace: Workspace, step: Step) -> None:
     run_id, tags = run.info.run_id, run.data.tags
     if tags.get("tvmflow.last") != step.digest:
         number = int(tags.get("tvmflow.steps", "0")) + 1
-        found = [Metric(k, v, step.measured_ms, number) for k, v in step.numbers.items() if k in _SHOWN]
-        client.log_batch(run_id, found)
+        metrics = [Metric(k, v, step.measured_ms, number) for k, v in step.numbers.items() if k in _SHOWN]
+        client.log_batch(run_id, metrics)
         client.set_tag(run_id, "tvmflow.steps", str(number))
         client.set_tag(run_id, "tvmflow.last", step.digest)
     client.set_terminated(run_id)

@@ -70,9 +70,9 @@ def _known(path: Path) -> list[Cell]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if all(isinstance(stage["do"], dict) for stage in found["stages"].values()):
-            return dict(found)
+        pipeline = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if all(isinstance(stage["do"], dict) for stage in pipeline["stages"].values()):
+            return dict(pipeline)
     except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError):
         pass
     raise _damaged(path)
