@@ -76,10 +76,10 @@ def _tag(workspace: Workspace, app: str) -> None:
     from tvmflow.ledger.app_releases import read_releases
     from tvmflow.ledger.registry import tag_released
 
-    found = read_releases(workspace, app)
+    releases = read_releases(workspace, app)
     tags: dict[tuple[str, str], list[str]] = {}
-    for channel, number in found.channels.items():
-        for one in found.numbered(number).cells:
+    for channel, number in releases.channels.items():
+        for one in releases.numbered(number).cells:
             if one.version is not None:
                 tags.setdefault((one.cell, one.version), []).append(f"{channel} {number}")
     if tags:

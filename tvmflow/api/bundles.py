@@ -58,13 +58,13 @@ def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | Non
         if key is not None:
             raise UsageError("a key for a bundle that is not to be signed", "a key, or --unsigned")
         return None
-    found = signing_key(Path(key) if key is not None else None)
-    if found is None:
+    private_key = signing_key(Path(key) if key is not None else None)
+    if private_key is None:
         raise UsageError(
             "no key to sign with", f"--key FILE, or a key in {VARIABLE}",
             "make a pair with 'tvmflow keys new FILE', or give --unsigned for a bundle that nobody is to trust",
         )  # fmt: skip
-    return found
+    return private_key
 
 
 @contextlib.contextmanager

@@ -31,8 +31,8 @@ def _plans(workspace: Workspace, cells: Sequence[Cell], look: bool) -> tuple[Cel
 
     rows, refused = plan_cells(workspace, list(cells), STAGES, look)
     return tuple(
-        CellPlan(name, tuple(StagePlan(**row) for row in found), refused.get(name))  # type: ignore[arg-type]
-        for name, found in rows.items()
+        CellPlan(name, tuple(StagePlan(**row) for row in stages), refused.get(name))  # type: ignore[arg-type]
+        for name, stages in rows.items()
     )
 
 
@@ -42,12 +42,12 @@ def status(workspace: Where = None) -> Status:
 
     where = opened(workspace)
     listed = where.params.cells
-    plans = {found.cell: found for found in _plans(where, list(listed.values()), look=False)}
+    plans = {plan.cell: plan for plan in _plans(where, list(listed.values()), look=False)}
     rows = []
     for name, cell in listed.items():
-        found = plans[str(cell)]
-        why = found.error.found if found.error else None
-        rows.append(CellStatus(name, str(cell), found.todo, card_of(where, cell) is not None, why))
+        plan = plans[str(cell)]
+        why = plan.error.found if plan.error else None
+        rows.append(CellStatus(name, str(cell), plan.todo, card_of(where, cell) is not None, why))
     return Status(tuple(sorted(where.params.models)), tuple(sorted(where.params.targets)), tuple(rows))
 
 
@@ -56,15 +56,15 @@ def devices(workspace: Where = None) -> tuple[DeviceState, ...]:
     from tvmflow.backends.table import backend_for
     from tvmflow.devices.table import transport_of
 
-    found = []
+    states = []
     for name, target in opened(workspace).params.targets.items():
         device, kind = target.device, backend_for(target).device_kind
         try:
             state = transport_of(device).state(device)
-            found.append(DeviceState(name, kind, device.key, device.transport, state.text, state.counts))
+            states.append(DeviceState(name, kind, device.key, device.transport, state.text, state.counts))
         except TvmflowError as error:
-            found.append(DeviceState(name, kind, device.key, device.transport, error.found))
-    return tuple(found)
+            states.append(DeviceState(name, kind, device.key, device.transport, error.found))
+    return tuple(states)
 
 
 def scorecard(cell: CellName, workspace: Where = None) -> Scorecard:

@@ -20,9 +20,9 @@ def opened(workspace: Where = None) -> Workspace:
     """Return the workspace, its params.yaml checked against the tables. Raises UsageError."""
     from tvmflow.rows import check_rows
 
-    found = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
-    check_rows(found.params)
-    return found
+    where = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
+    check_rows(where.params)
+    return where
 
 
 def cell_of(workspace: Workspace, cell: CellName) -> Cell:
@@ -42,8 +42,8 @@ def names(workspace: Where = None) -> dict[str, list[str]]:
     """
     from tvmflow.params import PRECISIONS
 
-    found = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
-    params = found.params
+    where = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
+    params = where.params
     every = [
         f"{model}@{target}:{precision}"
         for model in params.models

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 def promote(cell: CellName, workspace: Where = None, dry_run: bool = False) -> Verdict:
     """Make the newest library of a cell the champion if the gate lets it pass. Returns the gate's verdict; see `passed`."""
     where = opened(workspace)
-    found = cell_of(where, cell)
+    chosen = cell_of(where, cell)
     from flows.settings import configure_prefect, wait_for_prefect
     from tvmflow.ledger.store_paths import check_store
 
     check_store(where)
-    done = _champion_already(where, found)
+    done = _champion_already(where, chosen)
     if done is not None:
         return done
     configure_prefect(where)
     from flows.release_model import run_release
 
     wait_for_prefect()
-    verdict = run_release(where, found, dry_run)
+    verdict = run_release(where, chosen, dry_run)
     return Verdict(**{**verdict, "reasons": tuple(verdict["reasons"])})
 
 

@@ -96,10 +96,10 @@ class Latency:
     steady: bool
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> Latency:
+    def of(entry: Mapping[str, Any]) -> Latency:
         """Return the latency of a scorecard's entry."""
-        numbers = {f"{k}_ms": float(found[f"{k}_ms"]) for k in ("median", "mean", "p90", "min", "max", "std")}
-        return Latency(**numbers, runs=int(found["runs"]), steady=bool(found["steady"]))
+        numbers = {f"{k}_ms": float(entry[f"{k}_ms"]) for k in ("median", "mean", "p90", "min", "max", "std")}
+        return Latency(**numbers, runs=int(entry["runs"]), steady=bool(entry["steady"]))
 
 
 @dataclass(frozen=True)

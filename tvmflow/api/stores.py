@@ -80,9 +80,9 @@ def write_report(path: Path | None = None, workspace: Where = None) -> Path:
     from tvmflow.report.page import write_page
 
     where = opened(workspace)
-    found = path or where.root / "report.html"
-    write_page(report_data(where, found), found)
-    return found
+    file = path or where.root / "report.html"
+    write_page(report_data(where, file), file)
+    return file
 
 
 def params_schema() -> dict[str, Any]:

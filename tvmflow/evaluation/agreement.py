@@ -118,28 +118,28 @@ def compare(outputs: Array, reference: Array, task: str | None = None) -> Agreem
 
 def compare_all(outputs: Array | Arrays, references: Array | Arrays, task: str | None = None) -> list[Agreement]:
     """Compare all outputs of two modules, each with its reference. Raises AgreementError as `compare` does."""
-    found, wanted = as_outputs(outputs), as_outputs(references)
-    if len(found) != len(wanted):
-        raise AgreementError(f"{len(found)} outputs", f"{len(wanted)}, as the source framework gives")
-    for a, b in zip(found, wanted, strict=True):
+    computed, expected = as_outputs(outputs), as_outputs(references)
+    if len(computed) != len(expected):
+        raise AgreementError(f"{len(computed)} outputs", f"{len(expected)}, as the source framework gives")
+    for a, b in zip(computed, expected, strict=True):
         _check_shapes(a, b)
     return [
         _equal_integers(a, b) if b.dtype.kind in "iub" else _compare(a, b, spread, task)
-        for a, b, spread in zip(found, wanted, _spreads(wanted), strict=True)
+        for a, b, spread in zip(computed, expected, _spreads(expected), strict=True)
     ]
 
 
-def worst_of(found: Sequence[Agreement]) -> Agreement:
+def worst_of(agreements: Sequence[Agreement]) -> Agreement:
     """Return the worst of each number over the outputs."""
-    if len(found) == 1:
-        return found[0]
+    if len(agreements) == 1:
+        return agreements[0]
 
     def least(name: str) -> float | None:
-        return min((value for one in found if (value := getattr(one, name)) is not None), default=None)
+        return min((value for one in agreements if (value := getattr(one, name)) is not None), default=None)
 
-    worst = max(found, key=lambda one: one.max_relative_error)
+    worst = max(agreements, key=lambda one: one.max_relative_error)
     shares = {name: least(name) for name in ("top1_agreement", "pixel_agreement", "cosine", "equal")}
-    return replace(worst, sqnr_db=min(one.sqnr_db for one in found), **shares)  # type: ignore[arg-type]
+    return replace(worst, sqnr_db=min(one.sqnr_db for one in agreements), **shares)  # type: ignore[arg-type]
 
 
 def as_outputs(outputs: Array | Arrays) -> Arrays:
@@ -168,21 +168,21 @@ def _check_shapes(outputs: Array, reference: Array) -> None:
 
 def _spreads(references: Arrays) -> list[float]:
     """Return what the errors of each output are judged beside. Raises AgreementError where no output varies."""
-    found: list[float | None] = []
+    spreads: list[float | None] = []
     refusal: AgreementError | None = None
     for reference in references:
         try:
-            found.append(None if reference.dtype.kind in "iub" else check_reacts(reference).smaller)
+            spreads.append(None if reference.dtype.kind in "iub" else check_reacts(reference).smaller)
         except AgreementError as error:
             if len(references) == 1 or not np.isfinite(reference).all():
                 raise
             refusal = refusal or error
-            found.append(None)
-    if refusal is not None and all(spread is None for spread in found):
+            spreads.append(None)
+    if refusal is not None and all(spread is None for spread in spreads):
         raise refusal
     return [
         (float(np.abs(b).max(initial=0.0)) or 1.0) if spread is None else spread
-        for spread, b in zip(found, references, strict=True)
+        for spread, b in zip(spreads, references, strict=True)
     ]
 
 
@@ -225,15 +225,15 @@ def check_outputs(
     Raises AgreementError above the bound.
     """
     every = compare_all(outputs, reference, task)
-    for at, found in enumerate(every):
-        few = found.equal is not None and found.equal < LEAST_EQUAL
-        if found.max_relative_error > bound or found.sqnr_db < LEAST_SQNR_DB or few:
+    for index, agreement in enumerate(every):
+        few = agreement.equal is not None and agreement.equal < LEAST_EQUAL
+        if agreement.max_relative_error > bound or agreement.sqnr_db < LEAST_SQNR_DB or few:
             named = f" ({_BOUND_OF[stage]} in params.yaml)" if stage in _BOUND_OF else ""
-            where = f" of output {at}" if len(every) > 1 else ""
-            error = f"the largest error is {found.max_relative_error:.3g} of the spread of the outputs, SQNR {found.sqnr_db:.1f} dB"
-            share = f"{found.equal or 0:.1%} of the integers are equal"
+            where = f" of output {index}" if len(every) > 1 else ""
+            error = f"the largest error is {agreement.max_relative_error:.3g} of the spread of the outputs, SQNR {agreement.sqnr_db:.1f} dB"
+            share = f"{agreement.equal or 0:.1%} of the integers are equal"
             raise AgreementError(
-                f"{stage} changes the outputs{where}: on the {found.samples} {inputs} inputs {share if few else error}",
+                f"{stage} changes the outputs{where}: on the {agreement.samples} {inputs} inputs {share if few else error}",
                 f"at least {LEAST_EQUAL:.0%}" if few else f"at most {bound:g}{named}, and {LEAST_SQNR_DB:g} dB",
                 "look at the form before and after this stage; raise the bound only if you know why",
             )

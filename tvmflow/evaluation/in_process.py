@@ -77,8 +77,8 @@ class LoadedLibrary:
         with self._lock:
             if self._main is None:
                 raise UsageError(f"the library of {self.cell} is closed", "an open one", "load it again")
-            found = self._main(*(tvm.runtime.tensor(array, self._device) for array in inputs))
-            return tuple(np.asarray(x.numpy()) for x in ([found] if hasattr(found, "numpy") else found))
+            result = self._main(*(tvm.runtime.tensor(array, self._device) for array in inputs))
+            return tuple(np.asarray(x.numpy()) for x in ([result] if hasattr(result, "numpy") else result))
 
     def close(self) -> None:
         """Let go of the library; safe to repeat."""
@@ -98,8 +98,8 @@ class LoadedLibrary:
 
 def input_specs(manifest: dict[str, Any]) -> tuple[TensorSpec, ...]:
     """Return the inputs that a manifest names."""
-    found = manifest["inputs"] if "inputs" in manifest else [manifest["input"]]
-    return tuple(TensorSpec(x["name"], tuple(x["shape"]), x["dtype"]) for x in found)
+    inputs = manifest["inputs"] if "inputs" in manifest else [manifest["input"]]
+    return tuple(TensorSpec(x["name"], tuple(x["shape"]), x["dtype"]) for x in inputs)
 
 
 def in_order(specs: tuple[TensorSpec, ...], inputs: Any, cell: str) -> list[Array]:
@@ -117,10 +117,10 @@ def _checked(specs: tuple[TensorSpec, ...], arrays: tuple[Any, ...], named: dict
             f"{cell} was called with {len(arrays)} arrays" + (f" and {', '.join(named)}" if named else ""),
             f"{len(names)}: {', '.join(names)}",
         )
-    found = [_input(spec, given[spec.name], cell) for spec in specs]
-    if len({len(array) for array in found}) > 1:
-        raise UsageError(f"{cell} was called with {[len(a) for a in found]} samples", "as many of every input")
-    return found
+    inputs = [_input(spec, given[spec.name], cell) for spec in specs]
+    if len({len(array) for array in inputs}) > 1:
+        raise UsageError(f"{cell} was called with {[len(a) for a in inputs]} samples", "as many of every input")
+    return inputs
 
 
 def _input(spec: TensorSpec, value: Any, cell: str) -> Array:
@@ -142,10 +142,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a folder after the library was compared with it. Raises StoreError."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        expected, found = manifest["library"]["sha256"], sha256_of(folder / "library.so")
+        expected, actual = manifest["library"]["sha256"], sha256_of(folder / "library.so")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"no library in {folder}: {error}", "library.so and its manifest.json") from None
-    if found != expected:
+    if actual != expected:
         raise StoreError(f"{folder / 'library.so'} was altered", "the bytes that its manifest names", "build it again")
     return manifest
 

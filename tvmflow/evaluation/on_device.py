@@ -59,14 +59,14 @@ class DeviceNumbers:
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as the scorecard has them: without the outputs."""
-        beside = {name: found.to_json() for name, found in self.beside.latency.items() if name != LIBRARY}
-        advantages = {name: found.to_json() for name, found in self.beside.advantages.items()}
+        beside = {name: latency.to_json() for name, latency in self.beside.latency.items() if name != LIBRARY}
+        advantages = {name: advantage.to_json() for name, advantage in self.beside.advantages.items()}
         machine, over_machine = beside.pop(MACHINE, None), advantages.pop(MACHINE, None)
         return {
             "cold_start_ms": [one.total_ms for one in self.cold_starts],
             "first_run_ms": [one.first_run_ms for one in self.cold_starts],
             "memory_bytes": max((one.memory_bytes or 0 for one in self.cold_starts), default=0) or None,
-            "latency": {name: found.to_json() for name, found in self.latency.items()},
+            "latency": {name: latency.to_json() for name, latency in self.latency.items()},
             "peers": beside,
             "advantages": advantages,
             "machine": machine and {"latency": machine, "advantage": over_machine},
@@ -116,7 +116,7 @@ def _copies(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> dict[str
 
 def _cold_starts(session: DeviceSession, form: Form, inputs: Arrays, count: int) -> list[ColdStart]:
     """Start the library several times, each with a file of its own name."""
-    found = []
+    starts = []
     for _ in range(count):
         name = session.upload(form.file)
         started = time.perf_counter()
@@ -126,5 +126,5 @@ def _cold_starts(session: DeviceSession, form: Form, inputs: Arrays, count: int)
         model.invoke()
         ran = time.perf_counter()
         model.outputs()
-        found.append(ColdStart((time.perf_counter() - started) * 1e3, (ran - ready) * 1e3, model.memory_bytes()))
-    return found
+        starts.append(ColdStart((time.perf_counter() - started) * 1e3, (ran - ready) * 1e3, model.memory_bytes()))
+    return starts

@@ -45,7 +45,7 @@ def quality(
     versions = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": built}
     check_outputs("evaluate", "evaluation", built, versions["quantized"], bound, task)
     steps, every = list(versions.items()), compare_all(built, versions["source"], task)
-    found: dict[str, Any] = {
+    card: dict[str, Any] = {
         "agreement": worst_of(every).to_json(),
         "agreement_by_step": {
             f"{before}-{after}": worst_of(compare_all(b, a, task)).to_json()
@@ -57,11 +57,11 @@ def quality(
         "outputs": [one.to_json() for one in every] if len(every) > 1 else [],
     }
     if samples.y is not None:
-        found |= {
+        card |= {
             name: shares | {"samples": len(samples.y)}
             for name, shares in _right(steps, samples.y, task, metric).items()
         }
-    return found
+    return card
 
 
 def _right(
@@ -70,16 +70,16 @@ def _right(
     """Return accuracy and, of more than five classes, top5 of every version; nothing where the first output has no classes."""
     if metric is not None:
         return {"accuracy": {name: value_of(metric, outputs, y) for name, outputs in steps}}
-    found: dict[str, dict[str, Any]] = {}
+    shares: dict[str, dict[str, Any]] = {}
     for name, outputs in steps:
         classes = classes_of(outputs[0], task)
         if classes is None:
             return {}
-        found.setdefault("accuracy", {})[name] = float((classes == y).mean())
+        shares.setdefault("accuracy", {})[name] = float((classes == y).mean())
         if outputs[0].ndim == 2 and outputs[0].shape[1] > _TOP:
             best = np.argpartition(-outputs[0], _TOP, axis=1)[:, :_TOP]
-            found.setdefault("top5", {})[name] = float((best == y[:, None]).any(axis=1).mean())
-    return found
+            shares.setdefault("top5", {})[name] = float((best == y[:, None]).any(axis=1).mean())
+    return shares
 
 
 def _reference(inputs: Mapping[str, Path], stage: str) -> dict[str, Arrays]:

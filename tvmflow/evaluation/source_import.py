@@ -73,8 +73,8 @@ def _with_layer(error: AgreementError, source: SourceModel, inputs: Arrays, boun
 
     layer = first_differing_layer(source, inputs, bound)
     where = "every layer agrees in the form before folding: a pass after the import changes it"
-    found = f"{error.found}; " + (where if layer is None else f"the first layer that differs is {layer}")
-    return AgreementError(found, error.expected, error.hint)
+    difference = f"{error.found}; " + (where if layer is None else f"the first layer that differs is {layer}")
+    return AgreementError(difference, error.expected, error.hint)
 
 
 def _describe_outputs(source: SourceModel, module: Any, out: Path) -> list[dict[str, Any]]:
@@ -83,12 +83,12 @@ def _describe_outputs(source: SourceModel, module: Any, out: Path) -> list[dict[
 
     graph = read_graph(module)
     kinds = [graph.kind(name) for name in graph.outputs]
-    found = [
+    described = [
         {"name": name, "shape": list(kind.shape), "dtype": kind.dtype}
         for name, kind in zip(source.output_names(), kinds, strict=True)
     ]
-    (out / OUTPUTS_NAME).write_text(json.dumps(found), encoding="utf-8")
-    return found
+    (out / OUTPUTS_NAME).write_text(json.dumps(described), encoding="utf-8")
+    return described
 
 
 def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, task: str | None) -> None:
@@ -99,8 +99,8 @@ def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, t
             raise ModelFileError(
                 "the source model outputs with numbers that are not finite", "weights that are not damaged"
             )
-    found = classes_of(outputs[0], task)
-    if found is None:
+    predicted = classes_of(outputs[0], task)
+    if predicted is None:
         return  # labels are names of classes, of which there are none
     classes = outputs[0].shape[1] if outputs[0].ndim == 2 else min(outputs[0].shape[1], outputs[0].shape[3])
     if labels is not None and len(labels) != classes:
@@ -108,10 +108,10 @@ def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, t
             f"{len(labels)} labels for a model with {classes} outputs", "one label for each output",
             "correct labels: of the model in params.yaml",
         )  # fmt: skip
-    if y is not None and y.shape != found.shape:
+    if y is not None and y.shape != predicted.shape:
         raise TvmflowError(
             f"the data set has labels of shape {y.shape}",
-            f"{found.shape}, a class for each sample, of maps for each pixel",
+            f"{predicted.shape}, a class for each sample, of maps for each pixel",
         )
     if y is not None and (y.min() < 0 or y.max() >= classes):
         raise TvmflowError(

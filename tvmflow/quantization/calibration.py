@@ -51,7 +51,7 @@ class Calibration:
         return pieces(self.samples, batch, max(1, int(CHUNK_BYTES / max(largest, 1) / batch)))
 
     def _observe(self, method: str, progress: Progress) -> Arrays:
-        chunks, found = self.chunks(), []
+        chunks, outputs = self.chunks(), []
 
         def see(name: str, value: Array) -> None:
             if value.dtype.kind == "f" and value.ndim:
@@ -62,12 +62,12 @@ class Calibration:
             if step.name in self.values or step.name in self.before:
                 see(step.name, value)
 
-        for at, chunk in enumerate(chunks):
+        for index, chunk in enumerate(chunks):
             for name, value in zip(self.graph.inputs, chunk, strict=True):
                 see(name, value)
-            found.append(run_all(self.graph, chunk, watch))
-            progress("calibrating", at + 1, len(chunks))
-        return joined(found, self.count)
+            outputs.append(run_all(self.graph, chunk, watch))
+            progress("calibrating", index + 1, len(chunks))
+        return joined(outputs, self.count)
 
 
 def joined(parts: Sequence[Arrays], count: int) -> Arrays:

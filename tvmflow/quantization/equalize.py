@@ -60,14 +60,14 @@ def _apply(first: Layer, second: Layer, factors: Array) -> None:
 
 def _pairs(network: Network) -> list[tuple[str, str]]:
     users = network.users()
-    found = []
+    pairs = []
     for layer in network.layers:
         if layer.kind != CONV or layer.name in network.outputs or len(users[layer.name]) != 1:
             continue
         follower = users[layer.name][0]
         if isinstance(follower, Layer) and follower.kind in (CONV, DENSE) and _can_scale(layer) and _reads(follower):
-            found.append((layer.name, follower.name))
-    return found
+            pairs.append((layer.name, follower.name))
+    return pairs
 
 
 def _can_scale(layer: Layer) -> bool:

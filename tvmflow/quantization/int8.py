@@ -157,14 +157,14 @@ class Int8Arithmetic:
         """Residual addition; 8-bit operands leave room for the products in int32."""
         from tvm import relax
 
-        factors = [found.scale.scale / out.scale for found in inputs]
+        factors = [operand.scale.scale / out.scale for operand in inputs]
         shift = _small_shift(factors)
         multipliers = [round(factor * 2.0**shift) for factor in factors]
         value: Any = None
-        for found, multiplier in zip(inputs, multipliers, strict=True):
-            product = relax.op.multiply(relax.op.astype(found.value, "int32"), constant(multiplier, "int32"))
+        for operand, multiplier in zip(inputs, multipliers, strict=True):
+            product = relax.op.multiply(relax.op.astype(operand.value, "int32"), constant(multiplier, "int32"))
             value = product if value is None else relax.op.add(value, product)
-        zeros = sum(found.scale.zero_point * m for found, m in zip(inputs, multipliers, strict=True))
+        zeros = sum(operand.scale.zero_point * m for operand, m in zip(inputs, multipliers, strict=True))
         offset = (out.zero_point << shift) + ((1 << shift) >> 1) - zeros
         value = relax.op.add(value, constant(offset, "int32"))
         value = writer.emit(relax.op.right_shift(value, constant(shift, "int32")), layer.name + SCALED)
@@ -174,18 +174,18 @@ class Int8Arithmetic:
         from tvm import relax
 
         parts = []
-        for at, found in enumerate(inputs):
-            if found.scale == out:
-                parts.append(found.value)
+        for index, operand in enumerate(inputs):
+            if operand.scale == out:
+                parts.append(operand.value)
                 continue
-            factor = found.scale.scale / out.scale
+            factor = operand.scale.scale / out.scale
             shift = _small_shift([factor])
             multiplier = round(factor * 2.0**shift)
-            offset = (out.zero_point << shift) + ((1 << shift) >> 1) - found.scale.zero_point * multiplier
-            value = relax.op.multiply(relax.op.astype(found.value, "int32"), constant(multiplier, "int32"))
+            offset = (out.zero_point << shift) + ((1 << shift) >> 1) - operand.scale.zero_point * multiplier
+            value = relax.op.multiply(relax.op.astype(operand.value, "int32"), constant(multiplier, "int32"))
             value = relax.op.right_shift(relax.op.add(value, constant(offset, "int32")), constant(shift, "int32"))
             value = relax.op.astype(relax.op.clip(value, out.low, out.high), out.dtype)
-            parts.append(writer.emit(value, f"{layer.name}_part{at}"))
+            parts.append(writer.emit(value, f"{layer.name}_part{index}"))
         return writer.emit(relax.op.concat(parts, axis=int(layer.step.call.attrs.axis)), f"{layer.name}_q")
 
     def _mean(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:

@@ -90,9 +90,9 @@ def _mse(seen: Observed, _percentile: float, levels: int) -> tuple[float, float]
         error = _error(seen, start, levels)
         for factor in np.linspace(0.99, 0.2, 80):
             candidate = (start[0] * (factor if ends[0] else 1), start[1] * (factor if ends[1] else 1))
-            found = _error(seen, candidate, levels)
-            if found < error:
-                best, error = candidate, found
+            candidate_error = _error(seen, candidate, levels)
+            if candidate_error < error:
+                best, error = candidate, candidate_error
     return best
 
 

@@ -41,9 +41,9 @@ class _Stripper:
     def result(self) -> tuple[Graph, dict[str, Scale]]:
         for step in self.graph.steps:
             self._step(step)
-        found = [self.alias.get(name, Ref(name)) for name in self.graph.outputs]
-        self.made.outputs = tuple(output.name for output in found if isinstance(output, Ref))
-        assert len(self.made.outputs) == len(found)
+        outputs = [self.alias.get(name, Ref(name)) for name in self.graph.outputs]
+        self.made.outputs = tuple(output.name for output in outputs if isinstance(output, Ref))
+        assert len(self.made.outputs) == len(outputs)
         return self.made, self.scales
 
     def _step(self, step: Step) -> None:

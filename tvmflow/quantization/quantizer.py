@@ -128,8 +128,8 @@ class _Prepared:
         graph = Quantized(self.network, self.arithmetic, self.scales, self.kept).graph
         count = len(samples[0])
         cut = pieces(samples, graph.batch, 1 if not self.run.can_batch else 4)
-        found = joined([run_all(graph, piece) for piece in cut], count)
-        return worst_sqnr_db(tuple(reference[:count] for reference in self.run.outputs), found)
+        outputs = joined([run_all(graph, piece) for piece in cut], count)
+        return worst_sqnr_db(tuple(reference[:count] for reference in self.run.outputs), outputs)
 
 
 def _prepare(
@@ -159,17 +159,17 @@ def _base(report: QuantizationReport) -> float:
 def _kept(network: Network, wanted: tuple[str, ...]) -> frozenset[str]:
     """Resolve layer names, `first` (convolution or dense), `last`, `dense`. Raises UnknownNameError."""
     products = [layer.name for layer in network.layers if layer.kind in PRODUCTS]
-    found: set[str] = set()
+    kept: set[str] = set()
     for name in wanted:
         if name in ("first", "last"):
-            found.update(products[:1] if name == "first" else products[-1:])
+            kept.update(products[:1] if name == "first" else products[-1:])
         elif name == DENSE:
-            found.update(layer.name for layer in network.layers if layer.kind == DENSE)
+            kept.update(layer.name for layer in network.layers if layer.kind == DENSE)
         elif name in {layer.name for layer in network.layers}:
-            found.add(name)
+            kept.add(name)
         else:
             raise UnknownNameError(
                 f"no layer {name!r} to keep in float", legal=["first", "last", "dense", *(x.name for x in network.layers)],
                 hint="correct keep_float: under quantize: in params.yaml",
             )  # fmt: skip
-    return frozenset(found)
+    return frozenset(kept)

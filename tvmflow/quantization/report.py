@@ -102,7 +102,9 @@ class _Noise:
 def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> QuantizationReport:
     """Run float and integer forms side by side and measure every layer, alone and in its place."""
     alone, placed, parts = _Noise(), _Noise(), []
-    names = {name + (SCALED if found.scale.per_channel else "_q"): name for name, found in quantized.integers.items()}
+    names = {
+        name + (SCALED if integer.scale.per_channel else "_q"): name for name, integer in quantized.integers.items()
+    }
     for chunk in run.chunks():
         reference = dict(zip(run.graph.inputs, chunk, strict=True))
         run_all(run.graph, chunk, lambda step, value, kept=reference: kept.update({step.name: value}))  # type: ignore[misc]
@@ -166,7 +168,7 @@ def worst_to_move(
     for layer in noisy[:_CANDIDATES]:
         trial = Quantized(quantized.network, quantized.arithmetic, quantized.scales, quantized.kept | {layer.name})
         outputs = joined([run_all(trial.graph, chunk) for chunk in run.chunks()], run.count)
-        found = (_scores(run.outputs, outputs, labels)[1], worst_sqnr_db(run.outputs, outputs))
-        if best is None or found > best:
-            best, chosen = found, layer.name
+        score = (_scores(run.outputs, outputs, labels)[1], worst_sqnr_db(run.outputs, outputs))
+        if best is None or score > best:
+            best, chosen = score, layer.name
     return chosen

@@ -92,25 +92,25 @@ class VtaArithmetic:
     def _add(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
         from tvm import relax
 
-        exponent = min(_exponent(found.scale) for found in inputs)
+        exponent = min(_exponent(operand.scale) for operand in inputs)
         values = []
-        for found in inputs:
-            lift = _exponent(found.scale) - exponent
-            values.append(_wide(found) if lift == 0 else relax.op.left_shift(_wide(found), constant(lift, "int32")))
+        for operand in inputs:
+            lift = _exponent(operand.scale) - exponent
+            values.append(_wide(operand) if lift == 0 else relax.op.left_shift(_wide(operand), constant(lift, "int32")))
         return _narrow(writer, layer, relax.op.add(*values), exponent, out)
 
     def _concat(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         """Bring all parts to the coarsest scale."""
         from tvm import relax
 
-        out = max((found.scale for found in inputs), key=lambda scale: scale.scale)
+        out = max((operand.scale for operand in inputs), key=lambda scale: scale.scale)
         parts = []
-        for at, found in enumerate(inputs):
-            value = found.value
-            if found.scale != out:
-                value = _shifted(_wide(found), _exponent(out) - _exponent(found.scale))
+        for index, operand in enumerate(inputs):
+            value = operand.value
+            if operand.scale != out:
+                value = _shifted(_wide(operand), _exponent(out) - _exponent(operand.scale))
                 value = writer.emit(
-                    relax.op.astype(relax.op.clip(value, -LIMIT, LIMIT), "int8"), f"{layer.name}_part{at}"
+                    relax.op.astype(relax.op.clip(value, -LIMIT, LIMIT), "int8"), f"{layer.name}_part{index}"
                 )
             parts.append(value)
         joined = relax.op.concat(parts, axis=int(layer.step.call.attrs.axis))
@@ -126,10 +126,10 @@ class VtaArithmetic:
         return Quantized(writer.emit(relax.op.astype(mean, "int8"), f"{layer.name}_q"), wide)
 
 
-def _wide(found: Quantized) -> Any:
+def _wide(operand: Quantized) -> Any:
     from tvm import relax
 
-    return relax.op.astype(found.value, "int32")
+    return relax.op.astype(operand.value, "int32")
 
 
 def _exponent(scale: Scale) -> int:

@@ -99,12 +99,12 @@ def _widths(value: Grid) -> list[int]:
 
 def _least_widths(value: Grid, break_words: bool) -> list[int]:
     """Return how narrow each column may get: those of words by folding at spaces, or anywhere."""
-    found = []
-    for at, (name, wide) in enumerate(zip(value.columns, _widths(value), strict=True)):
-        words = [] if break_words else [word for row in (value.columns, *value.rows) for word in row[at].split()]
+    least = []
+    for index, (name, wide) in enumerate(zip(value.columns, _widths(value), strict=True)):
+        words = [] if break_words else [word for row in (value.columns, *value.rows) for word in row[index].split()]
         longest = max((cell_len(word) for word in words), default=0)
-        found.append(min(wide, max(_LEAST_WORDS, longest)) if name in value.words else wide)
-    return found
+        least.append(min(wide, max(_LEAST_WORDS, longest)) if name in value.words else wide)
+    return least
 
 
 def _whole(widths: list[int]) -> int:
@@ -123,7 +123,7 @@ def _folded(value: Grid, width: int, break_words: bool) -> list[int]:
     """Return the widths with which a table fits: the widest column of words gives way first."""
     widths, least = _widths(value), _least_widths(value, break_words)
     while _whole(widths) > width:
-        wide = [(found, at) for at, found in enumerate(widths) if found > least[at]]
+        wide = [(current, index) for index, current in enumerate(widths) if current > least[index]]
         if not wide:
             break
         widths[max(wide)[1]] -= 1

@@ -90,13 +90,13 @@ def _facts_of(
 
 
 def _records(workspace: Workspace, cell: Cell) -> dict[str, Record]:
-    found = {}
+    records = {}
     for stage in STAGE_NAMES:
         try:
-            found[stage] = read_record(workspace.folder(stage, cell) / RECORD_NAME)
+            records[stage] = read_record(workspace.folder(stage, cell) / RECORD_NAME)
         except StoreError:
             continue
-    return found
+    return records
 
 
 def _stages(workspace: Workspace, cell: Cell, records: dict[str, Record], beside: Path) -> list[dict[str, Any]]:
@@ -115,16 +115,16 @@ def _stages(workspace: Workspace, cell: Cell, records: dict[str, Record], beside
 def _known_cells(workspace: Workspace) -> list[Cell]:
     """Return the listed cells, then every other that has a scorecard."""
     params = workspace.params
-    found = list(params.cells.values())
+    cells = list(params.cells.values())
     for folder in sorted((workspace.artifacts / "evaluate").glob("*.*.*")):
         try:
             model, target, precision = folder.name.split(".")
             cell = params.cell(f"{model}@{target}:{precision}")
         except Exception:  # a cell of a model that params.yaml no longer has  # noqa: S112
             continue
-        if cell not in found:
-            found.append(cell)
-    return found
+        if cell not in cells:
+            cells.append(cell)
+    return cells
 
 
 def _curve(workspace: Workspace, cell: Cell) -> list[tuple[int, float]]:

@@ -41,27 +41,27 @@ def trusted_bytes(folder: Path, name: str) -> bytes | None:
 
 def scorecard(workspace: Workspace, cell: Cell) -> dict[str, Any] | None:
     """Return the cell's scorecard, None where it was never measured or is damaged."""
-    found = trusted_json(workspace.folder("evaluate", cell), "scorecard.json")
-    if found is None:
+    card = trusted_json(workspace.folder("evaluate", cell), "scorecard.json")
+    if card is None:
         return None
     return {
         "agreement_by_step": {},
         "quantization": {},
         "part": None,
         "advantages": {},
-        **found,
+        **card,
     }  # older ones lack them
 
 
 def stage_times(workspace: Workspace, cell: Cell) -> dict[str, float]:
     """Return stage -> seconds that making it took, for the stages that are there."""
-    found = {}
+    times = {}
     for stage in STAGE_NAMES:
         try:
-            found[stage] = read_record(workspace.folder(stage, cell) / RECORD_NAME).elapsed_s
+            times[stage] = read_record(workspace.folder(stage, cell) / RECORD_NAME).elapsed_s
         except StoreError:
             continue
-    return found
+    return times
 
 
 def shown_top1(agreement: dict[str, Any]) -> str:
@@ -93,18 +93,18 @@ def shown_compute(card: dict[str, Any]) -> str:
 
 def times_faster(card: dict[str, Any], peer: str) -> float | None:
     """Return how many times faster than a peer the library is; None where the measurement shows no difference, or nothing."""
-    found: float | None = card["advantages"].get(peer, {}).get("times_faster")
-    return found
+    ratio: float | None = card["advantages"].get(peer, {}).get("times_faster")
+    return ratio
 
 
 def shown_advantage(card: dict[str, Any], peer: str) -> str:
     """Return how many times faster than a peer the library is with its interval, or why that is not shown."""
-    found = card["advantages"].get(peer)
-    if found is None:
+    advantage = card["advantages"].get(peer)
+    if advantage is None:
         return "-"  # an older scorecard, whose peers were measured one after another
-    if found["times_faster"] is None:
-        return str(found["reason"])
-    return f"{_times(found['times_faster'])}x, {_times(found['low'])} to {_times(found['high'])}"
+    if advantage["times_faster"] is None:
+        return str(advantage["reason"])
+    return f"{_times(advantage['times_faster'])}x, {_times(advantage['low'])} to {_times(advantage['high'])}"
 
 
 def _shown_beside(card: dict[str, Any], peer: str) -> str:
@@ -185,7 +185,7 @@ def retune_table(results: list[dict[str, Any]]) -> Grid:
     rows = []
     for result in results:
         before, now = (result.get(name) or {} for name in ("before", "now"))
-        tvm = " -> ".join(dict.fromkeys(found["tvm"] for found in (before, now) if "tvm" in found)) or "-"
+        tvm = " -> ".join(dict.fromkeys(toolchain["tvm"] for toolchain in (before, now) if "tvm" in toolchain)) or "-"
         kernels, ratio = result.get("tuning", {}).get("kernels", {}), result.get("comparison")
         shown = f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else "-"
         counts = [kernels.get(origin, "-") for origin in ORIGINS]

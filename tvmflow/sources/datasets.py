@@ -90,8 +90,8 @@ def _load_npz(path: Path) -> Samples:
         raise SourceError(
             f"no data set {path}", "'digits', or an .npz file with images and labels", "correct dataset: in params.yaml"
         )
-    found = read_arrays(path, ("images", "labels"), MAX_DATASET_BYTES)
-    images, labels = found["images"], found["labels"]
+    arrays = read_arrays(path, ("images", "labels"), MAX_DATASET_BYTES)
+    images, labels = arrays["images"], arrays["labels"]
     if images.ndim not in (3, 4) or labels.ndim != 1 or len(images) != len(labels):
         raise SourceError(
             f"data set {path} has images {images.shape} and labels {labels.shape}",
@@ -184,12 +184,12 @@ def _random(one: RandomInput, count: int, generator: np.random.Generator) -> NDA
 
 def load_named(path: Path, names: Sequence[str]) -> Samples:
     """Return the inputs of an .npz file by their names, and its `labels` where it has some. Raises SourceError."""
-    found = read_arrays(path, tuple(names), MAX_DATASET_BYTES, optional=("labels",))
-    if len({len(found[name]) if found[name].ndim else -1 for name in found}) != 1:
-        shown = ", ".join(f"{name} {array.shape}" for name, array in found.items())
+    arrays = read_arrays(path, tuple(names), MAX_DATASET_BYTES, optional=("labels",))
+    if len({len(arrays[name]) if arrays[name].ndim else -1 for name in arrays}) != 1:
+        shown = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise SourceError(f"data set {path} has {shown}", "as many samples in each")
-    labels = found.get("labels")
-    return Samples(tuple(found[name] for name in names), None if labels is None else _class_numbers(labels, path))
+    labels = arrays.get("labels")
+    return Samples(tuple(arrays[name] for name in names), None if labels is None else _class_numbers(labels, path))
 
 
 def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:

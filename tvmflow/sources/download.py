@@ -57,8 +57,8 @@ def download(url: str, target: Path, limits: DownloadLimits, digest: str, progre
             last = type(error).__name__  # its text may hold the whole address, with user and token
             continue
         kind = _KINDS.get(len(digest), "sha256")
-        found = _digest(part, kind)
-        if found.startswith(digest):
+        actual = _digest(part, kind)
+        if actual.startswith(digest):
             os.replace(part, target)
             return
         part.unlink()
@@ -66,7 +66,7 @@ def download(url: str, target: Path, limits: DownloadLimits, digest: str, progre
             last = "the part that was there before did not fit"
             continue
         raise DigestError(
-            f"{_shown(url)} has {kind} {found}",
+            f"{_shown(url)} has {kind} {actual}",
             f"{kind} {digest}",
             "if the file was changed on purpose, put its new sha256 into params.yaml; otherwise do not use it",
         )

@@ -108,15 +108,15 @@ def image_files(folder: Path, most: int) -> dict[str, Path]:
     """Return name below the folder -> image file, in order. Raises SourceError where there are none, or too many."""
     if not folder.is_dir():
         raise SourceError(f"no folder {folder}", "a folder of images", "correct dataset.folder in params.yaml")
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() in SUFFIXES and path.is_file():
-            found[path.relative_to(folder).as_posix()] = path
-            if len(found) > most:
+            files[path.relative_to(folder).as_posix()] = path
+            if len(files) > most:
                 raise SourceError(f"more than {most} images in {folder}", f"at most {most}")
-    if not found:
+    if not files:
         raise SourceError(f"no images in {folder}", f"files that end in {', '.join(SUFFIXES)}")
-    return found
+    return files
 
 
 def classes_of_files(names: Sequence[str], labels: Sequence[str] | None, table: Path | None) -> list[int]:

@@ -156,13 +156,13 @@ def zoo_file(name: str) -> tuple[str, str | None]:
     if name not in _APPLICATIONS:
         raise UnknownNameError(f"no keras network {name!r} with zoo weights", legal=_APPLICATIONS, name=name)
     kind, options, _ = _APPLICATIONS[name]
-    found: list[tuple[str, str | None]] = []
+    files: list[tuple[str, str | None]] = []
 
     class Stopped(Exception):
         pass
 
     def asked(_name: str, origin: str, file_hash: str | None = None, **_options: Any) -> None:
-        found.append((origin, file_hash))
+        files.append((origin, file_hash))
         raise Stopped
 
     from keras.src.utils import file_utils
@@ -175,6 +175,6 @@ def zoo_file(name: str) -> tuple[str, str | None]:
         pass
     finally:
         file_utils.get_file = before
-    if not found:
+    if not files:
         raise UnknownNameError(f"Keras has no weights for {name!r}", hint="bring the weights as a file")
-    return found[0]
+    return files[0]

@@ -20,12 +20,12 @@ BUILT_IN: dict[str, Callable[[], list[str]]] = {
 
 def _imagenet() -> list[str]:
     """Return the 1000 names that torchvision ships, from the one file that holds them: the package would load its operators."""
-    found = importlib.util.find_spec("torchvision")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or not spec.submodule_search_locations:
         raise SourceError(
             "the names of ImageNet's classes come with torchvision, which is not installed", "torchvision"
         )
-    path = Path(found.submodule_search_locations[0]) / "models" / "_meta.py"
+    path = Path(spec.submodule_search_locations[0]) / "models" / "_meta.py"
     module = ast.parse(path.read_text(encoding="utf-8"))
     for node in module.body:
         if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "_IMAGENET_CATEGORIES" for t in node.targets):

@@ -42,7 +42,7 @@ def damaged(path: Path, error: Exception) -> ModelFileError:
 
 def external_files(path: Path) -> dict[str, Path]:
     """Return name -> file of the external data of a model. Raises ModelFileError unless each is a whole file beside it."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for tensor in _tensors(read_proto(path)):
         try:
             place = _place(tensor)
@@ -59,11 +59,11 @@ def external_files(path: Path) -> dict[str, Path]:
                 f"{path.name} keeps tensor {tensor.name[:100]!r} where it cannot be: {error}", "plain files beside the model",
                 "export the model again",
             ) from error  # fmt: skip
-        found[file.name] = file
-    total = sum(file.stat().st_size for file in found.values())
+        files[file.name] = file
+    total = sum(file.stat().st_size for file in files.values())
     if total > MAX_EXTERNAL_BYTES:
         raise ModelFileError(f"the external data of {path.name} holds {total} bytes", f"at most {MAX_EXTERNAL_BYTES}")
-    return found
+    return files
 
 
 def external_names(path: str) -> list[str]:
@@ -112,24 +112,24 @@ def _tensors(model: Any) -> list[Any]:
     """Return every tensor of a model that is kept outside: in subgraphs, functions and training graphs too."""
     import onnx
 
-    found: list[Any] = []
+    tensors: list[Any] = []
     graphs = [model.graph, *(g for info in model.training_info for g in (info.initialization, info.algorithm))]
     nodes = [node for function in model.functions for node in function.node]
     while graphs or nodes:
         if graphs:
             graph = graphs.pop()
             nodes += graph.node
-            found += graph.initializer
-            found += [part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices)]
+            tensors += graph.initializer
+            tensors += [part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices)]
             continue
         for attribute in nodes.pop().attribute:
-            found += [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
+            tensors += [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
             sparse_ones = [
                 *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
                 *attribute.sparse_tensors,
             ]
-            found += [part for sparse in sparse_ones for part in (sparse.values, sparse.indices)]
+            tensors += [part for sparse in sparse_ones for part in (sparse.values, sparse.indices)]
             graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
     return [
-        tensor for tensor in found if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data)
+        tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data)
     ]

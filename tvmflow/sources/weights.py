@@ -90,12 +90,12 @@ def factory_file(network: str | None) -> str | None:
 def mxnet_parameters(path: Path) -> dict[str, Path]:
     """Return the parameters beside NAME-symbol.json: NAME-EPOCH.params, of which the last epoch counts."""
     stem = path.name.removesuffix("-symbol.json")
-    found = sorted(path.parent.glob(f"{stem}-[0-9][0-9][0-9][0-9].params"))
-    if not found:
+    parameters = sorted(path.parent.glob(f"{stem}-[0-9][0-9][0-9][0-9].params"))
+    if not parameters:
         raise ModelFileError(
             f"no {stem}-0000.params beside {path}", "both files of an MXNet export", "bring the parameters too"
         )
-    return {"model-0000.params": found[-1]}
+    return {"model-0000.params": parameters[-1]}
 
 
 def _suffix(request: WeightsRequest, name: str) -> str:

@@ -115,16 +115,16 @@ def serve(symbol, params, data_name):
         try:
             model = model or Model(symbol, params, data_name)
             x = np.load(io.BytesIO(body), allow_pickle=False)
-            found = model.reply(head["request"], x)
+            arrays = model.reply(head["request"], x)
         except Exception as error:
             send({"error": (str(error).strip().splitlines() or [type(error).__name__])[-1][:400]})
             continue
         bodies = []
-        for _, array in found:
+        for _, array in arrays:
             buffer = io.BytesIO()
             np.save(buffer, array, allow_pickle=False)
             bodies.append(buffer.getvalue())
-        send({"arrays": [[name, len(body)] for (name, _), body in zip(found, bodies)]}, bodies)
+        send({"arrays": [[name, len(body)] for (name, _), body in zip(arrays, bodies)]}, bodies)
 
 
 if sys.argv[1] == "export":
