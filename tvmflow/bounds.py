@@ -60,7 +60,7 @@ def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _numbers(text: str, field: tuple[str, int, int, tuple[str, ...]]) -> set[int]:
     """Return the numbers that one field of a cron stands for: lists of `*`, N, N-M, each with /STEP."""
     what, low, high, names = field
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\*|[0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?(?:/([0-9]{1,2}))?", part.lower())
         if not match or (match[1] == "*" and match[2]):
@@ -71,8 +71,8 @@ def _numbers(text: str, field: tuple[str, int, int, tuple[str, ...]]) -> set[int
             last = high
         if not low <= first <= last <= high or match[3] in ("0", "00"):
             raise ValueError(f"{part!r} is no {what}: {low} to {high}")
-        found.update(range(first, last + 1, int(match[3] or 1)))
-    return found
+        numbers.update(range(first, last + 1, int(match[3] or 1)))
+    return numbers
 
 
 def _number(text: str, what: str, names: tuple[str, ...]) -> int:

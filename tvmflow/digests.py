@@ -38,8 +38,8 @@ class _Identity:
     changed_ns: int
 
     @staticmethod
-    def of(found: os.stat_result) -> _Identity:
-        return _Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    def of(stat: os.stat_result) -> _Identity:
+        return _Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
     def was_settled_at(self, now_ns: int) -> bool:
         """Say whether a later change would have another time than this one."""

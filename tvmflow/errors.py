@@ -176,10 +176,10 @@ class GateRefusedError(TvmflowError):
 
 
 def _subclasses(root: type[TvmflowError]) -> dict[str, type[TvmflowError]]:
-    found = {root.__name__: root}
+    kinds = {root.__name__: root}
     for child in root.__subclasses__():
-        found.update(_subclasses(child))
-    return found
+        kinds.update(_subclasses(child))
+    return kinds
 
 
 def from_json(data: dict[str, str]) -> TvmflowError:

@@ -34,7 +34,7 @@ def explain(error: ValidationError, model: type[BaseModel], where: str = "", bes
 
     beside: keys that are legal in the same block and not the model's.
     """
-    return [_line(found, model, where, beside) for found in error.errors()]
+    return [_line(problem, model, where, beside) for problem in error.errors()]
 
 
 def _line(error: Any, model: type[BaseModel], where: str, beside: tuple[str, ...]) -> str:

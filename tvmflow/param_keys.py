@@ -22,8 +22,8 @@ def part_of(kind: Any, name: str) -> tuple[Any, bool] | None:
         options = [a for a in get_args(kind) if a is not type(None)]
         kind = next((a for a in options if isinstance(a, type) and issubclass(a, BaseModel)), options[0])
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        found = kind.model_fields.get(name)
-        return None if found is None else (found.annotation, found.is_required())
+        field = kind.model_fields.get(name)
+        return None if field is None else (field.annotation, field.is_required())
     if get_origin(kind) is dict:
         return get_args(kind)[1], name.startswith("{")
     return None
@@ -38,10 +38,10 @@ def written_part(key: str) -> str:
     written: list[str] = []
     is_written = True
     for name in key.split("."):
-        found = part_of(kind, name)
-        if found is None:
+        part = part_of(kind, name)
+        if part is None:
             raise UnknownNameError(f"no key {key!r} in params.yaml", f"a key below {'.'.join(written) or 'its top'}")
-        kind, must = found
+        kind, must = part
         # Only entries of models and targets are short; the blocks below are written whole where dvc.yaml names their keys.
         is_written = is_written and (must or not written or written[0] not in _WITH_OPTIONAL_KEYS)
         if is_written:

@@ -213,13 +213,13 @@ class Params(Frozen):
     def _with_defaults(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        found = {name: value for name, value in data.items() if value is not None}  # a block whose lines are comments
-        found["targets"] = completed(found.get("targets", {}), {LOCAL_CPU: _LOCAL_CPU})
-        models = found.get("models", {})
-        if "cells" not in found:
+        params = {name: value for name, value in data.items() if value is not None}  # a block whose lines are comments
+        params["targets"] = completed(params.get("targets", {}), {LOCAL_CPU: _LOCAL_CPU})
+        models = params.get("models", {})
+        if "cells" not in params:
             names = models if isinstance(models, dict) else ()
-            found["cells"] = {name: {"model": name, "target": LOCAL_CPU, "precision": "float32"} for name in names}
-        return found
+            params["cells"] = {name: {"model": name, "target": LOCAL_CPU, "precision": "float32"} for name in names}
+        return params
 
     @model_validator(mode="after")
     def _cells_are_known(self) -> Params:

@@ -52,22 +52,22 @@ class Table(UserDict[str, Row]):
         """Return the package that a row comes from and its version; None for a row that tvmflow ships."""
         if name in self.data or name not in self._points():
             return None
-        found = self._points()[name].dist
-        return (found.name, found.version) if found is not None else ("unknown", "0")
+        package = self._points()[name].dist
+        return (package.name, package.version) if package is not None else ("unknown", "0")
 
     def _points(self) -> dict[str, metadata.EntryPoint]:
         """Return the rows of installed packages. Raises UsageError where two have one name, or one that is shipped."""
-        found: dict[str, metadata.EntryPoint] = {}
+        points: dict[str, metadata.EntryPoint] = {}
         for point in entry_points(f"tvmflow.{self.name}", tuple(sys.path)):
-            other = found.get(point.name)
+            other = points.get(point.name)
             if point.name in self.data or (other is not None and other.value != point.value):
                 owner = "tvmflow itself" if point.name in self.data or other is None else _package(other)
                 raise UsageError(
                     f"plug-in {point.name!r} of {self.name} from {_package(point)} has a name that {owner} has",
                     "a name of its own", f"uninstall {_package(point)}, or have it renamed",
                 )  # fmt: skip
-            found[point.name] = point
-        return found
+            points[point.name] = point
+        return points
 
 
 @functools.cache

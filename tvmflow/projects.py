@@ -179,8 +179,8 @@ def _entry(name: str, file: Path, root: Path, wish: Wish) -> dict[str, Any]:
 
 def _inputs(file: Path, header: dict[str, Any], wish: Wish) -> dict[str, Any]:
     """Return `input:` of the entry, or `inputs:` where there are several."""
-    found, shape = header["inputs"], wish.shape
-    if found is None or not all(one["shape"] for one in found):
+    inputs, shape = header["inputs"], wish.shape
+    if inputs is None or not all(one["shape"] for one in inputs):
         if shape is None:
             raise ModelFileError(
                 f"{file.name} does not say the shape of its input", "--shape, batch first: --shape 1,3,224,224",
@@ -188,8 +188,8 @@ def _inputs(file: Path, header: dict[str, Any], wish: Wish) -> dict[str, Any]:
             )  # fmt: skip
         return {"input": {"shape": list(shape)}}
     tensors = {}
-    for one in found:
-        sizes = _sizes(file, one, shape if len(found) == 1 else None)
+    for one in inputs:
+        sizes = _sizes(file, one, shape if len(inputs) == 1 else None)
         if header["channels_last"] and len(sizes) == 4 and shape is None:  # entries are (N, C, H, W)
             sizes = [sizes[0], sizes[3], sizes[1], sizes[2]]
         is_float = one["dtype"] in ("", "float32") or (header["frameworks"] == ("tensorflow",))
@@ -197,24 +197,24 @@ def _inputs(file: Path, header: dict[str, Any], wish: Wish) -> dict[str, Any]:
     return {"input": next(iter(tensors.values()))} if len(tensors) == 1 else {"inputs": tensors}
 
 
-def _integers(file: Path, found: dict[str, Any], high: int | None) -> dict[str, Any]:
+def _integers(file: Path, tensor: dict[str, Any], high: int | None) -> dict[str, Any]:
     """Return dtype and bound of an input of integers."""
-    high = high if high is not None else found["high"]
-    if high is None and found["dtype"] in ("int32", "int64"):
+    high = high if high is not None else tensor["high"]
+    if high is None and tensor["dtype"] in ("int32", "int64"):
         raise ModelFileError(
-            f"input {found['name']} of {file.name} takes {found['dtype']}, and the file does not say how large they may be",
+            f"input {tensor['name']} of {file.name} takes {tensor['dtype']}, and the file does not say how large they may be",
             "--high, one more than the largest: the size of the vocabulary", "run the same command with --high",
         )  # fmt: skip
-    return {"dtype": found["dtype"], **({} if high is None else {"high": high})}
+    return {"dtype": tensor["dtype"], **({} if high is None else {"high": high})}
 
 
-def _sizes(file: Path, found: dict[str, Any], shape: tuple[int, ...] | None) -> list[int]:
+def _sizes(file: Path, tensor: dict[str, Any], shape: tuple[int, ...] | None) -> list[int]:
     if shape is not None:
         return list(shape)
-    sizes = [1 if at == 0 and size <= 0 else size for at, size in enumerate(found["shape"])]
+    sizes = [1 if index == 0 and size <= 0 else size for index, size in enumerate(tensor["shape"])]
     if any(size <= 0 for size in sizes):
         raise ModelFileError(
-            f"input {found['name']} of {file.name} leaves sizes open: {['?' if size <= 0 else size for size in sizes]}",
+            f"input {tensor['name']} of {file.name} leaves sizes open: {['?' if size <= 0 else size for size in sizes]}",
             "every size but the batch fixed; shapes are static here",
             f"say them: --shape {','.join('224' if size <= 0 else str(size) for size in sizes)}",
         )  # fmt: skip

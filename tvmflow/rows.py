@@ -46,7 +46,7 @@ def packages_of(params: Params, cell: Cell, reads: Iterable[str]) -> dict[str, s
         for key, table, name in rows
         if name is not None and any(f"{key}.".startswith(f"{x}.") for x in reads)
     )
-    return {f"plugin:{found[0]}": found[1] for found in asked if found is not None}
+    return {f"plugin:{package[0]}": package[1] for package in asked if package is not None}
 
 
 def _lines(params: Params) -> Iterator[str]:

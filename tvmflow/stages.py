@@ -102,14 +102,14 @@ def taken(kind: type[T], block: Any, **given: Any) -> T:
 
 def settings_json(settings: Any) -> dict[str, Any]:
     """Return settings as a JSON-able value that says everything in them: equal exactly when they are."""
-    found: dict[str, Any] = _adapter(cast(Any, type(settings))).dump_python(settings, mode="json")
-    return found
+    plain: dict[str, Any] = _adapter(cast(Any, type(settings))).dump_python(settings, mode="json")
+    return plain
 
 
 def settings_from(kind: type[T], data: Mapping[str, Any]) -> T:
     """Return the settings that `settings_json` wrote."""
-    found: T = _adapter(cast(Any, kind)).validate_python(data)
-    return found
+    settings: T = _adapter(cast(Any, kind)).validate_python(data)
+    return settings
 
 
 @functools.cache

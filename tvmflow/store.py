@@ -98,7 +98,7 @@ class Store:
     def foresee(self, cell: Cell) -> list[Plan | Undecided]:
         """Plan every cached stage as a run would find it: what it would restore is known, and what follows from that."""
         known: Known = {}
-        found = []
+        plans = []
         for name, stage in self.stages.items():
             if not stage.is_cached:
                 continue
@@ -108,8 +108,8 @@ class Store:
                 plan = replace(plan, restorable=record)
                 if record is not None:
                     known[name] = plan
-            found.append(plan)
-        return found
+            plans.append(plan)
+        return plans
 
     def _keyed(self, name: str, cell: Cell, known: Known) -> Plan | Undecided:
         """Plan by records alone: the outputs are not looked at."""
@@ -121,11 +121,11 @@ class Store:
         settings = stage.settings(self.workspace, cell)  # first: what cannot be asked for is refused before any work
         digests = {}
         for source, only in stage.inputs.items():
-            found = self._keyed(source, cell, known)
-            if isinstance(found, Undecided):
-                return Undecided(stage, cell, found.waits_for)
-            record = found.restorable or found.record
-            if record is None or (found.restorable is None and self._difference(found, only)):
+            source_plan = self._keyed(source, cell, known)
+            if isinstance(source_plan, Undecided):
+                return Undecided(stage, cell, source_plan.waits_for)
+            record = source_plan.restorable or source_plan.record
+            if record is None or (source_plan.restorable is None and self._difference(source_plan, only)):
                 return Undecided(stage, cell, source)
             digests[source] = record.digest(only)
         tools = toolchain.versions(stage.toolchain(settings)) | packages_of(self.workspace.params, cell, stage.reads)

@@ -18,22 +18,22 @@ def with_entry(text: str, block: str, name: str, entry: dict[str, Any], compact:
     lines = text.splitlines()
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
-    found = next(((key, value) for key, value in pairs if key.value == block), None)
+    pair = next(((key, value) for key, value in pairs if key.value == block), None)
     if isinstance(root, yaml.MappingNode) and root.flow_style:
         raise _not_a_block("params.yaml", name, entry)
-    if found is None:
+    if pair is None:
         lines += [*([""] if lines and lines[-1].strip() else []), f"{block}:", *_lines(name, entry, 2, compact)]
-    elif isinstance(found[1], yaml.MappingNode) and not found[1].flow_style:
-        indent = found[1].value[0][0].start_mark.column
-        at = _last_line(found[1]) + 1
-        lines[at:at] = _lines(name, entry, indent, compact)
-    elif found[1].tag.endswith(":null") or (isinstance(found[1], yaml.MappingNode) and not found[1].value):
-        key = found[0]
-        at = key.end_mark.line
-        start, end = found[1].start_mark, found[1].end_mark
-        if end.line == at and end.column > start.column:  # {}, null or ~
-            lines[at] = (lines[at][: start.column].rstrip() + lines[at][end.column :]).rstrip()
-        lines[at + 1 : at + 1] = _lines(name, entry, 2, compact)
+    elif isinstance(pair[1], yaml.MappingNode) and not pair[1].flow_style:
+        indent = pair[1].value[0][0].start_mark.column
+        line = _last_line(pair[1]) + 1
+        lines[line:line] = _lines(name, entry, indent, compact)
+    elif pair[1].tag.endswith(":null") or (isinstance(pair[1], yaml.MappingNode) and not pair[1].value):
+        key = pair[0]
+        line = key.end_mark.line
+        start, end = pair[1].start_mark, pair[1].end_mark
+        if end.line == line and end.column > start.column:  # {}, null or ~
+            lines[line] = (lines[line][: start.column].rstrip() + lines[line][end.column :]).rstrip()
+        lines[line + 1 : line + 1] = _lines(name, entry, 2, compact)
     else:
         raise _not_a_block(f"{block}: in params.yaml", name, entry)
     return newline.join(lines) + newline

@@ -41,8 +41,8 @@ class _PlainLoader(yaml.SafeLoader):
             self._bounded("values", self._size(node), MAX_VALUES, event)
         return node
 
-    def _bounded(self, what: str, found: int, limit: int, event: Any) -> None:
-        if found > limit:
+    def _bounded(self, what: str, count: int, limit: int, event: Any) -> None:
+        if count > limit:
             raise yaml.composer.ComposerError(None, None, f"more than {limit} {what}", event.start_mark)
 
     def _size(self, node: yaml.Node) -> int:

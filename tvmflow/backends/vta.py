@@ -73,11 +73,11 @@ class VtaBackend(CpuBackend):
             return []
         regions = regions_of(packed)
         workloads = {key: job for region in regions for key, job in conv_workloads(self.design, region).items()}
-        found = []
+        tiles = []
         for done, (name, job) in enumerate(workloads.values()):
             progress(f"searching tiles: {name}", done, len(workloads))
-            found.append({**search(self.design, job).to_json(), "layer": name})
-        return found
+            tiles.append({**search(self.design, job).to_json(), "layer": name})
+        return tiles
 
     def compile_part(
         self, packed: Any, schedules: list[dict[str, Any]], folder: Path, progress: Progress

@@ -51,14 +51,14 @@ def releases(name: AppName, as_json: Json = False) -> None:
     """List what was released of an app, oldest first, and which version each channel has."""
     from tvmflow import api
 
-    found = api.app_releases(name, open_workspace())
+    history = api.app_releases(name, open_workspace())
     if as_json:
-        show_json({**found.model_dump(mode="json"), "channels": found.channels})
+        show_json({**history.model_dump(mode="json"), "channels": history.channels})
         return
     columns = ("when", "what", "channel", "version", "replaces", "libraries", "sha256")
     rows = []
-    for one in found.changes:
-        version = found.numbered(one.version)
+    for one in history.changes:
+        version = history.numbered(one.version)
         libraries = " ".join(f"{cell.cell}#{cell.version}" for cell in version.cells)
         rows.append(
             (
@@ -72,6 +72,6 @@ def releases(name: AppName, as_json: Json = False) -> None:
             )
         )
     show_table(f"releases of {name}", columns, rows, ("what", "libraries"))
-    for channel, number in found.channels.items():
+    for channel, number in history.channels.items():
         print(f"{channel}: version {number}")
     suggest(f"tvmflow release {name}")

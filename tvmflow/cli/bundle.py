@@ -60,17 +60,17 @@ def verify(
     """Check a bundle: signature, every digest, every library; run its golden inputs on this machine. Needs no workspace."""
     from tvmflow import api
 
-    found = api.verify_bundle(path, key, unsigned, at_least)
+    report = api.verify_bundle(path, key, unsigned, at_least)
     if as_json:
-        show_json(found.to_json())
+        show_json(report.to_json())
         return
-    version = f" version {found.version}" if found.version else ""
-    signed = f"signed by {found.signer[:16]}" if found.signer else "signature not looked at"
-    print(f"{found.name}{version}: {found.files} files as they were written, {signed}")
+    version = f" version {report.version}" if report.version else ""
+    signed = f"signed by {report.signer[:16]}" if report.signer else "signature not looked at"
+    print(f"{report.name}{version}: {report.files} files as they were written, {signed}")
     show_table(
         "",
         ("cell", "ABI", "needs", "golden inputs"),
-        ((one.cell, one.abi, " ".join(one.needed), one.ran) for one in found.libraries),
+        ((one.cell, one.abi, " ".join(one.needed), one.ran) for one in report.libraries),
     )
 
 

@@ -30,13 +30,13 @@ def status(as_json: Json = False) -> None:
     from tvmflow.report.plans import status_table
 
     workspace = open_workspace()
-    found = api.status(workspace)
+    state = api.status(workspace)
     if as_json:
-        show_json(found.to_json())
+        show_json(state.to_json())
         return
-    show(status_table(workspace.root, [row.to_json() for row in found.cells]))
-    show_text(f"models: {', '.join(found.models)}")
-    show_text(f"targets: {', '.join(found.targets)}")
+    show(status_table(workspace.root, [row.to_json() for row in state.cells]))
+    show_text(f"models: {', '.join(state.models)}")
+    show_text(f"targets: {', '.join(state.targets)}")
     suggest("tvmflow sweep")
 
 
@@ -60,12 +60,12 @@ def history(cell: CellName, as_json: Json = False) -> None:
     from tvmflow import api
 
     workspace = open_workspace()
-    found = [measurement.to_json() for measurement in api.history(cell, workspace)]
+    measurements = [measurement.to_json() for measurement in api.history(cell, workspace)]
     if as_json:
-        show_json(found)
+        show_json(measurements)
         return
     columns = ("when", "TVM", "device", "accuracy", "latency", "library", "version", "changed")
-    shown = ({**row, "changed": "; ".join(row["changed"]) or "the first"} for row in found)
+    shown = ({**row, "changed": "; ".join(row["changed"]) or "the first"} for row in measurements)
     rows = ([row[column.lower()] for column in columns] for row in shown)
     show_table(f"measurements of {cell}", columns, rows, ("device", "version", "changed"))
     for change in api.releases(cell, workspace):
@@ -108,11 +108,11 @@ def records(
     if failed:
         _show_failures(cell, api.failed_candidates(cell, workspace), as_json)
         return
-    found = api.records(cell, workspace, merge, export, bring)
+    counts = api.records(cell, workspace, merge, export, bring)
     if as_json:
-        show_json(found)
+        show_json(counts)
         return
-    for name, value in found.items():
+    for name, value in counts.items():
         print(f"{name:24} {value}")
     suggest(f"tvmflow run {cell}")
 

@@ -21,10 +21,10 @@ def predict(
     from tvmflow import api
     from tvmflow.report.console import show_json, show_table
 
-    found = api.classify(cell, [str(image) for image in images], top, open_workspace())
+    predictions = api.classify(cell, [str(image) for image in images], top, open_workspace())
     if as_json:
-        show_json([prediction.to_json() for prediction in found])
+        show_json([prediction.to_json() for prediction in predictions])
         return
-    for prediction in found:
+    for prediction in predictions:
         rows = ([f"{guess.probability:.1%}", guess.name, str(guess.number)] for guess in prediction.top)
         show_table(prediction.image, ("probability", "class", "number"), rows)

@@ -85,13 +85,13 @@ class Writer:
             self.integers[name] = self.arithmetic.quantize(self, name, self.floats[name], self.scales[name])
         return self.integers[name]
 
-    def _dequantize(self, name: str, found: Quantized) -> Any:
+    def _dequantize(self, name: str, quantized: Quantized) -> Any:
         from tvm import relax
 
-        value = relax.op.astype(found.value, "float32")
-        if found.scale.zero_point:
-            value = relax.op.subtract(value, constant(float(found.scale.zero_point), "float32"))
-        return self.emit(relax.op.multiply(value, constant(found.scale.factor, "float32")), f"{name}_float")
+        value = relax.op.astype(quantized.value, "float32")
+        if quantized.scale.zero_point:
+            value = relax.op.subtract(value, constant(float(quantized.scale.zero_point), "float32"))
+        return self.emit(relax.op.multiply(value, constant(quantized.scale.factor, "float32")), f"{name}_float")
 
     def _layer(self, layer: Layer) -> None:
         is_integer = [name in self.integers for name in layer.inputs]
@@ -172,8 +172,8 @@ def straight_line(builder: Any, graph: Graph, body: Callable[[dict[str, Any]], S
     }
     with builder.function("main", list(parameters.values())):
         with builder.dataflow():
-            found = [builder.emit_output(value, "output") for value in body(parameters)]
-            output = found[0] if len(found) == 1 else builder.emit_output(relax.Tuple(found), "outputs")
+            outputs = [builder.emit_output(value, "output") for value in body(parameters)]
+            output = outputs[0] if len(outputs) == 1 else builder.emit_output(relax.Tuple(outputs), "outputs")
         builder.emit_func_output(output)
     return relax.transform.DeadCodeElimination(["main"])(builder.get())
 

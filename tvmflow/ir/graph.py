@@ -94,11 +94,11 @@ class Graph:
 
     def users(self) -> dict[str, list[Step]]:
         """Return who reads each value."""
-        found: dict[str, list[Step]] = {name: [] for name in (*self.inputs, *(step.name for step in self.steps))}
+        users: dict[str, list[Step]] = {name: [] for name in (*self.inputs, *(step.name for step in self.steps))}
         for step in self.steps:
             for name in step.refs:
-                found[name].append(step)
-        return found
+                users[name].append(step)
+        return users
 
     def step(self, name: str) -> Step:
         return next(step for step in self.steps if step.name == name)

@@ -84,13 +84,13 @@ class Network:
         return next(layer for layer in self.layers if layer.name == name)
 
     def users(self) -> dict[str, list[Layer | Step]]:
-        found: dict[str, list[Layer | Step]] = {name: [] for name in self.graph.inputs}
+        users: dict[str, list[Layer | Step]] = {name: [] for name in self.graph.inputs}
         for item in self.items:
-            found[item.name] = []
+            users[item.name] = []
         for item in self.items:
             for name in set(item.inputs if isinstance(item, Layer) else item.refs):
-                found[name].append(item)
-        return found
+                users[name].append(item)
+        return users
 
 
 def group_layers(graph: Graph) -> Network:
@@ -106,14 +106,14 @@ class _Grouping:
         self.counts: Counter[str] = Counter()
 
     def network(self) -> Network:
-        found = Network(self.graph)
+        network = Network(self.graph)
         for step in self.graph.steps:
             if step.name in self.used:
                 continue
             layer = self._layer(step)
-            found.items.append(layer if layer is not None else self._plain(step))
-        found.outputs, found.names = tuple(self.names[name] for name in self.graph.outputs), self.names
-        return found
+            network.items.append(layer if layer is not None else self._plain(step))
+        network.outputs, network.names = tuple(self.names[name] for name in self.graph.outputs), self.names
+        return network
 
     def _plain(self, step: Step) -> Step:
         name = self._new_name(step.op.split(".")[-1] if not step.op.startswith("get_item") else "item")

@@ -17,8 +17,8 @@ def constant_value(expression: Any) -> Any | None:
 
 def type_of(expression: Any) -> Any:
     """Return the Relax type (shape and dtype) of an expression."""
-    found = getattr(expression, "ty", None)
-    return found if found is not None else expression.struct_info
+    ty = getattr(expression, "ty", None)
+    return ty if ty is not None else expression.struct_info
 
 
 def buffer_of(function: Any, parameter: Any) -> Any | None:
@@ -66,8 +66,8 @@ def object_type() -> Any:
 
 def dtype_of(expression: Any) -> str:
     """Return the dtype of a TensorIR expression, "float32x16" for a vector."""
-    found = getattr(expression, "ty", None)
-    return str(found.dtype if found is not None else expression.dtype)
+    ty = getattr(expression, "ty", None)
+    return str(ty.dtype if ty is not None else expression.dtype)
 
 
 def register_intrin_lowering(operator: str, target: str, lower: Any, level: int = 10) -> None:

@@ -43,13 +43,13 @@ def look_at(schedule: Any) -> Kernel:
 
 def extents(schedule: Any, loops: list[Any]) -> list[int]:
     """Return loop extents; raises ValueError where one is not a constant."""
-    found = []
+    sizes = []
     for loop in loops:
         extent = schedule.get(loop).extent
         if not hasattr(extent, "value"):
             raise ValueError("a loop without a constant extent")
-        found.append(int(extent.value))
-    return found
+        sizes.append(int(extent.value))
+    return sizes
 
 
 def axes(schedule: Any, name: str) -> tuple[list[Any], int] | None:

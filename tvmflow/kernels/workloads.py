@@ -53,7 +53,7 @@ def workload_key(function: Any) -> str:
 def _region(region: Any, names: dict[str, str]) -> str:
     ranges = [f"{bound.min}+{bound.extent}" for bound in region.region]
     text = f"{_sizes(region_buffer(region))}{ranges}"
-    return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: names.get(found[0], found[0]), text)
+    return re.sub(r"\b[A-Za-z_]\w*\b", lambda match: names.get(match[0], match[0]), text)
 
 
 def _sizes(buffer: Any) -> list[int | str]:
@@ -114,12 +114,12 @@ def least_bytes(function: Any) -> int:
 def extract_workloads(lowered: Any) -> list[Workload]:
     """Return the distinct kernels of a lowered module, in order of their keys' first call in `main`."""
     calls = count_calls(lowered)
-    found: dict[str, Workload] = {}
+    workloads: dict[str, Workload] = {}
     for name in calls:
         function = lowered[name]
         if not isinstance(function, tirx.PrimFunc):
             continue
         key = workload_key(function)
-        before = found[key].calls if key in found else 0
-        found[key] = Workload(key, workload_name(name, function), before + calls[name], function)
-    return list(found.values())
+        before = workloads[key].calls if key in workloads else 0
+        workloads[key] = Workload(key, workload_name(name, function), before + calls[name], function)
+    return list(workloads.values())

@@ -19,8 +19,8 @@ from tvmflow.ir.tvm_names import constant_value, type_arguments, type_of
 Array = np.ndarray[Any, Any]
 
 
-def _numpy(found: Any, pattern: Any) -> Array:
-    value: Any = constant_value(found[pattern])
+def _numpy(matches: Any, pattern: Any) -> Array:
+    value: Any = constant_value(matches[pattern])
     return np.asarray(value.numpy(), np.float64)
 
 
@@ -28,9 +28,9 @@ def _convolution(data: Any, weight: Any) -> Any:
     return is_op("relax.nn.conv2d")(data, weight) | is_op("relax.nn.conv2d_transpose")(data, weight)
 
 
-def _call(found: Any, conv: Any) -> Any:
+def _call(matches: Any, conv: Any) -> Any:
     """Return the convolution that an alternative of two patterns matched."""
-    return next(found[part] for part in (conv.left, conv.right) if part in found)
+    return next(matches[part] for part in (conv.left, conv.right) if part in matches)
 
 
 def _channels(conv: Any, weight: Array) -> int:
@@ -75,9 +75,11 @@ def _rewrite_batch_norm(function: Any) -> Any:
     norm = is_op("relax.nn.batch_norm")(conv, gamma, beta, mean, variance)
     pattern = is_tuple_get_item(norm, 0)
 
-    def fold(_expression: Any, found: Any) -> Any:
-        scale, shift = _scale_and_shift(found[norm].attrs, *(_numpy(found, p) for p in (gamma, beta, mean, variance)))
-        return _folded(_call(found, conv), found[data], _numpy(found, weight), scale, shift)
+    def fold(_expression: Any, matches: Any) -> Any:
+        scale, shift = _scale_and_shift(
+            matches[norm].attrs, *(_numpy(matches, p) for p in (gamma, beta, mean, variance))
+        )
+        return _folded(_call(matches, conv), matches[data], _numpy(matches, weight), scale, shift)
 
     return rewrite_call(pattern, fold, function)
 
@@ -90,13 +92,15 @@ def _rewrite_batch_norm_after_bias(function: Any) -> Any:
     norm = is_op("relax.nn.batch_norm")(is_op("relax.add")(conv, bias), gamma, beta, mean, variance)
     pattern = is_tuple_get_item(norm, 0)
 
-    def fold(expression: Any, found: Any) -> Any:
-        scale, shift = _scale_and_shift(found[norm].attrs, *(_numpy(found, p) for p in (gamma, beta, mean, variance)))
-        bias_values = _numpy(found, bias)
+    def fold(expression: Any, matches: Any) -> Any:
+        scale, shift = _scale_and_shift(
+            matches[norm].attrs, *(_numpy(matches, p) for p in (gamma, beta, mean, variance))
+        )
+        bias_values = _numpy(matches, bias)
         if bias_values.size != scale.size:
             return expression
         return _folded(
-            _call(found, conv), found[data], _numpy(found, weight), scale, bias_values.reshape(-1) * scale + shift
+            _call(matches, conv), matches[data], _numpy(matches, weight), scale, bias_values.reshape(-1) * scale + shift
         )
 
     return rewrite_call(pattern, fold, function)
@@ -113,12 +117,12 @@ def _rewrite_alone(function: Any) -> Any:
     gamma, beta, mean, variance = is_const(), is_const(), is_const(), is_const()
     norm = is_op("relax.nn.batch_norm")(data, gamma, beta, mean, variance)
 
-    def fold(_expression: Any, found: Any) -> Any:
-        attrs = found[norm].attrs
-        scale, shift = _scale_and_shift(attrs, *(_numpy(found, p) for p in (gamma, beta, mean, variance)))
-        column = [1] * len(type_of(found[data]).shape)
+    def fold(_expression: Any, matches: Any) -> Any:
+        attrs = matches[norm].attrs
+        scale, shift = _scale_and_shift(attrs, *(_numpy(matches, p) for p in (gamma, beta, mean, variance)))
+        column = [1] * len(type_of(matches[data]).shape)
         column[int(attrs.axis)] = -1
-        product = relax.op.multiply(found[data], relax.const(scale.reshape(column).astype("float32")))
+        product = relax.op.multiply(matches[data], relax.const(scale.reshape(column).astype("float32")))
         return relax.op.add(product, relax.const(shift.reshape(column).astype("float32")))
 
     return rewrite_call(is_tuple_get_item(norm, 0), fold, function)
@@ -130,17 +134,17 @@ def _rewrite_decomposed(function: Any) -> Any:
     conv = _convolution(data, weight)
     pattern = is_op("relax.add")(is_op("relax.multiply")(is_op("relax.subtract")(conv, mean), scale), shift)
 
-    def fold(expression: Any, found: Any) -> Any:
-        weights, factors = _numpy(found, weight), _numpy(found, scale)
-        call = _call(found, conv)
+    def fold(expression: Any, matches: Any) -> Any:
+        weights, factors = _numpy(matches, weight), _numpy(matches, scale)
+        call = _call(matches, conv)
         channels, channel_axis = _channels(call, weights), call.attrs.data_layout.index("C")
         for constant in (mean, scale, shift):
-            if _numpy(found, constant).shape != tuple(
+            if _numpy(matches, constant).shape != tuple(
                 channels if axis == channel_axis else 1 for axis in range(weights.ndim)
             ):
                 return expression
-        bias = _numpy(found, shift) - _numpy(found, mean) * factors
-        return _folded(call, found[data], weights, factors.reshape(-1), bias.reshape(-1))
+        bias = _numpy(matches, shift) - _numpy(matches, mean) * factors
+        return _folded(call, matches[data], weights, factors.reshape(-1), bias.reshape(-1))
 
     return rewrite_call(pattern, fold, function)
 

@@ -22,8 +22,8 @@ _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by ele
 
 
 def _out_dtype(call: Any) -> str | None:
-    found = call.attrs.out_dtype
-    return str(found) if found and str(found) != "void" else None
+    dtype = call.attrs.out_dtype
+    return str(dtype) if dtype and str(dtype) != "void" else None
 
 
 def convolution_key(call: Any) -> str:
@@ -45,14 +45,14 @@ def convolution_key(call: Any) -> str:
 
 def convolutions(mod: Any) -> list[Any]:
     """Return the calls of conv2d in a module's main."""
-    found: list[Any] = []
+    calls: list[Any] = []
 
     def visit(expression: Any) -> None:
         if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.nn.conv2d":
-            found.append(expression)
+            calls.append(expression)
 
     relax.analysis.post_order_visit(mod["main"], visit)
-    return found
+    return calls
 
 
 def convolution_keys(mod: Any) -> list[str]:

@@ -102,13 +102,13 @@ class _Writer:
 
 def blobs_of(mod: Any) -> list[bytes]:
     """Return the blobs of an offloaded module, in order. Raises ProgramError when it calls no VTA program."""
-    found = [
+    blobs = [
         bytes(constant_value(binding.value.args[1].fields[0]).numpy().tobytes())  # type: ignore[union-attr]
         for block in mod["main"].body.blocks for binding in block.bindings if _is_run(binding.value)
     ]  # fmt: skip
-    if not found:
+    if not blobs:
         raise ProgramError("a module that calls no VTA program", "one that graph_pack made for a target with a VTA")
-    return found
+    return blobs
 
 
 def regions_of(mod: Any) -> list[Region]:

@@ -65,14 +65,14 @@ class ScheduleKernels:
 
     def _schedule(self, name: str, function: Any) -> Any:
         key = workload_key(function)
-        found = self.template_for(function)
-        template = found[0].name if found else "none"
+        match = self.template_for(function)
+        template = match[0].name if match else "none"
         attempts: list[tuple[str, Any]] = []
         if key in self.best:
             attempts.append(("record", lambda: replay(function, self.best[key]["trace"])))
-        if found:
+        if match:
             attempts += [
-                ("default", partial(scheduled, function, found[0], knobs)) for knobs in found[1][:MOST_DEFAULTS]
+                ("default", partial(scheduled, function, match[0], knobs)) for knobs in match[1][:MOST_DEFAULTS]
             ]
         for how, attempt in attempts:
             try:

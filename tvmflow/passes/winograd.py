@@ -64,8 +64,8 @@ def winograd_error(weight: NDArray[Any], m: int) -> float:
     v = np.einsum("ye,tiyxu,xn->tienu", low[1], tiles, low[1]).astype(weight.dtype).astype(np.float32)
     u = transform_weight(weight[:1], m)[0].astype(np.float32)
     product = np.einsum("tienu,eniuv->tenv", v, u)
-    found = np.einsum("ey,tenv,nx->tyxv", low[0], product, low[0])
-    return float(np.abs(found - exact).max() / max(np.abs(exact).max(), 1e-30))
+    computed = np.einsum("ey,tenv,nx->tyxv", low[0], product, low[0])
+    return float(np.abs(computed - exact).max() / max(np.abs(exact).max(), 1e-30))
 
 
 def _chosen(table: Matrix, row: int, column: Any) -> Any:

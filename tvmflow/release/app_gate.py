@@ -48,21 +48,21 @@ def _drop(card: Mapping[str, Any]) -> float | None:
 
 
 def _latency(card: Mapping[str, Any]) -> float | None:
-    found = card["latency"]["compute"]
-    return float(found["median_ms"]) if found["steady"] else None
+    latency = card["latency"]["compute"]
+    return float(latency["median_ms"]) if latency["steady"] else None
 
 
 def _median_of(name: str) -> Callable[[Mapping[str, Any]], float | None]:
     def median(card: Mapping[str, Any]) -> float | None:
-        found = sorted(card.get(name) or ())
-        return float(found[len(found) // 2]) if found else None
+        values = sorted(card.get(name) or ())
+        return float(values[len(values) // 2]) if values else None
 
     return median
 
 
 def _memory(card: Mapping[str, Any]) -> float | None:
-    found = card.get("memory_bytes")
-    return None if found is None else float(found) / 1e6
+    memory_bytes = card.get("memory_bytes")
+    return None if memory_bytes is None else float(memory_bytes) / 1e6
 
 
 # Gate -> its value of a scorecard. A model without labels or top-1 has nothing that the gates of `_OPTIONAL` could be about.
@@ -78,7 +78,7 @@ _OPTIONAL = ("max_accuracy_drop", "min_top1_agreement")
 def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Gates) -> list[Judged]:
     """Return every gate that there is for a cell."""
     limits = gates.model_dump()
-    found = []
+    judged = []
     for gate, value_of in _VALUES.items():
         limit = limits[gate]
         if limit is None or limit is False:
@@ -86,8 +86,8 @@ def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Ga
         value = value_of(card)
         if value is None and gate in _OPTIONAL:
             continue
-        found.append(Judged(gate, cell, value, limit, value is not None and _passes(gate, value, limit)))
-    return [*found, *_size("max_library_mb", cell, library_bytes, gates.max_library_mb)]
+        judged.append(Judged(gate, cell, value, limit, value is not None and _passes(gate, value, limit)))
+    return [*judged, *_size("max_library_mb", cell, library_bytes, gates.max_library_mb)]
 
 
 def judge_bundle(size: int, gates: Gates) -> list[Judged]:

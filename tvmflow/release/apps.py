@@ -159,7 +159,7 @@ def _keep(
 ) -> ledger.Version:  # fmt: skip
     """Put bundle and evidence in their places; nothing names them yet."""
     draft, cells = made
-    found = describe_file(draft)
+    file = describe_file(draft)
     tell("keeping the evidence")
     path, text = (
         ledger.evidence_path(workspace, order.app, number),
@@ -172,7 +172,7 @@ def _keep(
     tell("putting the bundle under DVC")
     ledger.keep_bundle(workspace, place)
     signer = keyid(order.key.public_key()) if order.key else None
-    bundle = ledger.Bundle(sha256=found.sha256, md5=found.md5, size=found.size, signer=signer)
+    bundle = ledger.Bundle(sha256=file.sha256, md5=file.md5, size=file.size, signer=signer)
     return ledger.Version(version=number, bundle=bundle, evidence_sha256=describe_file(path).sha256, cells=cells)
 
 

@@ -12,15 +12,15 @@ from tvmflow.templates.primitives import Knobs, Template, divisors, merge_epilog
 def _covers(schedule: Any, kernel: Kernel) -> bool:
     if kernel.anchor is None:
         return False
-    found = axes(schedule, kernel.anchor)
-    return found is not None and found[1] > 0
+    nest = axes(schedule, kernel.anchor)
+    return nest is not None and nest[1] > 0
 
 
 def _reduction_shape(schedule: Any, kernel: Kernel) -> tuple[list[int], int]:
     assert kernel.anchor is not None
-    found = axes(schedule, kernel.anchor)
-    assert found is not None
-    return extents(schedule, found[0]), found[1]
+    nest = axes(schedule, kernel.anchor)
+    assert nest is not None
+    return extents(schedule, nest[0]), nest[1]
 
 
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
@@ -44,9 +44,9 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
 
 def outward(schedule: Any, name: str, lanes: int, parallel: int, unroll: int = 0) -> None:
     """Schedule a reduction whose results lie side by side: they go into vectors of so many lanes, rows over threads."""
-    found = axes(schedule, name)
-    assert found is not None
-    loops, spatial = found
+    nest = axes(schedule, name)
+    assert nest is not None
+    loops, spatial = nest
     outer, reduced = loops[: spatial - 1], loops[spatial:]
     tile, lane = schedule.split(loops[spatial - 1], [None, lanes])
     schedule.reorder(*outer, tile, *reduced, lane)

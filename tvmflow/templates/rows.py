@@ -23,9 +23,9 @@ def _blocks(kernel: Kernel) -> tuple[str, ...]:
 
 def _known_axes(schedule: Any, name: str) -> tuple[list[Any], int]:
     """Return the axes of a block of a kernel that this template covers."""
-    found = axes(schedule, name)
-    assert found is not None
-    return found
+    nest = axes(schedule, name)
+    assert nest is not None
+    return nest
 
 
 def _runs_inward(schedule: Any, name: str) -> bool:
@@ -47,13 +47,13 @@ def _covers(schedule: Any, kernel: Kernel) -> bool:
 
 def _shared_rows(schedule: Any, kernel: Kernel) -> int:
     """Return how many leading loops of the last block are the rows of every reduction, 0 where they are not the same."""
-    found = set()
+    shapes = set()
     for name in kernel.reductions:
         loops, spatial = _known_axes(schedule, name)
-        found.add(tuple(extents(schedule, loops[:spatial])) if _runs_inward(schedule, name) else ())
-    rows = found.pop()
+        shapes.add(tuple(extents(schedule, loops[:spatial])) if _runs_inward(schedule, name) else ())
+    rows = shapes.pop()
     last = extents(schedule, schedule.get_loops(block_ref(schedule, _blocks(kernel)[-1])))
-    return len(rows) if not found and tuple(last[: len(rows)]) == rows else 0
+    return len(rows) if not shapes and tuple(last[: len(rows)]) == rows else 0
 
 
 def _candidates(schedule: Any, kernel: Kernel, _cpu: CpuFeatures) -> list[Knobs]:

@@ -41,9 +41,9 @@ def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
 
 
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
-    found = _window(schedule, kernel)
-    assert found is not None and kernel.anchor is not None
-    (_, channels, height, width, lanes, *_), reduced = found
+    window = _window(schedule, kernel)
+    assert window is not None and kernel.anchor is not None
+    (_, channels, height, width, lanes, *_), reduced = window
     most = cpu.accumulators(lanes)
     by_channel = reduced == 2
     points = [
@@ -76,8 +76,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     dot = 0
     if reduced == 5:
         data = str(region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[0]).dtype)
-        found_dot = dot_for(cpu, data, lanes)
-        dot = found_dot.number if found_dot else 0
+        dot_row = dot_for(cpu, data, lanes)
+        dot = dot_row.number if dot_row else 0
     shapes = tile_knobs(schedule, kernel, cpu, reduced)
     tiles = [
         {**tile, "rows_first": rows, "pad_inside": rows, "chunk": max(chunk, tile["h_tile"]), "parallel": parallel, "tiles": 1}

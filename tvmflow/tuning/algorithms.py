@@ -41,7 +41,7 @@ def alternatives(
 
     max_error: dtype of the weights -> bound; what it does not have is never replaced.
     """
-    found = []
+    ways = []
     for key, weights in _weights_by_key(packed).items():
         bound = max_error.get(str(weights[0].dtype), 0.0)
         if not bound:
@@ -52,17 +52,17 @@ def alternatives(
             other = extract_workloads(lower(packed, backend, winograd={key: m}))
             added = _difference(other, base)
             if added:  # none where the target has no instruction that would make it worth while
-                found.append(Alternative(key, m, _difference(base, other), added))
-    return found
+                ways.append(Alternative(key, m, _difference(base, other), added))
+    return ways
 
 
 def _weights_by_key(packed: Any) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    by_key: dict[str, list[Any]] = {}
     for call in convolutions(packed):
         key, constant = convolution_key(call), constant_value(call.args[1])
         if key and constant is not None:
-            found.setdefault(key, []).append(constant.numpy())
-    return found
+            by_key.setdefault(key, []).append(constant.numpy())
+    return by_key
 
 
 def _difference(of: list[Workload], without: list[Workload]) -> tuple[Workload, ...]:
@@ -73,10 +73,10 @@ def _difference(of: list[Workload], without: list[Workload]) -> tuple[Workload, 
     )
 
 
-def choose(found: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[str, int]:
+def choose(candidates: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[str, int]:
     """Return key -> m where the kernels that come were measured to be faster than those that go."""
     chosen: dict[str, tuple[float, int]] = {}
-    for alternative in found:
+    for alternative in candidates:
         before, after = (_seconds(kernels, best) for kernels in (alternative.removed, alternative.added))
         if before is None or after is None or after >= before:
             continue
@@ -87,7 +87,7 @@ def choose(found: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[s
 
 
 def settle(
-    found: list[Alternative], chosen: dict[str, int], best: Mapping[str, TuningRecord], speedup: Speedup,
+    candidates: list[Alternative], chosen: dict[str, int], best: Mapping[str, TuningRecord], speedup: Speedup,
     may_go_on: Callable[[], bool] = lambda: True,
 ) -> dict[str, int]:  # fmt: skip
     """Return the choice that is fastest in the whole network, large weights first.
@@ -96,7 +96,7 @@ def settle(
     what is not compared stays as the kernels alone decided.
     """
     options: dict[str, set[int]] = {}
-    for alternative in found:
+    for alternative in candidates:
         if all(w.key in best for w in alternative.added):
             options.setdefault(alternative.key, {0}).add(alternative.m)
     for key in sorted(options, key=weight_values, reverse=True):

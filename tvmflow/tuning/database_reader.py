@@ -28,9 +28,9 @@ def read_database(folder: str, records: str) -> list[dict[str, Any]]:
         for register in (register_dots_in, register_tiles_in):  # what a trace names has to be there when it is read
             register(text)
         database = ms.database.JSONDatabase(work_dir=folder, allow_missing=False)
-        found = list(database.get_all_tuning_records())
+        entries = list(database.get_all_tuning_records())
         return [
-            _plain(entry) for entry in found if max(map(float, entry.run_secs or ()), default=_FAILED_S) < _FAILED_S
+            _plain(entry) for entry in entries if max(map(float, entry.run_secs or ()), default=_FAILED_S) < _FAILED_S
         ]
     except Exception as error:  # TVM raises its own types for files of other versions, torn lines and plain text
         raise StoreError(

@@ -76,9 +76,9 @@ def import_metaschedule(folder: Path, device_kind: str) -> list[TuningRecord]:
     policy = Policy(_TIMEOUT_S, (folder,), memory_bytes=memory_for(*files), what="the database")
     try:
         arguments = {"folder": str(folder.resolve()), "records": FILES[1]}
-        found = run_in_sandbox("tvmflow.tuning.database_reader:read_database", arguments, policy)
+        entries = run_in_sandbox("tvmflow.tuning.database_reader:read_database", arguments, policy)
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        return [_record(entry, device_kind, created) for entry in found]
+        return [_record(entry, device_kind, created) for entry in entries]
     except (ModelFileError, StageTimeoutError, ValueError, TypeError) as error:
         raise StoreError(
             f"a database that cannot be read: {first_line(error, 300)}",
@@ -119,13 +119,13 @@ def exchange(
     if merge:
         done["merged"], done["known already"] = merge_records(merge, log)
     if bring is not None:
-        found, kernels = import_metaschedule(bring, backend.kernel_kind), {w.key for w in workloads}
+        imported, kernels = import_metaschedule(bring, backend.kernel_kind), {w.key for w in workloads}
         known = {(r.workload, str(r.trace)) for r in read_records(log)}
-        usable = [r for r in found if r.workload in kernels]
+        usable = [r for r in imported if r.workload in kernels]
         fresh = [r for r in usable if (r.workload, str(r.trace)) not in known]
         for record in fresh:
             append_record(log, record)
-        done["imported"], done["of other kernels"] = len(fresh), len(found) - len(usable)
+        done["imported"], done["of other kernels"] = len(fresh), len(imported) - len(usable)
     records = read_records(log)
     if export is not None:
         best = best_of([r for r in records if r.device_kind == backend.kernel_kind])

@@ -31,8 +31,8 @@ def write_best(
         for w in sorted(workloads, key=lambda w: w.key)
         if w.key in best
     ]
-    found = {"device_kind": device_kind, "winograd": winograd, "records": records, "part": part or []}
-    path.write_text(json.dumps(found, sort_keys=True, indent=1), encoding="utf-8")
+    document = {"device_kind": device_kind, "winograd": winograd, "records": records, "part": part or []}
+    path.write_text(json.dumps(document, sort_keys=True, indent=1), encoding="utf-8")
 
 
 def write_curve(path: Path, workloads: list[Workload], records: list[TuningRecord]) -> dict[str, float]:

@@ -28,10 +28,10 @@ def plain(function: Any) -> Any:
 
 
 def _spread(schedule: Any, name: str) -> None:
-    found = axes(schedule, name)
-    if found is None or found[1] < 2:
+    nest = axes(schedule, name)
+    if nest is None or nest[1] < 2:
         return
-    loops, spatial = found
+    loops, spatial = nest
     *outer, last = loops[:spatial]
     summed = loops[spatial:]
     if summed:

@@ -62,10 +62,10 @@ def checked_fields(data: object) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("a field that is there twice")
-    return found
+    return fields
 
 
 def _refuse_constant(name: str) -> Any:

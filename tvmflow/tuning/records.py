@@ -102,19 +102,19 @@ def read_records(path: Path, *, ours: bool = True) -> list[TuningRecord]:
 
     ours: a killed process of ours may have torn a line, which is left out; the next record is then in the line below it.
     """
-    found: list[TuningRecord] = []
+    records: list[TuningRecord] = []
     try:
         with path.open("rb") as file:
             number = 0
             while line := file.readline(MAX_LINE_BYTES + 2):
                 number += 1
                 record = _parsed(line, path, number, ours=ours)
-                found += [] if record is None else [record]
+                records += [] if record is None else [record]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise from_os_error(error, "reading the tuning log") from error
-    return found
+    return records
 
 
 def _parsed(line: bytes, path: Path, number: int, *, ours: bool) -> TuningRecord | None:
@@ -180,11 +180,11 @@ def failures(records: list[TuningRecord]) -> list[dict[str, Any]]:
 def merge_records(sources: list[Path], into: Path) -> tuple[int, int]:
     """Append to a log what other logs have and it has not. Returns (added, known already). Raises StoreError before that."""
     known = {_line(record) for record in read_records(into)}
-    found = [record for source in sources for record in read_records(source, ours=False)]
-    fresh = {line: record for record in found if (line := _line(record)) not in known}
+    records = [record for source in sources for record in read_records(source, ours=False)]
+    fresh = {line: record for record in records if (line := _line(record)) not in known}
     for record in fresh.values():
         append_record(into, record)
-    return len(fresh), len(found) - len(fresh)
+    return len(fresh), len(records) - len(fresh)
 
 
 def _line(record: TuningRecord) -> str:

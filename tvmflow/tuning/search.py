@@ -107,10 +107,10 @@ class _Search:
     # -- what is known before anything is measured --
 
     def _search_of(self, workload: Workload, factory: TunerFactory) -> WorkloadSearch | None:
-        found = self.backend.template_for(workload.function)
-        if found is None:
+        match = self.backend.template_for(workload.function)
+        if match is None:
             return None
-        template, candidates = found
+        template, candidates = match
         sizes = anchor_extents(workload.function)
         tuner = factory.make(workload.key, template.name, candidates, sizes)
         before = self.old.get(workload.key)
@@ -308,16 +308,20 @@ class _Search:
                 "make room or use fewer tune.build_workers, and run the same command again: what was measured is kept",
             )
 
-    def _record(self, found: Measured) -> None:
-        candidate: _Candidate = found.job.token
-        self.report.device_s += found.device_s
-        if not found.status:  # no device could say: nothing is known about this candidate
+    def _record(self, measured: Measured) -> None:
+        candidate: _Candidate = measured.job.token
+        self.report.device_s += measured.device_s
+        if not measured.status:  # no device could say: nothing is known about this candidate
             candidate.landed()
             return
         self.report.measured += 1
-        candidate.search.spent_s += found.device_s
-        candidate.search.digests[candidate.built.result().digest] = (found.status, found.seconds, found.canary_s)
-        self._note(candidate, found.status, found.seconds, found.canary_s, found.error)
+        candidate.search.spent_s += measured.device_s
+        candidate.search.digests[candidate.built.result().digest] = (
+            measured.status,
+            measured.seconds,
+            measured.canary_s,
+        )
+        self._note(candidate, measured.status, measured.seconds, measured.canary_s, measured.error)
 
     def _note(
         self, candidate: _Candidate, status: str, seconds: tuple[float, ...], canary_s: float, error: str = ""
@@ -371,6 +375,6 @@ class _Candidate:
 
 
 def _default(workload: Workload, backend: Backend) -> tuple[str, Knobs]:
-    found = backend.template_for(workload.function)
-    assert found is not None
-    return found[0].name, found[1][0]
+    match = backend.template_for(workload.function)
+    assert match is not None
+    return match[0].name, match[1][0]
