@@ -12,16 +12,19 @@ import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import requests
 
 from tvmflow.errors import StageError, first_line, last_words
 from tvmflow.recipe import CODE_ROOT
+from tvmflow.sources.tool_environments import cache_folder
 
 START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 10.0
@@ -33,6 +36,7 @@ class PrefectServer:
     def __init__(self, home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.log = home / "server.log"
+        self._new_database = _copy_empty_database(home / "prefect.db")
         with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, self.log.open("wb") as log:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
             self.process = subprocess.Popen(
@@ -48,6 +52,8 @@ class PrefectServer:
         while self.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(requests.RequestException):
                 if requests.get(f"{self.url}/health", timeout=5).ok:
+                    if self._new_database:
+                        _keep_empty_database(self._new_database)
                     return
             time.sleep(0.05)
         words = last_words(self.log.read_bytes()[-20_000:])
@@ -69,6 +75,53 @@ class PrefectServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _empty_database() -> Path:
+    return cache_folder() / "prefect" / f"{version('prefect')}.db"
+
+
+def _copy_empty_database(database: Path) -> Path | None:
+    """Spare a new workspace the hundred migrations, some 8 s: start with the database as they left it in another one.
+
+    Prefect looks for missing migrations all the same. Returns the database where this version's is not kept yet.
+    """
+    kept = _empty_database()
+    if database.exists() or "PREFECT_API_DATABASE_CONNECTION_URL" in os.environ:
+        return None
+    if not kept.exists():
+        return database
+    part = database.with_suffix(".part")
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{kept}?mode=ro", uri=True)) as source:
+            _copy(source, part)
+            if source.execute("PRAGMA quick_check").fetchone() == ("ok",):
+                part.replace(database)
+                return None
+    except sqlite3.Error:
+        pass
+    part.unlink(missing_ok=True)
+    return database
+
+
+def _keep_empty_database(database: Path) -> None:
+    """Keep a database of which only Prefect's own start has written, without the keys of this one. Failing costs seconds only."""
+    kept = _empty_database()
+    part = kept.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(sqlite3.Error, OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=5)) as source:
+            _copy(source, part)
+        part.replace(kept)
+
+
+def _copy(source: sqlite3.Connection, to: Path) -> None:
+    to.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(to)) as copy:
+        source.backup(copy)
+        copy.execute("DELETE FROM configuration")
+        copy.commit()
+        copy.execute("PRAGMA journal_mode=DELETE")  # all of it in one file
 
 
 def check_server(url: str) -> None:

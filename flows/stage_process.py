@@ -11,15 +11,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from flows.spare_process import start_spare, start_stage
 from flows.stopping import is_stopping, wait_unless_stopping, when_stopping
 from tasks.table import STAGES
 from tvmflow import errors
@@ -27,7 +26,6 @@ from tvmflow.devices.table import transport_of
 from tvmflow.digests import Digests
 from tvmflow.params import Cell
 from tvmflow.progress import Progress
-from tvmflow.recipe import CODE_ROOT
 from tvmflow.workspace import Workspace
 
 _running: set[subprocess.Popen[bytes]] = set()
@@ -58,7 +56,9 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     with _turn_on_this_host(workspace, request.stage, cell), log.open("wb") as output:
         _refuse_when_stopping(request)
         started = time.monotonic()
-        process, reader = _start(request, digests, output)
+        process, reader = start_stage(_arguments(request), digests.to_json(), output, log)
+        if not STAGES[request.stage].measures_device:
+            start_spare()
         with _running_lock:
             _running.add(process)
         killer = threading.Timer(request.timeout_s, _kill, [process])
@@ -90,24 +90,8 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     )
 
 
-def _start(request: StageRequest, digests: Digests, output: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the stage's process; return it and the end of the pipe on which it tells what happens."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as known:
-        json.dump(digests.to_json(), known)
-        known.seek(0)
-        reader, writer = os.pipe()
-        command = [
-            sys.executable, "-P", "-m", "tasks", request.stage, request.cell, "--root", request.root, "--events", str(writer),
-            "--known", str(known.fileno()), *(["--again"] if request.again else []),
-        ]  # fmt: skip
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(writer, known.fileno()),
-                start_new_session=True, env={**os.environ, "PYTHONPATH": str(CODE_ROOT)},
-            )  # fmt: skip
-        finally:
-            os.close(writer)
-    return process, reader
+def _arguments(request: StageRequest) -> list[str]:
+    return [request.stage, request.cell, "--root", request.root, *(["--again"] if request.again else [])]
 
 
 def _listen(reader: int, progress: Progress) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from tvmflow.without_torch import keep_torch_out_of_tvm
 from tvmflow.workspace import Workspace, find_workspace
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, run the stage, exit with the code of what happened."""
+def main(arguments: list[str] | None = None, known: list[list[Any]] | None = None) -> None:
+    """Parse the command line, run the stage, exit with the code of what happened. known: digests that the caller knows."""
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage of one cell.")
     parser.add_argument("stage", choices=list(STAGES))
     parser.add_argument("cell", help="model@target:precision, or a name under cells: in params.yaml")
@@ -38,16 +38,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="make it even when it is already there")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--events", type=int, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--known", type=int, help=argparse.SUPPRESS
-    )  # a file descriptor with what the caller has looked at
     options = parser.parse_args(arguments)
     if options.debug:
         os.environ["TVMFLOW_DEBUG"] = "1"  # a sandbox has no other word from us
     keep_torch_out_of_tvm()
     tell = _teller(options.events)
     try:
-        record, outcome, digests = _run(options, tell)
+        record, outcome, digests = _run(options, tell, known)
     except errors.TvmflowError as error:
         if options.debug:
             raise
@@ -62,12 +59,12 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{record.stage} {record.cell}: {outcome}, key {record.key[:12]}, {record.elapsed_s:.1f} s")
 
 
-def _run(options: argparse.Namespace, tell: Callable[[dict[str, Any]], None]) -> tuple[Record, str, Digests]:
+def _run(
+    options: argparse.Namespace, tell: Callable[[dict[str, Any]], None], known: list[list[Any]] | None
+) -> tuple[Record, str, Digests]:
     workspace = find_workspace(options.root)
     check_rows(workspace.params)
-    if options.known is not None:
-        with os.fdopen(options.known, encoding="utf-8") as file:
-            workspace.digests.learn(json.load(file))
+    workspace.digests.learn(known or [])
     cell = workspace.params.cell(options.cell)
     record, outcome = Store(workspace, STAGES).ensure(
         options.stage,

@@ -106,11 +106,24 @@ def _sweep(
     from flows.settings import configure_prefect, wait_for_prefect
 
     configure_prefect(workspace)
+    from flows.spare_process import spare_processes
     from flows.sweep import run_sweep
 
-    wait_for_prefect()
-    with display:
-        return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), refused)
+    with spare_processes():
+        _open_records(workspace)
+        wait_for_prefect()
+        with display:
+            return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), refused)
+
+
+def _open_records(workspace: Workspace) -> None:
+    """Import MLflow and make its database while Prefect's server starts. What is wrong with it, the one who records says."""
+    from tvmflow.ledger.registry import open_registry
+    from tvmflow.ledger.store_paths import sqlite_path
+
+    if sqlite_path(workspace) is not None:
+        with contextlib.suppress(TvmflowError):
+            open_registry(workspace)
 
 
 @contextlib.contextmanager
@@ -145,10 +158,12 @@ def retune(
     check_store(where)
     configure_prefect(where)
     from flows.retune import run_retune
+    from flows.spare_process import spare_processes
 
-    wait_for_prefect()
-    with _display(len(wanted), show_progress, tuning_lines):
-        found = run_retune(where, [str(cell) for cell in wanted], force)
+    with spare_processes():
+        wait_for_prefect()
+        with _display(len(wanted), show_progress, tuning_lines):
+            found = run_retune(where, [str(cell) for cell in wanted], force)
     results = tuple(RetuneResult.of(result) for result in found)
     if check:
         raise_failures([RunResult(r.cell, r.outcomes, r.error, "retune") for r in results])

@@ -97,15 +97,15 @@ def measure_in_turns(
 ) -> Measured:
     """Measure contestants on `threads` threads in turns; the first is the library, the others are its peers.
 
-    Where one of them was unsteady all are measured once more: a machine that was busy with something else gets a second
-    chance. read: clocks of the machine that they run on, None where these cannot be read.
+    Where the library was unsteady, or something forbids a ratio, all are measured once more: a machine that was busy with
+    something else gets a second chance. read: clocks of the machine that they run on, None where these cannot be read.
     """
+    ours = contestants[0].name
     for _ in range(2):
         turns = take_turns(contestants, rules.turns, read)
         latency = {name: of_turns(taken, rules, threads) for name, taken in turns.items()}
-        if all(found.steady for found in latency.values()):
+        if latency[ours].steady and not any(_why_not(latency[ours], latency[name], rules, threads) for name in latency):
             break
-    ours = contestants[0].name
     advantages = {
         name: advantage(turns[ours], taken, _why_not(latency[ours], latency[name], rules, threads))
         for name, taken in turns.items()

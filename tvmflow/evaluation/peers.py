@@ -13,19 +13,26 @@ from pathlib import Path
 from tvmflow.evaluation.latency import timed
 from tvmflow.evaluation.turns import Contestant
 from tvmflow.frontends.source_model import Arrays, SourceDescription, batch_at, in_order, read_description
-from tvmflow.frontends.table import load_source
+from tvmflow.frontends.table import frontend_named, load_source
 from tvmflow.sandbox.process import Policy, Sandbox, memory_for
 from tvmflow.sources.datasets import Samples
 
 REPLY_TIMEOUT_S = 600.0
+SOURCE = "source"  # the peer that is the model's own framework
 
 
 @contextlib.contextmanager
 def open_peers(names: tuple[str, ...], fetched: Path, onnx_file: Path, threads: int) -> Iterator[list[Contestant]]:
-    """Start those peers that can run this model, each on `threads` threads of this machine; they sleep between their turns."""
+    """Start those peers that can run this model, each on `threads` threads of this machine; they sleep between their turns.
+
+    The source framework is no peer of its own where another one is the same runtime.
+    """
+    same = frontend_named(read_description(fetched).framework).same_peer
     with contextlib.ExitStack() as stack:
         peers = []
         for name in names:
+            if name == SOURCE and same in names:
+                continue
             peer = stack.enter_context(sandboxed_peer(name, fetched, onnx_file, threads))
             if peer.call("is_there"):
                 peers.append(Contestant(name, functools.partial(_timed_runs, peer), peer.group))
@@ -52,7 +59,7 @@ class Peer:
         description = read_description(Path(fetched))
         inputs = batch_at(Samples.load(Path(fetched) / "evaluation.npz").inputs, 0, description.batch)
         self._run: Callable[[], object] | None = None
-        if name == "source":
+        if name == SOURCE:
             source = load_source(Path(fetched), description)
             if source.in_process:
                 source.use_threads(threads)

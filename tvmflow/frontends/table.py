@@ -21,12 +21,14 @@ class Frontend:
 
     tools: whose versions can change its outputs, names of `toolchain.version`. files: what a model comes as.
     has_networks: this package can make networks of the framework, so that weights may be seeded, trained or a zoo's.
+    same_peer: the peer of `evaluate` that runs models as this framework does.
     """
 
     load: Callable[[Path, SourceDescription], SourceModel]
     tools: tuple[str, ...]
     files: WeightFiles
     has_networks: bool = True
+    same_peer: str | None = None
 
 
 def _torch(folder: Path, description: SourceDescription) -> SourceModel:
@@ -74,7 +76,9 @@ FRONTENDS: Table[Frontend] = Table("frontends", {
     "mxnet": Frontend(
         _mxnet, ("tool:mxnet",), WeightFiles(("-symbol.json",), mxnet_parameters, part_name="model-0000.params")
     ),
-    "onnx": Frontend(_onnx, ("onnx", "onnxruntime"), WeightFiles((".onnx",), _onnx_external_data), has_networks=False),
+    "onnx": Frontend(
+        _onnx, ("onnx", "onnxruntime"), WeightFiles((".onnx",), _onnx_external_data), has_networks=False, same_peer="onnxruntime"
+    ),
     "tensorflow": Frontend(
         _tensorflow, ("tflite", "ai-edge-litert", "tool:tensorflow"), WeightFiles((".tflite", ".zip")), has_networks=False
     ),
