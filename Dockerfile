@@ -19,6 +19,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE /src/
 COPY tvmflow /src/tvmflow
 COPY tasks /src/tasks
 COPY flows /src/flows
+COPY runtime /src/runtime
 RUN pip install --no-cache-dir --constraint /src/constraints.txt "/src[${EXTRAS}]" && rm -rf /src
 
 # Whoever runs it: caches of tools, of Prefect and of DVC lie in a home that anybody may write.

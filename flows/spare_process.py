@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -59,7 +59,7 @@ def start_stage(arguments: list[str], known: list[list[Any]], output: IO[bytes],
         if _send(spare, request):
             return spare
         _discard(spare)
-    started = _start(output)
+    started = _start(output, arguments)
     _send(started, request)  # where it has died already, its exit code and the log say why
     return started
 
@@ -71,11 +71,11 @@ def _take() -> _Started | None:
     return spare
 
 
-def _start(output: IO[bytes] | int) -> _Started:
+def _start(output: IO[bytes] | int, arguments: Sequence[str] = ()) -> _Started:
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tasks.waiting", str(writer)], stdin=subprocess.PIPE, stdout=output, stderr=output,
+            [sys.executable, "-P", "-m", "tasks.waiting", str(writer), *arguments], stdin=subprocess.PIPE, stdout=output, stderr=output,
             pass_fds=(writer,), start_new_session=True, env={**os.environ, "PYTHONPATH": str(CODE_ROOT)},
         )  # fmt: skip
     finally:

@@ -1,6 +1,6 @@
 """Wait for one stage with TVM imported: `python -m tasks.waiting N` reads a line of JSON from standard input and runs it.
 
-The line has `arguments`, those of `python -m tasks`; `known`, digests of files that the caller has looked at; and `log`, the
+The line has `arguments`, those of `python -m tasks`, unless they follow N, where they are known from the start; `known`, digests of files that the caller has looked at; and `log`, the
 file for what is printed. Progress and the end of the stage are written to file descriptor N as lines of JSON.
 """
 
@@ -28,7 +28,7 @@ def main() -> None:
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND)
     _redirect(1, os.dup(log))
     _redirect(2, log)
-    run_stage([*request["arguments"], "--events", sys.argv[1]], request["known"])
+    run_stage([*(sys.argv[2:] or request["arguments"]), "--events", sys.argv[1]], request["known"])
 
 
 def _redirect(standard: int, descriptor: int) -> None:

@@ -6,6 +6,7 @@ params.yaml stays as it is, comments too.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,10 +59,16 @@ _DVC_IGNORED = "__pycache__\n.venv\n.prefect\nmlruns\n"
 
 def new_files(folder: Path) -> dict[str, str]:
     """Return name -> text of the files of a new workspace that tvmflow never touches again."""
+    name = folder.resolve().name
     return {
-        "params.yaml": _PARAMS, "README.md": _README.format(name=folder.resolve().name), ".gitignore": _IGNORED,
-        ".dvcignore": _DVC_IGNORED,
+        "params.yaml": _PARAMS, "README.md": _README.format(name=name), "prefect.yaml": _deployments(name),
+        ".gitignore": _IGNORED, ".dvcignore": _DVC_IGNORED,
     }  # fmt: skip
+
+
+def _deployments(name: str) -> str:
+    text = (Path(__file__).parent / "deployments.yaml").read_text(encoding="utf-8")
+    return text.replace("name: tvmflow\n", f"name: {json.dumps(name)}\n", 1)
 
 
 def make_workspace(folder: Path) -> Path:

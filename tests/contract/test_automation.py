@@ -54,5 +54,6 @@ def test_the_image_is_built_from_what_there_is() -> None:
     allowed = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert set(copied) == allowed
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= set(copied)
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {*wheel["packages"], *wheel["force-include"], *project["project"]["license-files"]} <= set(copied)
     assert 'ENTRYPOINT ["tvmflow"]' in lines and any(line.startswith("USER ") for line in lines)

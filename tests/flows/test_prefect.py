@@ -31,7 +31,7 @@ def test_a_timeout_really_kills_the_work(make_workspace: Callable[..., Path]) ->
     with pytest.raises(StageTimeoutError, match="killed after 4 s"):
         run_stage(StageRequest("fetch", CELL, str(root), 4.0), _nothing)
     assert time.monotonic() - started < 20
-    assert not [p for p in psutil.Process().children(recursive=True) if "tasks fetch" in " ".join(p.cmdline())]
+    assert not [p for p in psutil.Process().children(recursive=True) if "tasks.waiting" in " ".join(p.cmdline())]
 
 
 def test_a_crash_is_a_clear_failed_stage(make_workspace: Callable[..., Path]) -> None:
@@ -51,7 +51,7 @@ def test_a_crash_is_a_clear_failed_stage(make_workspace: Callable[..., Path]) ->
     while not list(root.glob("artifacts/.tmp/fetch.*.new-*")) and time.monotonic() < deadline:
         time.sleep(0.05)
     for child in psutil.Process().children():
-        if "tasks fetch" in " ".join(child.cmdline()):
+        if "tasks.waiting" in " ".join(child.cmdline()):
             child.send_signal(signal.SIGSEGV)
     thread.join(30)
     assert isinstance(failures[0], StageCrashedError) and "SIGSEGV" in str(failures[0])

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
 from flows.pipeline import refresh
+from tests.conftest import REPOSITORY
 from tvmflow.cli.app import app
 from tvmflow.errors import ModelFileError, SourceError, TvmflowError, UnknownNameError, UsageError
 from tvmflow.ledger import unlisted
@@ -60,13 +61,23 @@ def test_new_makes_a_workspace_and_overwrites_nothing(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert (root / "README.md").read_text() == "mine"
     assert {path.name for path in root.iterdir()} >= {
-        "params.yaml", "dvc.yaml", "code.json", ".gitignore", ".dvcignore", ".dvc", ".git",
+        "params.yaml", "dvc.yaml", "code.json", "prefect.yaml", ".gitignore", ".dvcignore", ".dvc", ".git",
     }  # fmt: skip
     assert load_params(root / "params.yaml").models == {}
     ignored = subprocess.run(["git", "-C", str(root), "status", "--short"], capture_output=True, text=True, check=True)
     assert "artifacts" not in ignored.stdout
     with pytest.raises(UsageError, match=r"has a params\.yaml already"):
         make_workspace(root)
+
+
+def test_a_new_workspace_has_the_deployments_of_this_one(tmp_path: Path) -> None:
+    root = make_workspace(tmp_path / 'a: "b"')
+    new, ours = (yaml.safe_load((folder / "prefect.yaml").read_text()) for folder in (root, REPOSITORY))
+    assert new.pop("name") == 'a: "b"' and ours.pop("name") == "tvmflow"
+    assert (
+        new == ours
+        and (REPOSITORY / "prefect.yaml").read_bytes() == (REPOSITORY / "tvmflow" / "deployments.yaml").read_bytes()
+    )
 
 
 def test_dvc_understands_the_workspace(project: Workspace) -> None:
