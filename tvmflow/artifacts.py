@@ -139,7 +139,9 @@ def save_arrays(path: Path, **groups: Sequence[Any]) -> None:
     import numpy as np
 
     arrays = {
-        name if at == 0 else f"{name}.{at}": array for name, group in groups.items() for at, array in enumerate(group)
+        name if index == 0 else f"{name}.{index}": array
+        for name, group in groups.items()
+        for index, array in enumerate(group)
     }
     np.savez(path, **arrays)
 
@@ -150,4 +152,4 @@ def load_arrays(path: Path, name: str) -> tuple[Any, ...]:
 
     with np.load(path, allow_pickle=False) as data:
         count = sum(stored == name or stored.startswith(f"{name}.") for stored in data.files)
-        return tuple(np.asarray(data[name if at == 0 else f"{name}.{at}"]) for at in range(count))
+        return tuple(np.asarray(data[name if index == 0 else f"{name}.{index}"]) for index in range(count))

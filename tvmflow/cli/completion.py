@@ -42,10 +42,10 @@ def _pieces_before_the_cursor() -> str:
     """Return the part of a cell that bash has taken off the word at the cursor; other shells take nothing off."""
     if "bash" not in os.environ.get("_TVMFLOW_COMPLETE", ""):
         return ""
-    words, at = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD", "0"))
+    words, cursor = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD", "0"))
     pieces: list[str] = []
-    following = words[at] if at < len(words) else ""
-    for piece in reversed(words[:at]):
+    following = words[cursor] if cursor < len(words) else ""
+    for piece in reversed(words[:cursor]):
         if piece not in _BREAKS and following not in _BREAKS:
             break
         pieces.insert(0, piece)

@@ -242,10 +242,10 @@ def check_outputs(
 
 def check_equal(stage: str, outputs: Arrays, reference: Arrays) -> None:
     """Raise AgreementError where two forms of one library differ in a single bit."""
-    for at, (a, b) in enumerate(zip(outputs, reference, strict=True)):
+    for index, (a, b) in enumerate(zip(outputs, reference, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype or a.tobytes() != b.tobytes():
             raise AgreementError(
-                f"{stage}: output {at} of the library without TVM differs from that of the same kernels in TVM's runtime",
+                f"{stage}: output {index} of the library without TVM differs from that of the same kernels in TVM's runtime",
                 "equal bits", "this is a fault of tvmflow: keep the folder of the stage and report it",
             )  # fmt: skip
 

@@ -48,7 +48,10 @@ def predictions(
     for image, row in zip(images, scores.astype(np.float64), strict=True):
         probability = _probabilities(row)
         best = np.argsort(-row, kind="stable")[:count]
-        guesses = (Guess(int(at), _name(names, int(at)), float(row[at]), float(probability[at])) for at in best)
+        guesses = (
+            Guess(int(number), _name(names, int(number)), float(row[number]), float(probability[number]))
+            for number in best
+        )
         shown.append(Prediction(image, tuple(guesses)))
     return shown
 

@@ -32,7 +32,7 @@ class ExportedModel:
     def of_program(cls, program: Any, inputs: tuple[TensorSpec, ...], what: str = "the program") -> ExportedModel:
         """Wrap a torch.export program; a batch that it leaves open is bound to that of `inputs`."""
         places = in_order(what, list(program.graph_signature.user_inputs), inputs)
-        model = cls(program.module(), inputs, [places.index(at) for at in range(len(places))])
+        model = cls(program.module(), inputs, [places.index(place) for place in range(len(places))])
         model._program = program
         return model
 
@@ -40,7 +40,7 @@ class ExportedModel:
         """Return the inputs as tensors in the order of the module's parameters."""
         import torch
 
-        return tuple(torch.from_numpy(np.ascontiguousarray(inputs[at])) for at in self.order)
+        return tuple(torch.from_numpy(np.ascontiguousarray(inputs[index])) for index in self.order)
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield the value of every operator of the exported program, in order."""
@@ -118,8 +118,10 @@ class ExportedModel:
                 module = from_exported_program(program, unwrap_unit_return_tuple=True, custom_convert_map=_OWN)
                 if max_batch is not None:
                     return module
-                shapes = [self.inputs[at].shape for at in self.order]
-                return with_inputs(_bound(module, shapes), [self.order.index(at) for at in range(len(self.order))])
+                shapes = [self.inputs[index].shape for index in self.order]
+                return with_inputs(
+                    _bound(module, shapes), [self.order.index(place) for place in range(len(self.order))]
+                )
         except (AssertionError, NotImplementedError, KeyError) as error:
             raise unsupported("PyTorch", str(error)) from error
 
@@ -144,7 +146,7 @@ class ExportedModel:
                 self.exported(),
                 (),
                 path,
-                input_names=[self.inputs[at].name for at in self.order],
+                input_names=[self.inputs[index].name for index in self.order],
                 external_data=False,
                 verbose=False,
             )

@@ -55,7 +55,7 @@ def _of_several(model: Any, description: SourceDescription) -> Any:
             self.inner = model
 
         def forward(self, *inputs: torch.Tensor) -> Any:
-            return self.inner([inputs[places.index(at)] for at in range(len(places))])
+            return self.inner([inputs[places.index(index)] for index in range(len(places))])
 
     return OfSeveral()
 

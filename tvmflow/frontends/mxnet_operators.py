@@ -112,7 +112,7 @@ def _fully_connected(o: Operands) -> Any:
 
 
 def _batch_norm(o: Operands) -> Any:
-    gamma, beta, mean, variance = (o.array(at) for at in (1, 2, 3, 4))
+    gamma, beta, mean, variance = (o.array(index) for index in (1, 2, 3, 4))
     gamma = np.ones_like(gamma) if o.flag("fix_gamma", True) else gamma
     normalized = _relax().nn.batch_norm(
         o.values[0], _const(gamma), _const(beta), _const(mean), _const(variance), axis=o.integer("axis", 1),
@@ -183,7 +183,7 @@ def _reshape(o: Operands) -> Any:
     wanted, shape = o.integers("shape", ()), o.shape_of(o.values[0])
     if not wanted or o.flag("reverse") or any(size < -1 for size in wanted):
         raise o.unsupported(f"shape={o.attrs.get('shape')}")
-    sizes = [shape[at] if size == 0 and at < len(shape) else size for at, size in enumerate(wanted)]
+    sizes = [shape[index] if size == 0 and index < len(shape) else size for index, size in enumerate(wanted)]
     if sizes.count(-1) == 1:
         known = math.prod(size for size in sizes if size != -1)
         sizes[sizes.index(-1)] = math.prod(shape) // max(known, 1)
@@ -221,8 +221,8 @@ def _lrn(o: Operands) -> Any:
     half = size // 2
     squares = _relax().nn.pad(_relax().multiply(x, x), [0, 0, half, half, 0, 0, 0, 0])
     total: Any = None
-    for at in range(size):
-        part = _relax().strided_slice(squares, axes=[1], begin=[at], end=[at + shape[1]])
+    for start in range(size):
+        part = _relax().strided_slice(squares, axes=[1], begin=[start], end=[start + shape[1]])
         total = part if total is None else _relax().add(total, part)
     scale = _relax().add(
         _const(o.number("knorm", 2.0)), _relax().multiply(_const(o.number("alpha", 1e-4) / size), total)

@@ -30,7 +30,7 @@ class OnnxModel:
         names = {tensor.name for tensor in graph.graph.initializer}
         in_file = [value.name for value in graph.graph.input if value.name not in names]
         self.order = in_order(path.name, in_file, description.inputs)
-        self.inputs = {in_file[at]: spec for at, spec in zip(self.order, description.inputs, strict=True)}
+        self.inputs = {in_file[index]: spec for index, spec in zip(self.order, description.inputs, strict=True)}
         self.session = open_session(path)
 
     def run(self, *inputs: Array) -> Arrays:
@@ -130,7 +130,7 @@ def _clip_converter(original: Callable[..., Any]) -> Callable[..., Any]:
     def convert(cls: Any, builder: Any, inputs: Any, attrs: Any, params: Any) -> Any:
         from tvm import relax
 
-        given = [inputs[at] if at < len(inputs) else None for at in (1, 2)]
+        given = [inputs[index] if index < len(inputs) else None for index in (1, 2)]
         bounds = []
         for bound, name, default in zip(given, ("min", "max"), (-np.inf, np.inf), strict=True):
             tensor = None if bound is None else constant_value(bound)

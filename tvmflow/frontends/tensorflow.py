@@ -81,7 +81,7 @@ class TfliteModel:
         self.interpreter = _interpreter(path)
         details = self.interpreter.get_input_details()
         self.order = in_order(path.name, [_plain_name(detail) for detail in details], inputs)
-        self.inputs = [TfliteInput(details[at], spec) for at, spec in zip(self.order, inputs, strict=True)]
+        self.inputs = [TfliteInput(details[index], spec) for index, spec in zip(self.order, inputs, strict=True)]
         self.outputs = self.interpreter.get_output_details()
 
     def run(self, *inputs: Array) -> Arrays:
@@ -99,8 +99,8 @@ class TfliteModel:
         model.interpreter.invoke()
         details = {detail["index"]: detail for detail in model.interpreter.get_tensor_details()}
         graph = flatbuffer(self.content).Subgraphs(0)
-        for at in range(graph.OperatorsLength()):
-            operator = graph.Operators(at)
+        for number in range(graph.OperatorsLength()):
+            operator = graph.Operators(number)
             for index in (int(operator.Outputs(i)) for i in range(operator.OutputsLength())):
                 value = model.interpreter.get_tensor(index)
                 if value.dtype.kind in "fiu" and value.size > 1:
@@ -232,7 +232,7 @@ def _float_ends(module: Any, model: TfliteModel) -> Any:
     builder = relax.BlockBuilder()
     described = {
         name: TensorKind(part.spec.shape, part.spec.dtype)
-        for name, part in zip((list(inner.inputs)[at] for at in model.order), model.inputs, strict=True)
+        for name, part in zip((list(inner.inputs)[index] for index in model.order), model.inputs, strict=True)
     }
 
     def body(parameters: dict[str, Any]) -> list[Any]:

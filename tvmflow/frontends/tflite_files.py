@@ -42,32 +42,32 @@ def _check_model(model: Any, size: int) -> None:
         raise ValueError(f"version {model.Version()} of the format, 3 is known")
     codes = _count(model.OperatorCodesLength(), size, "operator codes")
     buffers = _count(model.BuffersLength(), size, "buffers")
-    for at in range(buffers):
-        _count(model.Buffers(at).DataLength(), size, f"bytes in buffer {at}", 1)
+    for index in range(buffers):
+        _count(model.Buffers(index).DataLength(), size, f"bytes in buffer {index}", 1)
     graphs = _count(model.SubgraphsLength(), size, "graphs")
     if not graphs:
         raise ValueError("it holds no graph")
-    for at in range(graphs):
-        _check_graph(model.Subgraphs(at), codes, buffers, size)
+    for index in range(graphs):
+        _check_graph(model.Subgraphs(index), codes, buffers, size)
 
 
 def _check_graph(graph: Any, codes: int, buffers: int, size: int) -> None:
     tensors = _count(graph.TensorsLength(), size, "tensors")
-    for at in range(tensors):
-        tensor = graph.Tensors(at)
+    for index in range(tensors):
+        tensor = graph.Tensors(index)
         if tensor.Buffer() >= buffers:
-            raise ValueError(f"tensor {at} names buffer {tensor.Buffer()} of {buffers}")
+            raise ValueError(f"tensor {index} names buffer {tensor.Buffer()} of {buffers}")
         if tensor.ShapeLength() > _MAX_RANK or any(tensor.Shape(i) < 0 for i in range(tensor.ShapeLength())):
-            raise ValueError(f"tensor {at} has no static shape of at most {_MAX_RANK} dimensions")
-    for at in range(_count(graph.OperatorsLength(), size, "operators")):
-        operator = graph.Operators(at)
+            raise ValueError(f"tensor {index} has no static shape of at most {_MAX_RANK} dimensions")
+    for index in range(_count(graph.OperatorsLength(), size, "operators")):
+        operator = graph.Operators(index)
         if operator.OpcodeIndex() >= codes:
-            raise ValueError(f"operator {at} names code {operator.OpcodeIndex()} of {codes}")
+            raise ValueError(f"operator {index} names code {operator.OpcodeIndex()} of {codes}")
         ends = (operator.Inputs, operator.InputsLength()), (operator.Outputs, operator.OutputsLength())
         for tensor_at, length in ends:
-            for i in range(_count(length, size, f"ends of operator {at}")):
+            for i in range(_count(length, size, f"ends of operator {index}")):
                 if not -1 <= tensor_at(i) < tensors:  # -1: an input that is left out
-                    raise ValueError(f"operator {at} names tensor {tensor_at(i)} of {tensors}")
+                    raise ValueError(f"operator {index} names tensor {tensor_at(i)} of {tensors}")
 
 
 def _count(count: int, size: int, what: str, smallest: int = 4) -> int:

@@ -124,7 +124,7 @@ def with_inputs(mod: Any, order: Sequence[int]) -> Any:
     if list(order) == list(range(len(order))):
         return mod
     function = mod["main"]
-    parameters = [function.params[at] for at in order]
+    parameters = [function.params[index] for index in order]
     main = relax.Function(parameters, function.body, None, function.is_pure, function.attrs)
     return tvm.IRModule({"main": main})
 

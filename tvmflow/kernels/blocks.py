@@ -37,8 +37,8 @@ def look_at(schedule: Any) -> Kernel:
     reductions = tuple(name for name in names if is_reduction(schedule, block_ref(schedule, name)))
     if len(reductions) != 1:
         return Kernel((), None, tuple(names), reductions)
-    at = names.index(reductions[0])
-    return Kernel(tuple(names[:at]), reductions[0], tuple(names[at + 1 :]), reductions)
+    position = names.index(reductions[0])
+    return Kernel(tuple(names[:position]), reductions[0], tuple(names[position + 1 :]), reductions)
 
 
 def extents(schedule: Any, loops: list[Any]) -> list[int]:

@@ -42,7 +42,7 @@ def workload_key(function: Any) -> str:
         for block in schedule.get_child_blocks(schedule.get_sblock("root", "main")):
             node = schedule.get(block)
             loops = [(int(v.iter_type), str(v.dom.extent).removeprefix("T.int64")) for v in node.iter_vars]
-            names = {str(v.var.name): f"i{at}" for at, v in enumerate(node.iter_vars)}
+            names = {str(v.var.name): f"i{index}" for index, v in enumerate(node.iter_vars)}
             regions = [_region(read, names) for read in node.reads]
             parts.append(f"{re.sub(r'_?[0-9]+$', '', node.name_hint)} {loops} {regions}")
     except (RuntimeError, ValueError, TypeError):

@@ -16,13 +16,13 @@ def arrays_of(path: Path, group: str) -> list[NDArray[Any]]:
     """Return the arrays of a group in an .npz file of a stage: NAME, NAME.1, NAME.2 and so on."""
     with np.load(path, allow_pickle=False) as data:
         count = sum(name == group or name.startswith(f"{group}.") for name in data.files)
-        return [np.asarray(data[f"{group}.{at}" if at else group]) for at in range(count)]
+        return [np.asarray(data[f"{group}.{index}" if index else group]) for index in range(count)]
 
 
 def golden(inputs: Path, outputs: Path, names: list[str]) -> tuple[Arrays, Arrays]:
     """Return the golden inputs, by the names of the model's inputs, and the outputs that its library must give."""
     given = dict(zip(names, arrays_of(inputs, "x"), strict=True))
-    made = {f"output_{at}" if at else "output": x for at, x in enumerate(arrays_of(outputs, "golden"))}
+    made = {f"output_{index}" if index else "output": x for index, x in enumerate(arrays_of(outputs, "golden"))}
     if sum(x.size for x in (*given.values(), *made.values())) > MOST_NUMBERS:
         given, made = ({name: x[:1] for name, x in group.items()} for group in (given, made))
     return given, made

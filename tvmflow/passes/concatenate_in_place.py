@@ -42,7 +42,7 @@ class ConcatenateInPlace:
         body = relax.SeqExpr([relax.BindingBlock(_with_places(bindings, places, joined))], main.body.body)
         lowered["main"] = relax.Function(main.params, body, return_type(main), main.is_pure, main.attrs)
         called = count_calls(lowered)
-        for kernel in {bindings[at].value.op for at in joined}:
+        for kernel in {bindings[index].value.op for index in joined}:
             if kernel.name_hint not in called:
                 del lowered[kernel]
         return lowered
@@ -61,7 +61,7 @@ def _places(bindings: list[Any], output: Any) -> tuple[dict[Any, _Place], set[in
             seen_as[binding.var] = seen_as[value.args[0]]
     places: dict[Any, _Place] = {}
     joined: set[int] = set()
-    for at, binding in enumerate(bindings):
+    for position, binding in enumerate(bindings):
         if not _concatenates(binding.value):
             continue
         *parts, whole = binding.value.args
@@ -71,7 +71,7 @@ def _places(bindings: list[Any], output: Any) -> tuple[dict[Any, _Place], set[in
         returned = {seen_as.get(whole), *held} & {seen_as.get(output)}
         if free and not returned and not any(offset % ALIGNMENT for offset in offsets):
             places.update((part, _Place(whole, offset)) for part, offset in zip(held, offsets, strict=True))
-            joined.add(at)
+            joined.add(position)
     return places, joined
 
 
@@ -93,8 +93,8 @@ def _with_places(bindings: list[Any], places: dict[Any, _Place], joined: set[int
     memory: dict[Any, Any] = {}
     wholes = {place.whole for place in places.values()}
     made: list[Any] = []
-    for at, binding in enumerate(bindings):
-        if at in joined:
+    for index, binding in enumerate(bindings):
+        if index in joined:
             continue
         variable, offset = binding.var, 0
         if variable not in places and variable not in wholes:

@@ -195,7 +195,9 @@ def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, rea
         ),
         name="depthwise_conv2d",
     )
-    return made if total == dtype else te.compute(made.shape, lambda *at: made[at].astype(dtype), name="exact")
+    return (
+        made if total == dtype else te.compute(made.shape, lambda *indices: made[indices].astype(dtype), name="exact")
+    )
 
 
 def _first(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, dtype: str) -> Any:

@@ -49,4 +49,4 @@ def _max_pool2d(
         name="max_pool2d",
     )
     dtype = str(data.dtype)
-    return te.compute(largest.shape, lambda *at: rounded(largest[at], dtype), name="round")
+    return te.compute(largest.shape, lambda *indices: rounded(largest[indices], dtype), name="round")

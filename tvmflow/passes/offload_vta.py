@@ -60,17 +60,17 @@ class _Writer:
             value = call_again(step, self.values.__getitem__)
         self.values[step.name] = self.builder.emit(value, step.name)
 
-    def _region(self, region: Region, at: int) -> None:
+    def _region(self, region: Region, index: int) -> None:
         """Emit the call of a region. The first one carries the reasons of the whole network."""
         shapes = region.shapes()
-        notes = {"layers": self.parts.layers[at], "reasons": {} if at else self.parts.reasons}
+        notes = {"layers": self.parts.layers[index], "reasons": {} if index else self.parts.reasons}
         blob = constant(np.frombuffer(region_to_blob(region, notes), np.uint8), "uint8")
         inputs = [self._packed(name) for name in region.inputs]
         types = [relax.TensorType(packed_shape(self.config, shapes[name]), "int8") for name in region.outputs]
         call = relax.call_dps_packed(RUN_FUNCTION, [blob, *inputs], types if len(types) > 1 else types[0])
-        output = self.builder.emit(call, f"vta{at}")
-        for at, name in enumerate(region.outputs):
-            packed = self.builder.emit(relax.TupleGetItem(output, at)) if len(types) > 1 else output
+        output = self.builder.emit(call, f"vta{index}")
+        for position, name in enumerate(region.outputs):
+            packed = self.builder.emit(relax.TupleGetItem(output, position)) if len(types) > 1 else output
             self.values[name] = self._plain(name, packed)
 
     def _shape(self, name: str) -> tuple[int, ...]:

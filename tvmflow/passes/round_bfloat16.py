@@ -77,7 +77,7 @@ def legalize_astype(builder: Any, call: Any) -> Any:
     if str(type_of(data).dtype) != "float32" or constant_value(data) is not None:
         return builder.call_te(topi.cast, data, dtype, primfunc_name_hint="cast")
     return builder.call_te(
-        lambda x: te.compute(x.shape, lambda *at: rounded(x[at], dtype), name="compute"),
+        lambda x: te.compute(x.shape, lambda *indices: rounded(x[indices], dtype), name="compute"),
         data,
         primfunc_name_hint="cast",
     )

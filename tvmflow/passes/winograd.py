@@ -73,8 +73,8 @@ def _chosen(table: Matrix, row: int, column: Any) -> Any:
     from tvm import te, tirx
 
     value: Any = tirx.const(float(table[row, 0]), "float32")
-    for at in range(1, table.shape[1]):
-        value = te.if_then_else(column == at, tirx.const(float(table[row, at]), "float32"), value)
+    for index in range(1, table.shape[1]):
+        value = te.if_then_else(column == index, tirx.const(float(table[row, index]), "float32"), value)
     return value
 
 

@@ -80,7 +80,9 @@ def pieces(samples: Arrays, batch: int, batches: int) -> list[Arrays]:
     count = len(samples[0])
     missing = -count % batch
     full = tuple(np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]) if missing else x for x in samples)
-    return [tuple(x[at : at + batch * batches] for x in full) for at in range(0, count + missing, batch * batches)]
+    return [
+        tuple(x[start : start + batch * batches] for x in full) for start in range(0, count + missing, batch * batches)
+    ]
 
 
 def int8_scales(network: Network, run: Calibration, options: Int8Options) -> dict[str, Scale]:

@@ -87,14 +87,14 @@ def fitting(value: Grid, width: int) -> list[Table]:
         return [_table(turned, width)]
     if len(value.rows) > _MOST_BLOCKS and _least(value, break_words=True) <= width:
         return [_table(value, width, break_words=True)]
-    return [_table(_block(value, at), width, break_words=True) for at in range(len(value.rows))] or [
+    return [_table(_block(value, index), width, break_words=True) for index in range(len(value.rows))] or [
         _table(value, width)
     ]
 
 
 def _widths(value: Grid) -> list[int]:
     """Return how wide each column is when nothing is folded."""
-    return [max(cell_len(row[at]) for row in (value.columns, *value.rows)) for at in range(len(value.columns))]
+    return [max(cell_len(row[index]) for row in (value.columns, *value.rows)) for index in range(len(value.columns))]
 
 
 def _least_widths(value: Grid, break_words: bool) -> list[int]:
@@ -134,22 +134,22 @@ def _turned(value: Grid) -> Grid:
     """Return the table with its columns as rows; the first of them is the head. Each column holds words now."""
     first, *rest = value.columns
     heads = (first, *(row[0] for row in value.rows))
-    rows = tuple((name, *(row[at + 1] for row in value.rows)) for at, name in enumerate(rest))
+    rows = tuple((name, *(row[index + 1] for row in value.rows)) for index, name in enumerate(rest))
     return Grid("", heads, rows, frozenset(heads))
 
 
-def _block(value: Grid, at: int) -> Grid:
+def _block(value: Grid, index: int) -> Grid:
     """Return one row as a table of names and values."""
-    row = value.rows[at]
+    row = value.rows[index]
     pairs = tuple(zip(value.columns[1:], row[1:], strict=True))
     return Grid("", (value.columns[0], row[0]), pairs, frozenset({value.columns[0], row[0]}))
 
 
 def _table(value: Grid, width: int, break_words: bool = False) -> Table:
     table = Table()
-    for at, (name, wide) in enumerate(zip(value.columns, _folded(value, width, break_words), strict=True)):
+    for index, (name, wide) in enumerate(zip(value.columns, _folded(value, width, break_words), strict=True)):
         words = name in value.words
-        side: Literal["left", "right"] = "left" if at == 0 or words else "right"
+        side: Literal["left", "right"] = "left" if index == 0 or words else "right"
         table.add_column(Text(name), justify=side, overflow="fold", no_wrap=not words, width=wide)
     for row in value.rows:
         table.add_row(*(Text(cell) for cell in row))

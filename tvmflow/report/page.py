@@ -149,7 +149,7 @@ def page_of(data: dict[str, Any]) -> str:
     }  # fmt: skip
     page = (ASSETS / "page.html").read_text(encoding="utf-8")
     pieces = page.split("@")  # text, name, text, name, ...: what is put in is not looked at again
-    return "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
+    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
 def _digest(script: str) -> str:

@@ -17,7 +17,7 @@ _AT_ONCE = 1024
 
 def read_in_sandbox(paths: list[Path], recipe: ImageRecipe) -> Any:
     """Return image files as (N, C, height, width) float32. Raises SourceError for what is no image."""
-    parts = [_some(paths[at : at + _AT_ONCE], recipe) for at in range(0, len(paths), _AT_ONCE)]
+    parts = [_some(paths[start : start + _AT_ONCE], recipe) for start in range(0, len(paths), _AT_ONCE)]
     return np.concatenate(parts)
 
 

@@ -209,8 +209,8 @@ def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Gener
 
 def _stretched(points: int, size: int) -> FloatArray:
     """Return the matrix (points, size) that interpolates linearly between points."""
-    at = np.linspace(0, points - 1, size)
-    return np.stack([np.interp(at, np.arange(points), unit) for unit in np.eye(points)]).astype(np.float32)
+    positions = np.linspace(0, points - 1, size)
+    return np.stack([np.interp(positions, np.arange(points), unit) for unit in np.eye(points)]).astype(np.float32)
 
 
 def check_fits(samples: Samples, shapes: Sequence[tuple[int, ...]], what: str) -> None:

@@ -175,12 +175,12 @@ class _Tile:
         for total, pixels, weights in self.products:
             o, h = divmod(total, self.h)
             if o == 0:
-                at = f"A[{h * self.sh} + y * {self.dh}, x * {self.dw}, i * {self.depth}, 0]"
+                address = f"A[{h * self.sh} + y * {self.dh}, x * {self.dw}, i * {self.depth}, 0]"
                 step = f"pixel * T.int64({self.sw * self.size})"
-                lines.append(call(12, f"tileloadd_{pixels}", f"T.address_of({at})", step))
+                lines.append(call(12, f"tileloadd_{pixels}", f"T.address_of({address})", step))
             if h == 0:
-                at = f"B[{o}, y, x, i * {self.depth}, 0, 0, 0]"
-                lines.append(call(12, f"tileloadd_{weights}", f"T.address_of({at})", line))
+                address = f"B[{o}, y, x, i * {self.depth}, 0, 0, 0]"
+                lines.append(call(12, f"tileloadd_{weights}", f"T.address_of({address})", line))
             lines.append(call(12, f"{_INSTRUCTIONS[self.data]}_{total}_{pixels}_{weights}"))
         return "\n".join([*lines, *moved("tilestored"), call(8, "tilerelease")])
 
@@ -237,7 +237,7 @@ def sum_in_tiles(schedule: Any, anchor: Any, outermost: Any) -> None:
     block = schedule.get(anchor)
     image = block.reads[0]
     steps = [
-        linear_factors(image.region[axis].min, [block.iter_vars[at].var for at in pair])
+        linear_factors(image.region[axis].min, [block.iter_vars[index].var for index in pair])
         for axis, pair in ((1, (2, 5)), (2, (3, 6)))
     ]
     (sh, dh), (sw, dw) = steps

@@ -119,7 +119,7 @@ def _several(one: Callable[[object, str], Any]) -> Callable[[object, str], Any]:
     def check(value: object, name: str) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple) or len(value) > _MAX_ITEMS:
             raise ValueError(f"{name} is {_shown(value)}, not a list of at most {_MAX_ITEMS}")
-        return tuple(one(item, f"{name}[{at}]") for at, item in enumerate(value))
+        return tuple(one(item, f"{name}[{index}]") for index, item in enumerate(value))
 
     return check
 

@@ -118,13 +118,13 @@ class _Search:
         return WorkloadSearch(workload, template.name, candidates, tuner, tuple(sizes), before_s=before_s)
 
     def _recall(self, search: WorkloadSearch) -> None:
-        index = {knob_key(knobs): at for at, knobs in enumerate(search.candidates)}
+        index = {knob_key(knobs): position for position, knobs in enumerate(search.candidates)}
         for record in self.known.get(search.workload.key, []):
             if record.template == REPLAYED:
                 self._judge_replay(search, record)
                 self.to_replay = [other for other in self.to_replay if other is not search]
-            at = index.get(knob_key(record.knobs)) if record.template == search.template else None
-            search.learn(at, record.median_s)
+            position = index.get(knob_key(record.knobs)) if record.template == search.template else None
+            search.learn(position, record.median_s)
             self.report.reused += 1
 
     def wants_device(self) -> bool:

@@ -46,11 +46,11 @@ class _Unasked:
     asked: set[int] = field(default_factory=set)
 
     def rest(self) -> list[int]:
-        return [at for at in range(self.total) if at not in self.asked]
+        return [index for index in range(self.total) if index not in self.asked]
 
     def take(self, order: list[int], count: int, ahead: int = 0) -> list[int]:
         """Return the first `count` of an order and mark them; candidate 0, the default, comes after `ahead` others."""
-        chosen = [at for at in order if at not in self.asked]
+        chosen = [index for index in order if index not in self.asked]
         if 0 not in self.asked:
             chosen = [*chosen[:ahead], 0, *chosen[ahead:]]
         chosen = list(dict.fromkeys(chosen))
@@ -92,14 +92,14 @@ class GeneticTuner:
     def __init__(self, candidates: list[Knobs], seed: str) -> None:
         self.candidates = candidates
         self._random = random.Random(seed)  # noqa: S311
-        self._index = {knob_key(knobs): at for at, knobs in enumerate(candidates)}
+        self._index = {knob_key(knobs): index for index, knobs in enumerate(candidates)}
         names = {name for knobs in candidates for name in knobs}
         self._values = {name: sorted({k[name] for k in candidates if name in k}) for name in names}
         self._unasked = _Unasked(len(candidates))
         self._times: dict[int, float] = {}
 
     def ask(self, count: int) -> list[int]:
-        fit = sorted(self._times, key=lambda at: self._times[at])[: self.population]
+        fit = sorted(self._times, key=lambda index: self._times[index])[: self.population]
         order: list[int] = []
         for _ in range(60 * count if len(fit) >= 2 else 0):
             child = self._child(*self._random.sample(fit, 2))
@@ -145,7 +145,7 @@ def describe(extents: list[int], knobs: Knobs) -> Features:
     chunk = max(knobs.get("chunk", 1), 1)
     pieces = sizes[2] / chunk * (1 if knobs.get("rows_first") else sizes[1] / max(knobs.get("c_tile", 1), 1))
     return {
-        **{f"extent {at}": math.log2(size) for at, size in enumerate(sizes)},
+        **{f"extent {index}": math.log2(size) for index, size in enumerate(sizes)},
         **{f"knob {name}": math.log2(1 + knobs[name]) for name in sorted(knobs)}, "held": float(held),
         "square": math.log2(held / max(sum(tiles), 1) + 1), "pieces": math.log2(max(pieces, 0.5)),
         "odd": float(pieces % 2),
@@ -232,15 +232,15 @@ class ModelTuner:
 
     def ask(self, count: int) -> list[int]:
         rest = self._unasked.rest()
-        scores = self.model.scores([self.rows[at] for at in rest]) if rest else None
+        scores = self.model.scores([self.rows[index] for index in rest]) if rest else None
         if scores is not None:
-            rest = [rest[at] for at in np.argsort(-scores, kind="stable")]
+            rest = [rest[index] for index in np.argsort(-scores, kind="stable")]
         if scores is not None and not self._unasked.asked:
             return self._unasked.take(rest, count, ahead=1)
-        for at in range(len(rest[:count])):
+        for index in range(len(rest[:count])):
             if self._random.random() < _EXPLORE:
                 other = self._random.randrange(len(rest))
-                rest[at], rest[other] = rest[other], rest[at]
+                rest[index], rest[other] = rest[other], rest[index]
         return self._unasked.take(rest, count)
 
     def tell(self, index: int, seconds: float) -> None:

@@ -71,8 +71,8 @@ class NetworkComparison:
     def _measure(self, now: dict[str, int], other: dict[str, int]) -> tuple[float, float]:
         one, two = self._model(now), self._model(other)
         times: tuple[list[float], list[float]] = ([], [])
-        for at in range(_ROUNDS):
-            for index in (0, 1) if at % 2 else (1, 0):
+        for number in range(_ROUNDS):
+            for index in (0, 1) if number % 2 else (1, 0):
                 times[index].extend((one, two)[index].time_runs(_RUNS)[1:])
         return median(times[0]), median(times[1])
 
