@@ -113,8 +113,8 @@ def _row(framework: str, network: str, folder: Path, compiled: bool) -> str:
         output = LocalRunner(module, host_backend()).run(x)[0]
     else:
         output = run_graph(read_graph(module), x)
-    found = compare(output, reference)
-    return f"{found.max_relative_error:>16.2e}{seconds:>10.1f}"
+    agreement = compare(output, reference)
+    return f"{agreement.max_relative_error:>16.2e}{seconds:>10.1f}"
 
 
 if __name__ == "__main__":

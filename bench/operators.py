@@ -51,16 +51,18 @@ def main() -> None:
     for turn in range(options.rounds):
         for name in PEERS if turn % 2 == 0 else reversed(PEERS):
             turns[name].append(_ask(options, name))
-    found = {
+    seconds = {
         name: {row: median(taken.get(row, 0.0) for taken in turns[name]) for row in turns[name][0]} for name in PEERS
     }
-    rows = sorted({row for taken in found.values() for row in taken}, key=lambda row: -found["tvmflow"].get(row, 0.0))
+    rows = sorted(
+        {row for taken in seconds.values() for row in taken}, key=lambda row: -seconds["tvmflow"].get(row, 0.0)
+    )
     print(f"{options.cell}, ms\n{'operator':10}{'makes':>16}" + "".join(f"{name:>14}" for name in PEERS))
     for kind, shape in rows:
-        values = [found[name].get((kind, shape), 0.0) for name in PEERS]
+        values = [seconds[name].get((kind, shape), 0.0) for name in PEERS]
         if max(values) >= 0.005:
             print(f"{kind:10}{shape:>16}" + "".join(f"{value:14.3f}" if value else f"{'-':>14}" for value in values))
-    print(f"{'sum':26}" + "".join(f"{sum(found[name].values()):14.3f}" for name in PEERS))
+    print(f"{'sum':26}" + "".join(f"{sum(seconds[name].values()):14.3f}" for name in PEERS))
 
 
 def _ask(options: argparse.Namespace, name: str) -> dict[Row, float]:

@@ -71,11 +71,11 @@ def main() -> None:
         load = foreign_load([turn for taken in turns.values() for turn in taken])
         if "tvmflow" not in turns or len(turns) < 2:
             raise SystemExit(f"{cell}: the library and at least one peer must run; why they did not is above")
-        found = {name: median(a.median_s / b.median_s for a, b in zip(turns["tvmflow"], turns[name], strict=True))
+        relative = {name: median(a.median_s / b.median_s for a, b in zip(turns["tvmflow"], turns[name], strict=True))
                  for name in turns}  # fmt: skip
-        shown = {name: "=" if advantage(turns["tvmflow"], turns[name]).times_faster is None else f"{found[name]:.2f}"
+        shown = {name: "=" if advantage(turns["tvmflow"], turns[name]).times_faster is None else f"{relative[name]:.2f}"
                  for name in turns}  # fmt: skip
-        ratio = max(value for name, value in found.items() if name != "tvmflow")
+        ratio = max(value for name, value in relative.items() if name != "tvmflow")
         ratios.append(ratio)
         with _Peer(cell, "errors", options) as judge:
             errors = judge.ask(1) or {}
@@ -133,10 +133,10 @@ class _Peer:
 
     def time_runs(self, count: int) -> list[float]:
         """Return the seconds of so many runs."""
-        found = self.ask(count)
-        if found is None:
+        reply = self.ask(count)
+        if reply is None:
             raise SystemExit(f"{self.label} ended while it was measured; why is above")
-        times: list[float] = found["times_s"]
+        times: list[float] = reply["times_s"]
         return times
 
     def ask(self, count: int) -> dict[str, Any] | None:
@@ -147,8 +147,8 @@ class _Peer:
             self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                return found
+                reply: dict[str, Any] = json.loads(line)
+                return reply
         self.errors.seek(0)
         print(f"{self.label}: {(self.errors.read().strip().splitlines() or ['failed'])[-1][:150]}", file=sys.stderr)
         return None
@@ -350,12 +350,12 @@ def _errors(workspace: Workspace, cell: Cell) -> dict[str, float]:
         "tvmflow": _tvmflow(workspace, cell, x, 2)(),
         "onnxruntime": _onnxruntime(workspace, cell, x, 2)()[0],
     }
-    found = {}
+    errors = {}
     for name, output in outputs.items():
         if not isinstance(output, np.ndarray):
             output = (output if hasattr(output, "numpy") else output[0]).numpy()
-        found[name] = float(np.abs(output - exact).max() / np.abs(exact).max())
-    return found
+        errors[name] = float(np.abs(output - exact).max() / np.abs(exact).max())
+    return errors
 
 
 if __name__ == "__main__":

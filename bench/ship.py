@@ -66,7 +66,7 @@ def _peer_starts(onnx: Path, folder: Path) -> dict[str, str]:
     """Make the files of all installed peers in a folder; returns the code of their starts."""
     if not onnx.is_file():
         return {}
-    found = {}
+    codes = {}
     for file in onnx.parent.glob("peer.onnx*"):
         shutil.copyfile(file, folder / file.name)
     for name, (convert, code) in _PEERS.items():
@@ -76,8 +76,8 @@ def _peer_starts(onnx: Path, folder: Path) -> dict[str, str]:
         if convert is not None:
             tool = str(Path(sys.executable).parent / convert[0])
             subprocess.run([tool, *convert[1:]], cwd=folder, check=True, capture_output=True, timeout=600)
-        found[name] = code
-    return found
+        codes[name] = code
+    return codes
 
 
 def starts(
@@ -87,13 +87,13 @@ def starts(
     with tempfile.TemporaryDirectory() as converted:
         codes = {name: (folder, code) for name, code in _STARTS.items()}
         codes |= {name: (Path(converted), code) for name, code in _peer_starts(onnx, Path(converted)).items()}
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in codes}
+        measured: dict[str, list[tuple[float, float]]] = {name: [] for name in codes}
         for _ in range(rounds):
             for name, (where, code) in codes.items():
-                found[name].append(_start(_HEAD.format(specs=specs, path=str(where), threads=threads) + code))
+                measured[name].append(_start(_HEAD.format(specs=specs, path=str(where), threads=threads) + code))
     return {
         name: (statistics.median(x[0] for x in rows), statistics.median(x[1] for x in rows))
-        for name, rows in found.items()
+        for name, rows in measured.items()
     }
 
 
@@ -141,10 +141,10 @@ def main() -> None:
         threads, made = manifest["target"]["threads"], manifest["network"]
         print(f"\n{cell}: network.so {made['size']:,} bytes, of it weights {made['constant_bytes']:,}; arena {made['arena_bytes']:,}; "
               f"library.so {manifest['library']['size']:,}")  # fmt: skip
-        found = starts(folder, onnx, specs, threads, options.rounds)
-        base_s, base_mb = found.pop("numpy alone")
-        ours_s, ours_mb = found["network.so"][0] - base_s, found["network.so"][1] - base_mb
-        for runtime, (seconds, megabytes) in found.items():
+        measured = starts(folder, onnx, specs, threads, options.rounds)
+        base_s, base_mb = measured.pop("numpy alone")
+        ours_s, ours_mb = measured["network.so"][0] - base_s, measured["network.so"][1] - base_mb
+        for runtime, (seconds, megabytes) in measured.items():
             s, mb = seconds - base_s, megabytes - base_mb
             print(
                 f"  {runtime:12} first output after {1000 * s:8.1f} ms ({ours_s / s:5.2f})   memory {mb:8.1f} MB ({ours_mb / mb:5.2f})"

@@ -60,8 +60,8 @@ def kernels(network: str, shape: tuple[int, ...] = (3, 224, 224)) -> list[Worklo
 
 def workloads(network: str = "torchvision/resnet18", count: int = 6) -> list[Workload]:
     """Return the costliest distinct convolutions of a network with random weights."""
-    found = [w for w in kernels(network) if w.name.startswith("conv2d_nchwc_add_relu")]
-    return sorted(found, key=lambda w: -math.prod(anchor_extents(w.function)))[:count]
+    matching = [w for w in kernels(network) if w.name.startswith("conv2d_nchwc_add_relu")]
+    return sorted(matching, key=lambda w: -math.prod(anchor_extents(w.function)))[:count]
 
 
 def rules(slots: int = 1, trials: int = 16, tuner: str = "xgb") -> SearchRules:
@@ -76,13 +76,13 @@ def rules(slots: int = 1, trials: int = 16, tuner: str = "xgb") -> SearchRules:
 
 
 def search(
-    found: list[Workload], chosen: SearchRules, log: Path, opener: Callable[[], Any], watch: Watch | None = None
+    kernels: list[Workload], chosen: SearchRules, log: Path, opener: Callable[[], Any], watch: Watch | None = None
 ) -> float:
     """Tune and return the seconds it took."""
     journal = Journal(log, BACKEND.kernel_kind, {"bench": "1"})
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        tune(found, opener, BACKEND, chosen, journal, Path(folder), silent, watch)
+        tune(kernels, opener, BACKEND, chosen, journal, Path(folder), silent, watch)
     return time.monotonic() - started
 
 
@@ -92,12 +92,12 @@ def local() -> contextlib.AbstractContextManager[DeviceSession]:
 
 
 def speed() -> None:
-    found = workloads(count=4)
+    kernels = workloads(count=4)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
-        seconds = search(found, rules(trials=32), log, local)
+        seconds = search(kernels, rules(trials=32), log, local)
         ours = len(read_records(log)) / seconds * 60
-    stock, trials = _stock_metaschedule(found[0]), 32
+    stock, trials = _stock_metaschedule(kernels[0]), 32
     print(
         f"tvmflow {ours:.0f} trials per minute, MetaSchedule {trials / stock * 60:.0f}: {ours / (trials / stock * 60):.1f}x"
     )
@@ -116,11 +116,11 @@ def _stock_metaschedule(workload: Workload) -> float:
 
 
 def tuners() -> None:
-    found = workloads(count=3)
+    kernels = workloads(count=3)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
-        search(found, rules(trials=160, tuner="random"), log, local)
-        tables: dict[str, dict[str, float]] = {w.key: {} for w in found}
+        search(kernels, rules(trials=160, tuner="random"), log, local)
+        tables: dict[str, dict[str, float]] = {w.key: {} for w in kernels}
         for record in read_records(log):
             tables[record.workload][str(sorted(record.knobs.items()))] = record.median_s
     print(
@@ -128,7 +128,7 @@ def tuners() -> None:
     )
     for trials in (4, 8, 16, 32):
         row = [
-            mean(_simulated(found, tables, name, trials, seed) for seed in range(5))
+            mean(_simulated(kernels, tables, name, trials, seed) for seed in range(5))
             for name in ("grid", "random", "ga", "xgb")
         ]
         print(f"{trials:8}" + "".join(f"{value:10.3f}" for value in row), flush=True)
@@ -153,7 +153,7 @@ def transfer() -> None:
         )
 
 
-def _curve(found: list[Workload], chosen: SearchRules, log: Path) -> tuple[list[tuple[float, float]], float]:
+def _curve(kernels: list[Workload], chosen: SearchRules, log: Path) -> tuple[list[tuple[float, float]], float]:
     """Tune and return (seconds so far, sum of all calls' kernel times) after each batch, and the seconds it took."""
     log.parent.mkdir(parents=True, exist_ok=True)
     curve, started = [], time.monotonic()
@@ -161,13 +161,15 @@ def _curve(found: list[Workload], chosen: SearchRules, log: Path) -> tuple[list[
     def watch(searches: list[WorkloadSearch], _report: TuneReport) -> None:
         curve.append((time.monotonic() - started, sum(search.workload.calls * search.best_s for search in searches)))
 
-    return curve, search(found, chosen, log, local, watch)
+    return curve, search(kernels, chosen, log, local, watch)
 
 
-def _simulated(found: list[Workload], tables: dict[str, dict[str, float]], name: str, trials: int, seed: int) -> float:
+def _simulated(
+    kernels: list[Workload], tables: dict[str, dict[str, float]], name: str, trials: int, seed: int
+) -> float:
     """Search measured tables and return the mean of (best found / best known) over the workloads, one after the other."""
     factory, ratios = TunerFactory(name, "rank", seed), []
-    for workload in found:
+    for workload in kernels:
         covered = BACKEND.template_for(workload.function)
         if covered is None:
             raise SystemExit(f"no template covers {workload.name}")
@@ -248,17 +250,17 @@ def slow_session(port: int) -> Iterator[DeviceSession]:
 
 
 def fleet() -> None:
-    found, times = small_workloads(), dict[int, float]()
+    kernels, times = small_workloads(), dict[int, float]()
     for count in (1, 4):
         with servers(count) as (port, _), tempfile.TemporaryDirectory() as folder:
-            times[count] = search(found, rules(count, TRIALS), Path(folder) / "log", lambda p=port: slow_session(p))  # type: ignore[misc]
+            times[count] = search(kernels, rules(count, TRIALS), Path(folder) / "log", lambda p=port: slow_session(p))  # type: ignore[misc]
         print(f"{count} devices: {times[count]:.1f} s", flush=True)
     print(f"four devices take {times[4] / times[1]:.2f} of the time of one", flush=True)
     with servers(4) as (port, processes), tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         for after, at in ((4.0, 1), (8.0, 2), (12.0, 0)):  # two servers, then the tracker
             threading.Timer(after, lambda p=processes[at]: os.killpg(p.pid, 9)).start()  # type: ignore[misc]
-        seconds = search(found, rules(4, TRIALS), log, lambda: slow_session(port))
+        seconds = search(kernels, rules(4, TRIALS), log, lambda: slow_session(port))
         _report("two of four servers and the tracker killed", seconds, log)
     with servers(4) as (port, _), tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -270,7 +272,7 @@ def fleet() -> None:
         os.killpg(tuner.pid, 9)
         tuner.wait()
         kept = len(read_records(log))
-        seconds = search(found, rules(4, TRIALS), log, lambda: slow_session(port))
+        seconds = search(kernels, rules(4, TRIALS), log, lambda: slow_session(port))
         _report(f"tuner killed after {kept} records, then started again", seconds, log)
 
 

@@ -110,8 +110,8 @@ def _plain(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
         if len(kinds) == 1:
             return _plain({**kinds[0], **{k: v for k, v in field.items() if k != "anyOf"}}, definitions)
     if "$ref" in field:
-        found = definitions[field["$ref"].rpartition("/")[2]]
-        return {**found, **{k: v for k, v in field.items() if k != "$ref"}}
+        definition = definitions[field["$ref"].rpartition("/")[2]]
+        return {**definition, **{k: v for k, v in field.items() if k != "$ref"}}
     return field
 
 

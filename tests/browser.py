@@ -44,9 +44,9 @@ class Browser:
 
     def ask(self, expression: str) -> Any:
         """Return what JavaScript says in the page, whose policy does not count here. Raises AssertionError where it fails."""
-        found = self._ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        reply = self._ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def picture(self, path: Path) -> None:
         """Write a picture of the whole page."""

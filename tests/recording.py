@@ -31,13 +31,13 @@ class RecordedModel:
             return getattr(value, name)
         if name in kind.model_fields:
             return _wrapped(getattr(value, name), (*self._path, name), self._reads)
-        found = getattr(kind, name)
+        attribute = getattr(kind, name)
         if name.startswith("model_"):
             self._reads.add(self._path)
             return getattr(value, name)
-        if isinstance(found, property):
-            return found.fget(self)  # type: ignore[misc]
-        return functools.partial(found, self)
+        if isinstance(attribute, property):
+            return attribute.fget(self)  # type: ignore[misc]
+        return functools.partial(attribute, self)
 
 
 class RecordedDict:
@@ -109,19 +109,19 @@ def keys_read(function: Any, root: Path, params: Params, cell: Cell) -> set[str]
 def general_key(path: Path_, cell: Cell) -> str:
     """Return a path of one cell as a key of every cell; what is below a mapping of the user's own belongs to the mapping."""
     kind: Any = Params
-    found: list[str] = []
+    names: list[str] = []
     for name in path:
         if get_origin(kind) is dict:
-            table = {"models": "model", "targets": "target"}.get(found[-1]) if len(found) == 1 else None
+            table = {"models": "model", "targets": "target"}.get(names[-1]) if len(names) == 1 else None
             word = table or ("precision" if get_args(kind)[0] is Precision else None)
             if word is None:
                 break
             name = f"{{{word}}}" if name == getattr(cell, word) else name
-        found.append(name)
+        names.append(name)
         part = part_of(kind, name)
         assert part is not None, path
         kind = part[0]
-    return ".".join(found)
+    return ".".join(names)
 
 
 def leaves(key: str) -> set[str]:

@@ -33,11 +33,11 @@ def run_cell(source: str, names: dict[str, Any], count: int) -> list[dict[str, A
     return outputs
 
 
-def run_all(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def run_all(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Run the code cells one after the other, as a kernel would, and return all cells with new outputs."""
     names: dict[str, Any] = {"__name__": "__main__"}
     done, count = [], 0
-    for cell in found:
+    for cell in cells:
         if cell["cell_type"] == "code":
             count += 1
             cell = {**cell, "execution_count": count, "outputs": run_cell("".join(cell["source"]), names, count)}

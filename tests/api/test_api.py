@@ -55,11 +55,11 @@ def test_a_run_from_a_running_event_loop_and_from_a_thread(finished: Path) -> No
         return tvmflow.run(CELL, workspace=str(finished))[0].cell
 
     assert asyncio.run(notebook()) == CELL
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(tvmflow.run(CELL, workspace=finished)[0].cell))
+    results: list[str] = []
+    thread = threading.Thread(target=lambda: results.append(tvmflow.run(CELL, workspace=finished)[0].cell))
     thread.start()
     thread.join(30)
-    assert found == [CELL]
+    assert results == [CELL]
 
 
 def test_a_plan_says_what_would_be_done(finished: Path) -> None:
@@ -185,9 +185,9 @@ def test_an_image_file_becomes_the_names_of_classes(finished: Path, tmp_path: Pa
         Image.fromarray(pixels).save(tmp_path / f"{at}.png")
     files = [str(tmp_path / f"{at}.png") for at in range(10)]
     done = command(finished, "predict", CELL, *files, "--json", "--top", "3")
-    found = json.loads(done.stdout)
-    assert [row["image"] for row in found] == files and {len(row["top"]) for row in found} == {3}
-    assert sum(row["top"][0]["name"] == str(digits.target[at]) for at, row in enumerate(found)) >= 7
+    rows = json.loads(done.stdout)
+    assert [row["image"] for row in rows] == files and {len(row["top"]) for row in rows} == {3}
+    assert sum(row["top"][0]["name"] == str(digits.target[at]) for at, row in enumerate(rows)) >= 7
     shown = command(finished, "predict", CELL, files[0])
     assert "probability" in shown.stdout and "%" in shown.stdout
     (tmp_path / "bad.png").write_bytes(b"no image")

@@ -60,11 +60,11 @@ def _release(workspace: Workspace, part: Part, **more: Any) -> AppRelease:
 
 def _check(workspace: Workspace) -> Releases:
     """Hold everything that the file names against the disk."""
-    found = read_releases(workspace, "demo")
-    for one in found.versions:
+    releases = read_releases(workspace, "demo")
+    for one in releases.versions:
         assert sha256(bundle_path(workspace, "demo", one.version).read_bytes()) == one.bundle.sha256
         assert sha256(evidence_path(workspace, "demo", one.version).read_bytes()) == one.evidence_sha256
-    return found
+    return releases
 
 
 def test_a_release_is_verified_and_kept_with_its_evidence(
@@ -73,8 +73,8 @@ def test_a_release_is_verified_and_kept_with_its_evidence(
     done = _release(workspace, part, key=signing_key(keys.private))
     assert done.passed and done.text == "demo version 1 is on beta now (was nothing): release"
     [version] = _check(workspace).versions
-    found = verify(bundle_path(workspace, "demo", 1), replace(trust, at_least=1))
-    assert (found.name, found.version, found.signer) == ("demo", 1, version.bundle.signer)
+    report = verify(bundle_path(workspace, "demo", 1), replace(trust, at_least=1))
+    assert (report.name, report.version, report.signer) == ("demo", 1, version.bundle.signer)
     evidence = json.loads(evidence_path(workspace, "demo", 1).read_text())
     assert {one["gate"] for one in evidence["gates"]} == {
         "steady",
@@ -130,9 +130,9 @@ def test_channels_are_what_a_plain_model_says(
                 now = plain[channel].pop()
                 done = rollback_app(workspace, "demo", channel, _silent)
                 assert (done.version, done.replaces) == (plain[channel][-1], now)
-        found = _check(workspace)
-        assert found.channels == {name: kept[-1] for name, kept in plain.items() if kept}
-        assert [one.version for one in found.versions] == list(range(1, len(made) + 1))
+        releases = _check(workspace)
+        assert releases.channels == {name: kept[-1] for name, kept in plain.items() if kept}
+        assert [one.version for one in releases.versions] == list(range(1, len(made) + 1))
 
 
 def _killed_at(event: int, deed: Callable[[], object]) -> bool:

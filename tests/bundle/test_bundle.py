@@ -47,9 +47,9 @@ def test_made_twice_it_has_the_same_bytes(bundle: Path, part: Part, keys: KeyPai
 
 
 def test_it_is_verified_and_runs(bundle: Path, trust: Trust, keys: KeyPair) -> None:
-    found = verify(bundle, trust)
-    assert (found.name, found.version, found.signer) == ("small", 3, keys.keyid)
-    [library] = found.libraries
+    report = verify(bundle, trust)
+    assert (report.name, report.version, report.signer) == ("small", 3, keys.keyid)
+    [library] = report.libraries
     assert library.ran == "4 golden inputs, outputs equal bit for bit" and "libc.so.6" in library.needed
 
 
@@ -58,13 +58,13 @@ def test_the_manifest_follows_its_schema_and_names_every_file(unpacked: Path) ->
     manifest = _json(unpacked, "manifest.json")
     jsonschema.Draft202012Validator.check_schema(manifest_schema())
     jsonschema.Draft202012Validator(manifest_schema()).validate(manifest)
-    found = {p.relative_to(unpacked).as_posix(): p.read_bytes() for p in unpacked.rglob("*") if p.is_file()}
+    files = {p.relative_to(unpacked).as_posix(): p.read_bytes() for p in unpacked.rglob("*") if p.is_file()}
     named = {name: (file["sha256"], file["size"]) for name, file in manifest["files"].items()}
-    others = {name: data for name, data in found.items() if name not in ("manifest.json", "provenance.dsse.json")}
+    others = {name: data for name, data in files.items() if name not in ("manifest.json", "provenance.dsse.json")}
     assert named == {name: (sha256(data), len(data)) for name, data in others.items()}
     [library] = manifest["libraries"]
     assert library["labels"] == list(LABELS) and library["preprocessing"]["scale"] == 0.1
-    assert library["file"] in found and library["made"]["system"][0].startswith("GLIBC_")
+    assert library["file"] in files and library["made"]["system"][0].startswith("GLIBC_")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ RUNNER = CliRunner()
 
 def test_verify_prints_what_it_found(bundle: Path, keys: KeyPair) -> None:
     done = RUNNER.invoke(app, ["verify", str(bundle), "--key", str(keys.public), "--json"])
-    found = json.loads(done.stdout)
-    assert (found["name"], found["version"], found["signer"]) == ("small", 3, keys.keyid) and done.exit_code == 0
+    report = json.loads(done.stdout)
+    assert (report["name"], report["version"], report["signer"]) == ("small", 3, keys.keyid) and done.exit_code == 0
     done = RUNNER.invoke(app, ["verify", str(bundle), "--unsigned"])
     assert "small version 3" in done.stdout and "signature not looked at" in done.stdout
 

@@ -46,8 +46,8 @@ def test_a_library_that_is_well(tmp_path: Path, abi: Abi) -> None:
         "-lm",
         more='float expf(float); __attribute__((visibility("hidden"))) float f(float x) { return expf(x); }',
     )
-    found = check_shared_object(path, abi, SONAME, SYMBOL)
-    assert set(found["needed"]) <= {"libc.so.6", "libm.so.6"} and "expf" in found["undefined"]
+    facts = check_shared_object(path, abi, SONAME, SYMBOL)
+    assert set(facts["needed"]) <= {"libc.so.6", "libm.so.6"} and "expf" in facts["undefined"]
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_it_is_the_same_each_time_and_names_its_platform(
 
 
 def test_it_is_verified(wheel: Path, trust: Trust, tmp_path: Path) -> None:
-    found = verify(wheel, replace(trust, at_least=3))
-    assert found.version == 3 and found.libraries[0].ran.endswith("bit for bit")
+    report = verify(wheel, replace(trust, at_least=3))
+    assert report.version == 3 and report.libraries[0].ran.endswith("bit for bit")
     copy = tmp_path / wheel.name
     data = wheel.read_bytes()
     copy.write_bytes(data)

@@ -31,8 +31,8 @@ DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
 
 
 def keys_in(text: str) -> list[str]:
-    found = [f"{block}{rest}" for block, rest in KEY.findall(text)]
-    return [key for key in found if not key.endswith(FILES) and not _is_module(key)]
+    keys = [f"{block}{rest}" for block, rest in KEY.findall(text)]
+    return [key for key in keys if not key.endswith(FILES) and not _is_module(key)]
 
 
 def _is_module(name: str) -> bool:
@@ -43,10 +43,10 @@ def exists(key: str) -> bool:
     """Say whether a key can be in params.yaml; {} may be any name, and after a value there is none."""
     kind: Any = Params
     for name in key.split("."):
-        found = next((part for part in (part_of(k, name) for k in _with_options(kind, name)) if part is not None), None)
-        if found is None:
+        match = next((part for part in (part_of(k, name) for k in _with_options(kind, name)) if part is not None), None)
+        if match is None:
             return name == "{}" and _is_block(kind)  # one of several keys of a block
-        kind = found[0]
+        kind = match[0]
     return True
 
 
@@ -99,8 +99,8 @@ def test_messages_name_keys_that_there_are(path: Path) -> None:
     for line, text in texts_of(path.read_text()):
         for key in keys_in(text):
             assert exists(key), f"{path.name}:{line}: no key {key} in params.yaml: {text!r}"
-        found = UNKNOWN_BLOCK.search(text)
-        assert not found, f"{path.name}:{line}: write the whole key, whose block is looked up here: {text!r}"
+        unknown = UNKNOWN_BLOCK.search(text)
+        assert not unknown, f"{path.name}:{line}: write the whole key, whose block is looked up here: {text!r}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

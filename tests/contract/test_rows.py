@@ -59,12 +59,12 @@ def _words(node: ast.AST) -> set[str]:
 
 
 def _files() -> list[str]:
-    found = [
+    files = [
         path.relative_to(REPOSITORY).as_posix()
         for folder in ("tasks", "flows", "tvmflow")
         for path in sorted((REPOSITORY / folder).rglob("*.py"))
     ]
-    return [file for file in found if not file.startswith(ROWS)]
+    return [file for file in files if not file.startswith(ROWS)]
 
 
 def test_no_code_outside_of_the_rows_names_a_backend_or_a_transport() -> None:

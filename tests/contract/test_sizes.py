@@ -12,13 +12,13 @@ MAX_FILE_LINES = 400
 
 def too_long(name: str, source: str) -> list[str]:
     """Return what is too long in a file, with its number of lines."""
-    found = [f"{name}: {lines} lines"] if (lines := source.count("\n")) > MAX_FILE_LINES else []
+    long = [f"{name}: {lines} lines"] if (lines := source.count("\n")) > MAX_FILE_LINES else []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > MAX_FUNCTION_LINES:
-                found.append(f"{name}: {node.name}, {lines} lines")
-    return found
+                long.append(f"{name}: {node.name}, {lines} lines")
+    return long
 
 
 def test_nothing_is_too_long() -> None:

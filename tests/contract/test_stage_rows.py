@@ -61,9 +61,11 @@ def test_a_stage_reads_what_its_row_says_and_nothing_else(name: str, root: Path)
         declared = {leaf for key in keys for leaf in leaves(key)}
         read: set[str] = set()
         for text in CELLS:
-            found = keys_read(function, root, params, params.cell(text))
-            assert found <= declared, f"{text}: {name} reads what its row does not say: {sorted(found - declared)}"
-            read |= found
+            accessed = keys_read(function, root, params, params.cell(text))
+            assert accessed <= declared, (
+                f"{text}: {name} reads what its row does not say: {sorted(accessed - declared)}"
+            )
+            read |= accessed
         assert read == declared, f"the row of {name} says what is never read: {sorted(declared - read)}"
 
 
@@ -86,9 +88,9 @@ def _workspace(root: Path, raw: dict[str, Any]) -> Any:
     class Fixed:
         pass
 
-    found: Any = Fixed()
-    found.root, found.params, found.digests = root, Params.model_validate(raw), Digests()
-    return found
+    workspace: Any = Fixed()
+    workspace.root, workspace.params, workspace.digests = root, Params.model_validate(raw), Digests()
+    return workspace
 
 
 def _paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -138,8 +140,8 @@ def _all_settings(root: Path, raw: dict[str, Any], cell: Cell) -> dict[str, Any]
 
 @functools.cache
 def _dvc_stages() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text())["stages"]
-    return found
+    stages: dict[str, Any] = yaml.safe_load((REPOSITORY / "dvc.yaml").read_text())["stages"]
+    return stages
 
 
 def _dvc_params(name: str, cell: Cell) -> list[str]:
@@ -165,17 +167,17 @@ def test_an_edit_of_a_key_changes_the_keys_of_the_stages_that_read_it_and_dvc_ru
     for path in [path for path in _paths(raw) if len(path) > 1 and _of_cell(path, cell)]:
         key = general_key(path, cell)
         wanted = {name for name in STAGES if key in reads[name]}
-        found = _changed_by_an_edit(root, raw, cell, path, before, wanted)
-        if found is None:
+        edited = _changed_by_an_edit(root, raw, cell, path, before, wanted)
+        if edited is None:
             refused.add(key)
             continue
-        assert found <= wanted, f"{key} changes a stage that does not read it"
-        changed[key] = changed.get(key, set()) | found
-        for name in found:
+        assert edited <= wanted, f"{key} changes a stage that does not read it"
+        changed[key] = changed.get(key, set()) | edited
+        for name in edited:
             known = _dvc_params(name, cell)
             assert any(f"{'.'.join(path)}.".startswith(f"{dvc}.") for dvc in known), f"{name}: DVC overlooks {path}"
-    for key, found in changed.items():
-        assert found == {name for name in STAGES if key in reads[name]}, f"{key} is read, and its value does not count"
+    for key, stages in changed.items():
+        assert stages == {name for name in STAGES if key in reads[name]}, f"{key} is read, and its value does not count"
     assert len(changed) > 8 * len(refused - set(changed)), refused
     assert changed["targets.{target}.threads"] >= {"graph_pack", "tune", "build", "deploy", "evaluate"}
 
@@ -184,14 +186,14 @@ def _changed_by_an_edit(
     root: Path, raw: dict[str, Any], cell: Cell, path: tuple[str, ...], before: dict[str, Any], wanted: set[str]
 ) -> set[str] | None:
     """Return the stages that an edit changes, of several edits one that changes those wanted; None where none is legal."""
-    found = None
+    edited = None
     for other in _others(functools.reduce(lambda at, name: at[name], path, raw)):
         after = _all_settings(root, _edited(raw, path, other), cell)
         if after is not None:
-            found = {name for name in STAGES if after[name] != before[name]}
-            if found == wanted:
+            edited = {name for name in STAGES if after[name] != before[name]}
+            if edited == wanted:
                 break
-    return found
+    return edited
 
 
 def test_dvc_finds_every_key_that_it_is_told_of() -> None:

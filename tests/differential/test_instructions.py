@@ -53,9 +53,9 @@ def test_neighbours_are_multiplied_by_the_instruction_of_the_target(
             out = builder.emit_output(conv)
         builder.emit_func_output(out)
     (workload,) = extract_workloads(lower(builder.get(), target))
-    found = target.template_for(workload.function)
-    assert found is not None and (found[1][0].get("dot") or found[1][0].get("tiles"))
-    schedule = scheduled(workload.function, found[0], found[1][0])
+    match = target.template_for(workload.function)
+    assert match is not None and (match[1][0].get("dot") or match[1][0].get("tiles"))
+    schedule = scheduled(workload.function, match[0], match[1][0])
     with target.tvm_target() as tvm_target:
         built = tvm.compile(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}), tvm_target)
     assert f"\t{instruction}" in built.mod.inspect_source("asm")
@@ -71,8 +71,8 @@ def test_bfloat16_rounds_to_nearest_ties_to_even(length: int, mcpu: str) -> None
     bits[::2] = bits[::2] & 0xFFFF0000 | 0x8000
     x = bits.view(np.float32) * np.where(bits & 1, -1, 1).astype(np.float32)
     x[0, :1], x[1, :1], x[2, :1] = -0.0, np.finfo(np.float32).max, -np.inf
-    found = run(executable, x)
-    assert np.array_equal(found.view(np.uint16), x.astype(numpy_dtype("bfloat16")).view(np.uint16))
+    computed = run(executable, x)
+    assert np.array_equal(computed.view(np.uint16), x.astype(numpy_dtype("bfloat16")).view(np.uint16))
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_exp_is_right_to_one_unit_in_the_last_place(length: int, mcpu: str) -> N
     executable = build_scheduled(of_one_operator(relax.op.exp, (64, length)), target, {})[0]
     x = np.random.default_rng(length).uniform(-106, 90, (64, length)).astype(np.float32)
     x[:8, 0] = 0.0, -0.0, np.inf, -np.inf, np.nan, 88.722, 88.723, -103.97
-    found = run(executable, x)
+    computed = run(executable, x)
     with np.errstate(over="ignore"):
         wanted = np.exp(x.astype(np.float64))
         rounded = wanted.astype(np.float32)
-    assert np.array_equal(np.isnan(found), np.isnan(x))
+    assert np.array_equal(np.isnan(computed), np.isnan(x))
     limited = np.isfinite(rounded)
-    assert np.array_equal(found[np.isinf(rounded)], rounded[np.isinf(rounded)])
-    assert (np.abs(found[limited] - wanted[limited]) <= np.spacing(rounded[limited])).all()
+    assert np.array_equal(computed[np.isinf(rounded)], rounded[np.isinf(rounded)])
+    assert (np.abs(computed[limited] - wanted[limited]) <= np.spacing(rounded[limited])).all()
 
 
 @pytest.mark.parametrize(("mcpu", "mtriple"), [("znver4", "x86_64-linux-gnu"), ("cortex-a72", "aarch64-linux-gnu")])

@@ -34,9 +34,9 @@ def test_a_trace_of_another_kernel_is_refused_and_the_default_is_used() -> None:
         next(w for w in extract_workloads(lowered) if w.name.startswith(name))
         for name in ("conv2d_nchwc", "max_pool2d")
     )
-    found = HOST.template_for(conv.function)
-    assert found is not None
-    trace = trace_json(scheduled(conv.function, found[0], found[1][0]))
+    match = HOST.template_for(conv.function)
+    assert match is not None
+    trace = trace_json(scheduled(conv.function, match[0], match[1][0]))
     replay(conv.function, trace)
     with pytest.raises(Exception):  # noqa: B017  (TVM raises its own types here; that it does not pass is the point)
         replay(pool.function, trace)
@@ -70,11 +70,11 @@ def test_kernels_of_every_variant_go_to_metaschedule_and_come_back(tmp_path: Pat
     module = PackChannels(16)(imported(build("digits_cnn", 3), (1, 1, 8, 8))[0])
     best = {}
     for workload in every_variant(module, target):
-        found = HOST.template_for(workload.function)
-        assert found is not None
-        trace = trace_json(scheduled(workload.function, found[0], found[1][0]))
+        match = HOST.template_for(workload.function)
+        assert match is not None
+        trace = trace_json(scheduled(workload.function, match[0], match[1][0]))
         best[workload.key] = TuningRecord(
-            workload.key, workload.name, found[0].name, found[1][0], trace, (1e-3,), "ok", "here", {}, "now"
+            workload.key, workload.name, match[0].name, match[1][0], trace, (1e-3,), "ok", "here", {}, "now"
         )
     assert len([r for r in best.values() if r.template == "winograd"]) >= 2 * len(convolution_keys(module)) > 0
     assert export_metaschedule(every_variant(module, target), best, target, tmp_path) == len(best)

@@ -79,14 +79,14 @@ def test_candidates_of_every_template_keep_the_output(dtype: str, winograd: int,
     packed = PackChannels(16)(module)
     lowered = lower(packed, target, winograd={key: winograd for key in convolution_keys(packed)} if winograd else None)
     workloads = extract_workloads(lowered)
-    found = {w.key: HOST.template_for(w.function) for w in workloads}
-    assert ("winograd" in {f[0].name for f in found.values() if f}) == bool(winograd)
-    most = max(len(f[1]) for f in found.values() if f)
+    matches = {w.key: HOST.template_for(w.function) for w in workloads}
+    assert ("winograd" in {f[0].name for f in matches.values() if f}) == bool(winograd)
+    most = max(len(f[1]) for f in matches.values() if f)
     assert most >= 8
     for index in range(0, most, max(most // 6, 1)):
         best: dict[str, Any] = {}
         for workload in workloads:
-            pair = found[workload.key]
+            pair = matches[workload.key]
             assert pair is not None, workload.name
             template, candidates = pair
             try:

@@ -119,9 +119,9 @@ def test_a_new_tuner_decides_the_order_and_a_new_transport_measures(workspace: W
     journal = Journal(tmp_path / "log.jsonl", backend.kernel_kind, {"test": "1"})
     limits = SessionLimits(60.0, 10.0)
     report = tune(workloads, lambda: open_session(device, backend, limits), backend, rules, journal, tmp_path, silent)
-    found = backend.template_for(workloads[0].function)
-    assert found is not None and len(found[1]) > 1
-    assert report.measured and journal.known()[0].knobs == found[1][-1] != found[1][0]
+    match = backend.template_for(workloads[0].function)
+    assert match is not None and len(match[1]) > 1
+    assert report.measured and journal.known()[0].knobs == match[1][-1] != match[1][0]
 
 
 def _description() -> Any:

@@ -105,16 +105,16 @@ def test_every_kind_of_tile_keeps_the_output(
 ) -> None:
     module, same = _convolution(data, channels, kernel, stride, size)
     (workload,) = extract_workloads(lower(module, BACKEND))
-    found = BACKEND.template_for(workload.function)
-    assert found is not None
-    tiled = [knobs for knobs in found[1] if knobs.get("tiles")]
-    assert tiled and tiled[0] == found[1][0]
+    match = BACKEND.template_for(workload.function)
+    assert match is not None
+    tiled = [knobs for knobs in match[1] if knobs.get("tiles")]
+    assert tiled and tiled[0] == match[1][0]
     low, high = {"uint8": (0, 256), "int8": (-128, 128), "bfloat16": (-127, 128)}[data]
     x = np.random.default_rng(1).integers(low, high, (1, channels[0], size, size))
     wanted = torch.relu(same(torch.from_numpy(x.astype(np.float64)))).numpy()
     packed = x.reshape(1, channels[0] // 16, 16, size, size).transpose(0, 1, 3, 4, 2)
     for knobs in tiled[:: max(len(tiled) // 4, 1)]:
-        trace = trace_json(scheduled(workload.function, found[0], knobs))
+        trace = trace_json(scheduled(workload.function, match[0], knobs))
         tiles._intrinsic.cache_clear()  # as in a process that has scheduled nothing
         executable, choices, _ = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
         assert [choice.how for choice in choices] == ["record"]

@@ -28,17 +28,21 @@ from tvmflow.vta.walk import moved_bytes, products
 
 def test_reference_mode_has_the_published_counters() -> None:
     program = check_region(CONFIG, resnet18(), "reference")
-    found = total(program)
-    assert (found.inp_load_nbytes, found.wgt_load_nbytes, found.acc_load_nbytes) == (5_549_568, 12_763_136, 6_051_840)
-    assert (found.uop_load_nbytes, found.out_store_nbytes) == (22_864, 2_433_536)
-    assert (found.gemm_counter, found.alu_counter) == (6_623_232, 699_328)
+    counters = total(program)
+    assert (counters.inp_load_nbytes, counters.wgt_load_nbytes, counters.acc_load_nbytes) == (
+        5_549_568,
+        12_763_136,
+        6_051_840,
+    )
+    assert (counters.uop_load_nbytes, counters.out_store_nbytes) == (22_864, 2_433_536)
+    assert (counters.gemm_counter, counters.alu_counter) == (6_623_232, 699_328)
 
 
 def test_optimized_mode_moves_less_and_is_exact_at_every_layer() -> None:
     program = check_region(CONFIG, resnet18(), "optimized")
-    found = total(program)
-    assert found.five_bytes <= 16_500_000  # the reference: 26,820,944
-    assert found.alu_counter <= 514_304
+    counters = total(program)
+    assert counters.five_bytes <= 16_500_000  # the reference: 26,820,944
+    assert counters.alu_counter <= 514_304
     assert lint(program, BOARD) == []  # nothing that only a simulator can do
     reference = compile_region(CONFIG, resnet18(), "reference")
     cycles = [sum(estimate(CONFIG, launch).total for launch in p.launches) for p in (program, reference)]
@@ -66,12 +70,12 @@ def formula_equals_counters(config: VtaConfig, region: Region, program: Program)
     records = search_tiles(config, region)
     for key, (name, job) in conv_workloads(config, region).items():
         launch = next(launch for launch in program.launches if launch.name == name)
-        found, tile = count(config, launch.instructions), records[key].tile
+        counters, tile = count(config, launch.instructions), records[key].tile
         assert tile is not None
-        copies = found.gemm_counter - products(job.geometry, tile)
+        copies = counters.gemm_counter - products(job.geometry, tile)
         plane = job.geometry.n * job.geometry.co * job.geometry.rows.out * job.geometry.columns.out
         assert copies == (plane if job.residual is not None else 0)
-        assert found.five_bytes - found.uop_load_nbytes == moved_bytes(config, job, tile)
+        assert counters.five_bytes - counters.uop_load_nbytes == moved_bytes(config, job, tile)
 
 
 @pytest.mark.parametrize(("size", "inputs", "outputs", "kernel", "stride"), RESNET_CONVS)
@@ -135,8 +139,8 @@ def test_other_transposed_convolutions(kernel: int, stride: int, pad: int, extra
 @pytest.mark.parametrize(("batch", "inputs", "outputs"), [(128, 128, 128), (16, 512, 1008)])
 def test_dense_layers(batch: int, inputs: int, outputs: int) -> None:
     region = Region({"x": (batch, inputs, 1, 1)}, (random_conv("c", "x", (inputs, outputs), 1),), ("c",))
-    found = total(check_region(CONFIG, region))
-    assert found.gemm_counter == batch * (inputs // 16) * (outputs // 16)
+    counters = total(check_region(CONFIG, region))
+    assert counters.gemm_counter == batch * (inputs // 16) * (outputs // 16)
 
 
 def test_a_phase_without_taps_is_refused() -> None:

@@ -111,8 +111,8 @@ def test_any_tile_that_fits_is_exact_and_costs_what_the_formula_says(cut: tuple[
     assert lint(program, replace(BOARD, wide_shifts=True, acc_8bit=apart)) == []
     inputs = {name: image(shape, 3) for name, shape in region.inputs.items()}
     expected = run_region(region, inputs)
-    for value, found in layer_values(program, inputs, region.shapes()).items():
-        assert np.array_equal(found, expected[value])
+    for value, values in layer_values(program, inputs, region.shapes()).items():
+        assert np.array_equal(values, expected[value])
     counters, copies = (
         count(config, program.launches[0].instructions),
         math.prod(program.outputs[0].shape[:4]) if job.residual is not None else 0,

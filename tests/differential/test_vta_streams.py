@@ -127,8 +127,8 @@ def test_the_linter_judges_any_stream_and_passes_only_what_runs(
     ],
 )  # fmt: skip
 def test_the_linter_finds_loops_that_turn_never(empty: Instruction) -> None:
-    found = lint(program_of(TINY, filled(TINY)[0], empty, Finish()))
-    assert len(found) == 1 and "nothing to do" in found[0]
+    warnings = lint(program_of(TINY, filled(TINY)[0], empty, Finish()))
+    assert len(warnings) == 1 and "nothing to do" in warnings[0]
 
 
 AT = 2 * PAGE // 4
@@ -161,20 +161,20 @@ AT = 2 * PAGE // 4
     ],
 )  # fmt: skip
 def test_the_linter_finds_races_with_finish_and_through_dram(stream: tuple[Instruction, ...], text: str) -> None:
-    found = lint(program_of(TINY, *stream, Finish()))
-    assert any(text in line for line in found), found
+    warnings = lint(program_of(TINY, *stream, Finish()))
+    assert any(text in line for line in warnings), warnings
 
 
 def test_a_store_that_waits_for_the_loads_of_its_place_is_no_race() -> None:
     """LOAD INP, then compute (which waits for it), then STORE (which waits for compute) over the same bytes."""
-    found = lint(program_of(
+    warnings = lint(program_of(
         TINY,
         Mem(Memory.INP, 0, AT, 1, 4, 4, flags=Flags(push_next=True)),
         Mem(Memory.ACC, 0, AT // 4, 1, 4, 4, flags=Flags(pop_prev=True, push_next=True)),
         Mem(Memory.OUT, 0, AT, 1, 4, 4, is_store=True, flags=Flags(pop_prev=True, push_prev=True)),
         Mem(Memory.UOP, flags=Flags(pop_next=True)), Finish(),
     ))  # fmt: skip
-    assert found == []
+    assert warnings == []
 
 
 ENDLESS = (

@@ -42,8 +42,13 @@ def _noise(like: Array, seed: int) -> Array:
 
 
 def test_equal_outputs_have_no_error() -> None:
-    found = compare(np.eye(3), np.eye(3))
-    assert (found.top1_agreement, found.max_relative_error, found.sqnr_db, found.samples) == (1.0, 0.0, NO_NOISE_DB, 3)
+    agreement = compare(np.eye(3), np.eye(3))
+    assert (agreement.top1_agreement, agreement.max_relative_error, agreement.sqnr_db, agreement.samples) == (
+        1.0,
+        0.0,
+        NO_NOISE_DB,
+        3,
+    )
 
 
 def test_the_measure_by_hand() -> None:
@@ -51,9 +56,9 @@ def test_the_measure_by_hand() -> None:
     spread = spread_of(reference)
     assert spread.inputs == pytest.approx(np.sqrt((1 + 1 + 9 + 9) / 2))
     assert spread.classes == pytest.approx(np.sqrt((4 + 4 + 16 + 16) / 2))
-    found = compare(reference + np.array([[0.0, 0.0], [0.0, 1.0]]), reference)
-    assert found.max_relative_error == pytest.approx(1 / np.sqrt(10))
-    assert found.sqnr_db == pytest.approx(20 * np.log10(np.sqrt(10) / 0.5))
+    agreement = compare(reference + np.array([[0.0, 0.0], [0.0, 1.0]]), reference)
+    assert agreement.max_relative_error == pytest.approx(1 / np.sqrt(10))
+    assert agreement.sqnr_db == pytest.approx(20 * np.log10(np.sqrt(10) / 0.5))
 
 
 @given(_outputs(), st.floats(-1e3, 1e3), st.integers(0, 99))
@@ -86,8 +91,8 @@ def test_the_error_is_zero_only_for_equal_outputs(b: Array, data: st.DataObject)
     a = b.copy()
     at = tuple(data.draw(st.integers(0, n - 1)) for n in b.shape)
     a[at] += data.draw(st.sampled_from([1e-6, -1e-3, 1.0, -1e6]))
-    found = compare(a, b)
-    assert found.max_relative_error > 0 and found.sqnr_db < NO_NOISE_DB
+    agreement = compare(a, b)
+    assert agreement.max_relative_error > 0 and agreement.sqnr_db < NO_NOISE_DB
 
 
 @given(_outputs(), st.integers(0, 99), st.floats(1e-6, 1e3), st.floats(1.001, 1e3))

@@ -35,20 +35,20 @@ def test_latency_collects_enough_runs_and_says_when_it_is_unsteady() -> None:
         calls.append(count)
         return [0.001] * count
 
-    found = measure(steady, RULES)
-    assert found.steady and found.runs >= 30 and found.median_ms == pytest.approx(1.0)
+    latency = measure(steady, RULES)
+    assert latency.steady and latency.runs >= 30 and latency.median_ms == pytest.approx(1.0)
     assert calls[0] == 2  # the warm-up
     generator = np.random.default_rng(0)
     wild = measure(lambda count: list(generator.choice([0.001, 0.004], count)), RULES)
     assert not wild.steady
     assert shown_latency(wild.to_json()).startswith("unsteady")
-    assert "ms" in shown_latency(found.to_json())
+    assert "ms" in shown_latency(latency.to_json())
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=50))
 def test_latency_statistics_are_ordered(times: list[float]) -> None:
-    found = summarize(times, RULES)
-    assert found.min_ms <= found.median_ms <= found.p90_ms <= found.max_ms * (1 + 1e-12)
+    latency = summarize(times, RULES)
+    assert latency.min_ms <= latency.median_ms <= latency.p90_ms <= latency.max_ms * (1 + 1e-12)
 
 
 def test_interleaved_comparison_cancels_a_drift() -> None:
@@ -61,8 +61,8 @@ def test_interleaved_comparison_cancels_a_drift() -> None:
 
         return timed
 
-    found = compare_interleaved(library(0.01), library(0.01), rounds=12, confidence=0.95)
-    assert found.low < 1.0 < found.high and abs(found.ratio - 1) < 0.005
+    comparison = compare_interleaved(library(0.01), library(0.01), rounds=12, confidence=0.95)
+    assert comparison.low < 1.0 < comparison.high and abs(comparison.ratio - 1) < 0.005
     slower = compare_interleaved(library(0.01), library(0.012), rounds=12, confidence=0.95)
     assert slower.low > 1.1
 
@@ -131,8 +131,10 @@ def test_of_a_simulated_accelerator_cycles_count_and_not_the_simulators_time() -
 
     old, new, both = (cost("sim", *names) for names in (("old",), ("new",), ("old", "new")))
     assert (old, new, both) == (500, 40, 540) and cost("pynq", "old") is None
-    found = compare_exact(500, 540, "estimated cycles")
-    assert (found.low, found.ratio, found.high) == (1.08, 1.08, 1.08) and str(found) == "1.0800 of estimated cycles"
+    comparison = compare_exact(500, 540, "estimated cycles")
+    assert (comparison.low, comparison.ratio, comparison.high) == (1.08, 1.08, 1.08) and str(
+        comparison
+    ) == "1.0800 of estimated cycles"
     simulated = _card(latency={"compute": {"steady": False, "spread": 0.5}}, part={"simulated": True})
     verdict = judge(simulated, None, compare_exact(40, 500, "estimated cycles"), RELEASE)
     assert [reason for reason in verdict.reasons if "unsteady" in reason] == []

@@ -65,21 +65,21 @@ def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_a_quiet_machine_latency_and_ratio_are_given() -> None:
-    found = _measured(Machine(), 0.010, 0.015)
-    assert found.latency["tvmflow"].steady and found.latency["tvmflow"].median_ms == pytest.approx(10, rel=0.01)
-    assert found.latency["tvmflow"].runs >= 30
-    shown = found.advantages["peer"]
+    measured = _measured(Machine(), 0.010, 0.015)
+    assert measured.latency["tvmflow"].steady and measured.latency["tvmflow"].median_ms == pytest.approx(10, rel=0.01)
+    assert measured.latency["tvmflow"].runs >= 30
+    shown = measured.advantages["peer"]
     assert shown.times_faster == pytest.approx(1.5, rel=0.02) and shown.low is not None and shown.high is not None
     assert shown.low <= shown.times_faster <= shown.high
 
 
 def test_a_constant_foreign_load_forbids_every_number() -> None:
     """The spread sees nothing: every run is slow alike."""
-    found = _measured(Machine(foreign=1.0, slow=lambda _: 1.9), 0.010, 0.050)
-    latency = found.latency["tvmflow"]
+    measured = _measured(Machine(foreign=1.0, slow=lambda _: 1.9), 0.010, 0.050)
+    latency = measured.latency["tvmflow"]
     assert latency.spread < RULES.max_spread and not latency.steady
     assert latency.reason == "busy machine (others 50%, at most 10%)"
-    assert found.advantages["peer"].times_faster is None and found.advantages["peer"].reason == latency.reason
+    assert measured.advantages["peer"].times_faster is None and measured.advantages["peer"].reason == latency.reason
 
 
 def test_a_load_that_falls_on_the_peers_turns_alone_is_seen() -> None:
@@ -98,14 +98,16 @@ def test_a_load_that_falls_on_the_peers_turns_alone_is_seen() -> None:
         plain = machine.read()
         return replace(plain, busy_s=plain.busy_s + machine.extra)  # type: ignore[attr-defined]
 
-    found = measure_in_turns([ours, replace(peer, time_runs=disturbed)], RULES, 2, read)
-    assert found.latency["tvmflow"].steady
-    assert not found.latency["peer"].steady and "busy machine" in str(found.advantages["peer"].reason)
+    measured = measure_in_turns([ours, replace(peer, time_runs=disturbed)], RULES, 2, read)
+    assert measured.latency["tvmflow"].steady
+    assert not measured.latency["peer"].steady and "busy machine" in str(measured.advantages["peer"].reason)
 
 
 def test_a_drift_falls_on_both() -> None:
-    found = _measured(Machine(slow=lambda now: 1.0 + now / 10), 0.010, 0.010)
-    assert found.advantages["peer"].times_faster is None and found.advantages["peer"].reason == "no difference shown"
+    measured = _measured(Machine(slow=lambda now: 1.0 + now / 10), 0.010, 0.010)
+    assert (
+        measured.advantages["peer"].times_faster is None and measured.advantages["peer"].reason == "no difference shown"
+    )
     slower = _measured(Machine(slow=lambda now: 1.0 + now / 10), 0.010, 0.012).advantages["peer"]
     assert slower.times_faster == pytest.approx(1.2, rel=0.03)
 
@@ -113,47 +115,47 @@ def test_a_drift_falls_on_both() -> None:
 @pytest.mark.parametrize("period_s", [0.05, 0.7, 3.0])
 def test_a_clock_of_two_states_makes_no_ratio(period_s: float) -> None:
     machine = Machine(slow=lambda now: 1.6 if int(now / period_s) % 2 else 1.0)
-    found = _measured(machine, 0.010, 0.010)
-    assert found.advantages["peer"].times_faster is None
-    assert not found.latency["tvmflow"].steady and str(found.latency["tvmflow"].reason).startswith("unsteady")
-    assert shown_latency(found.latency["tvmflow"].to_json()).startswith("unsteady")
+    measured = _measured(machine, 0.010, 0.010)
+    assert measured.advantages["peer"].times_faster is None
+    assert not measured.latency["tvmflow"].steady and str(measured.latency["tvmflow"].reason).startswith("unsteady")
+    assert shown_latency(measured.latency["tvmflow"].to_json()).startswith("unsteady")
 
 
 def test_one_slow_round_changes_nothing() -> None:
-    found = _measured(Machine(slow=lambda now: 6.0 if 1.0 < now < 2.2 else 1.0), 0.010, 0.013)
-    assert found.advantages["peer"].times_faster == pytest.approx(1.3, rel=0.03)
+    measured = _measured(Machine(slow=lambda now: 6.0 if 1.0 < now < 2.2 else 1.0), 0.010, 0.013)
+    assert measured.advantages["peer"].times_faster == pytest.approx(1.3, rel=0.03)
 
 
 def test_too_few_rounds_give_no_ratio() -> None:
     turns = [Turn((0.01,), 0.01)] * (LEAST_ROUNDS - 1)
     assert "rounds" in str(advantage(turns, [Turn((0.02,), 0.02)] * len(turns)).reason)
-    found = advantage([Turn((0.01,), 0.01)] * LEAST_ROUNDS, [Turn((0.02,), 0.02)] * LEAST_ROUNDS)
-    assert found.times_faster == pytest.approx(2.0)
+    ratio = advantage([Turn((0.01,), 0.01)] * LEAST_ROUNDS, [Turn((0.02,), 0.02)] * LEAST_ROUNDS)
+    assert ratio.times_faster == pytest.approx(2.0)
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=LEAST_ROUNDS, max_size=20), st.floats(0.2, 5.0))
 def test_the_interval_holds_the_ratio_and_turns_round_with_it(drifts: list[float], factor: float) -> None:
     ours = [Turn((d,), d) for d in drifts]
     theirs = [Turn((d * factor,), d * factor) for d in drifts]
-    found, back = advantage(ours, theirs), advantage(theirs, ours)
-    if found.times_faster is None:
+    forward, back = advantage(ours, theirs), advantage(theirs, ours)
+    if forward.times_faster is None:
         assert factor == pytest.approx(1.0) and back.times_faster is None
     else:
-        assert found.times_faster == pytest.approx(factor) and back.times_faster == pytest.approx(1 / factor)
+        assert forward.times_faster == pytest.approx(factor) and back.times_faster == pytest.approx(1 / factor)
 
 
 @given(st.integers(0, 200))
 def test_equal_contestants_are_seldom_told_apart(seed: int) -> None:
     """A fixed set of seeds: about one in twenty may be, by what an interval of 95 % means; none by much."""
     noise = np.random.default_rng(seed).normal(0, 0.1, (2, 10))
-    found = advantage(*([Turn((math.exp(x),), 1.0) for x in row] for row in noise))
-    assert found.times_faster is None or 0.7 < found.times_faster < 1.4
+    ratio = advantage(*([Turn((math.exp(x),), 1.0) for x in row] for row in noise))
+    assert ratio.times_faster is None or 0.7 < ratio.times_faster < 1.4
 
 
 def test_a_peer_on_other_threads_is_caught() -> None:
     turns = [Turn((0.01,) * 20, 0.2, 0.0, 0.2 * 3.8)] * 10
-    found = of_turns(turns, RULES, threads=2)
-    assert not found.steady and found.reason == "ran on 3.8 threads instead of 2"
+    latency = of_turns(turns, RULES, threads=2)
+    assert not latency.steady and latency.reason == "ran on 3.8 threads instead of 2"
     assert of_turns(turns, RULES, threads=4).steady
     assert busy_threads([Turn((0.01,), 0.01)]) is None
 
@@ -165,8 +167,8 @@ def test_a_kernel_that_hides_the_machines_times_is_no_quiet_machine() -> None:
 
 @given(st.floats(0, 4), st.floats(0, 4), st.floats(0.01, 100), st.integers(1, 64))
 def test_the_foreign_share_is_what_is_left(own: float, others: float, wall: float, processors: int) -> None:
-    found = foreign_share(CpuReading(0, 7, {3: 2.0}), CpuReading(wall, 7 + own + others, {3: 2.0 + own}), processors)
-    assert found is not None and found == pytest.approx(min(1.0, others / (wall * processors)), abs=1e-9)
+    share = foreign_share(CpuReading(0, 7, {3: 2.0}), CpuReading(wall, 7 + own + others, {3: 2.0 + own}), processors)
+    assert share is not None and share == pytest.approx(min(1.0, others / (wall * processors)), abs=1e-9)
 
 
 def test_a_process_that_spins_is_ours_or_foreign() -> None:
@@ -244,7 +246,7 @@ def test_between_its_turns_a_process_is_stopped() -> None:
 def _card(measured: Measured) -> dict[str, Any]:
     card: dict[str, Any] = json.loads(json.dumps({
         "latency": {"compute": measured.latency["tvmflow"].to_json()}, "peers": {"peer": measured.latency["peer"].to_json()},
-        "advantages": {name: found.to_json() for name, found in measured.advantages.items()}, "part": None,
+        "advantages": {name: ratio.to_json() for name, ratio in measured.advantages.items()}, "part": None,
     }))  # fmt: skip
     return card
 

@@ -136,8 +136,8 @@ def test_a_linker_that_always_fails_for_one_kernel_leaves_it_unknown(shared: tup
     """As where memory is enough for the small kernel only."""
     pool, compiler = shared
     compiler.will("{ when 1 || when 3 || when 5; } && kill -9 $$")
-    found = _build(pool)
-    assert found.status == UNKNOWN and found.error
+    built = _build(pool)
+    assert built.status == UNKNOWN and built.error
 
 
 def test_a_compiler_that_hangs_without_computing_blames_nobody(shared: tuple[BuildPool, Compiler]) -> None:
@@ -207,8 +207,8 @@ def test_a_schedule_that_the_compiler_refuses_is_blamed(tmp_path: Path) -> None:
             ILLEGAL_SCHEDULE,
         )
         broken = Workload("broken", "broken", 1, _not_to_be_compiled())
-        found = pool.build(broken).result(timeout=300)
-        assert found.status == COMPILE_ERROR and found.error, found
+        built = pool.build(broken).result(timeout=300)
+        assert built.status == COMPILE_ERROR and built.error, built
 
 
 def _not_to_be_compiled() -> Any:

@@ -159,8 +159,8 @@ class _Echo:
 @given(st.integers(1, 13))
 def test_batches_are_filled_up_and_cut_again(count: int) -> None:
     x = np.arange(count, dtype=np.float32)[:, None]
-    found = run_in_batches(_Echo(), (x, -x), 4)
-    assert len(found) == 2 and np.array_equal(found[0], x * 2) and np.array_equal(found[1], -x * 2)
+    outputs = run_in_batches(_Echo(), (x, -x), 4)
+    assert len(outputs) == 2 and np.array_equal(outputs[0], x * 2) and np.array_equal(outputs[1], -x * 2)
 
 
 @pytest.mark.parametrize("threads", [2, 4])

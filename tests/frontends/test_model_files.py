@@ -34,8 +34,8 @@ def test_every_version_of_the_array_format_is_read(tmp_path: Path) -> None:
     arrays = {"arg:w": np.arange(6, dtype=np.float32).reshape(2, 3), "aux:m": np.array([1, 2], np.int64)}
     for version in (0, 1, 2, 3):
         (tmp_path / "p").write_bytes(params_bytes(arrays, version))
-        found = read_params(tmp_path / "p")
-        assert set(found) == {"w", "m"} and np.array_equal(found["w"], arrays["arg:w"]) and found["m"].dtype == np.int64
+        read = read_params(tmp_path / "p")
+        assert set(read) == {"w", "m"} and np.array_equal(read["w"], arrays["arg:w"]) and read["m"].dtype == np.int64
 
 
 @FILES

@@ -68,7 +68,7 @@ def _poison(tools: Path, name: str, arguments: dict[str, Any]) -> None:
     tool, version = TOOL_ENVIRONMENTS[name], f"{sys.version_info.major}.{sys.version_info.minor}"
     folder = tools / f"{name}-{digest_of([*tool.packages, version])[:12]}" / "bin"
     folder.mkdir(parents=True)
-    deeds = (REPOSITORY / "tests" / "unit" / "sandbox_deeds.py").read_text()
+    deeds = (REPOSITORY / "tests" / "sandbox" / "sandbox_deeds.py").read_text()
     deeds = deeds.replace(
         "from tvmflow.errors import ModelFileError", "ModelFileError = Exception"
     )  # tvmflow is not there

@@ -31,11 +31,11 @@ def test_a_wide_model_computes_what_its_framework_does(name: str, framework: str
     reference = run_in_batches(source, inputs, 1)
     module = canonicalize(source.to_relax())
     for form in (module, PackChannels(8)(module)):
-        found = check_golden("build", run_in_batches(LocalRunner(form, host_backend()), inputs, 1), reference, 5e-4)
-        assert found.samples == 6
+        agreement = check_golden("build", run_in_batches(LocalRunner(form, host_backend()), inputs, 1), reference, 5e-4)
+        assert agreement.samples == 6
     assert len(reference) == len(OUTPUTS[name])
     if name == "segmenter":
-        assert found.pixel_agreement == 1.0 and found.top1_agreement is None
+        assert agreement.pixel_agreement == 1.0 and agreement.top1_agreement is None
 
 
 @pytest.mark.parametrize("framework", ["onnx", "torch"])
@@ -65,8 +65,8 @@ def test_every_precision_takes_a_wide_model(name: str, precision: str, tmp_path:
     module, report = to_precision(
         canonicalize(source.to_relax()), precision, PrecisionRequest(options, samples, lambda *_: None)
     )
-    found = run_in_batches(LocalRunner(module, host_backend()), samples.inputs, 1)
-    worst = worst_of(compare_all(found, run_in_batches(source, samples.inputs, 1)))
+    outputs = run_in_batches(LocalRunner(module, host_backend()), samples.inputs, 1)
+    worst = worst_of(compare_all(outputs, run_in_batches(source, samples.inputs, 1)))
     assert worst.sqnr_db > 15
     if precision == "int8":
         assert any(layer["dtype"] != "float32" for layer in report["layers"])

@@ -99,13 +99,13 @@ def altered(draw: st.DrawFn) -> bytes:
     return signed(json.dumps(text).encode(), arrays)
 
 
-def run(found: Any) -> None:
-    if isinstance(found, Program):
-        if lint(found) == []:
-            inputs = [np.zeros(tensor.shape, np.int8) for tensor in found.inputs if tensor.nbytes < 1 << 20]
-            SimulatorDriver().load(found).run(inputs)
+def run(program: Any) -> None:
+    if isinstance(program, Program):
+        if lint(program) == []:
+            inputs = [np.zeros(tensor.shape, np.int8) for tensor in program.inputs if tensor.nbytes < 1 << 20]
+            SimulatorDriver().load(program).run(inputs)
     else:
-        found.shapes()
+        program.shapes()
 
 
 @settings(max_examples=400, deadline=None)
@@ -141,11 +141,11 @@ def test_altered_instructions_never_break_the_linter_or_the_simulator(at: int, w
     words = arrays["instructions"].copy()
     words.reshape(-1)[at % words.size] ^= np.uint64(word)
     try:
-        found = program_from(text, {**arrays, "instructions": words})
-        lint(found)
-        for launch in found.launches:
+        program = program_from(text, {**arrays, "instructions": words})
+        lint(program)
+        for launch in program.launches:
             sum(1 for _ in in_order(launch))
-        run(found)
+        run(program)
     except ProgramError:
         pass
 

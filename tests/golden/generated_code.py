@@ -43,18 +43,18 @@ def code_of(function: Any, target: ResolvedTarget) -> str:
 
 def _one(case: Case, template: str, knobs: Knobs, to_the_end: bool) -> dict[str, Any]:
     """Return the digests of a kernel under its knobs: of its schedule, and of what LLVM is given where that is wanted."""
-    found = template_named(template, CpuBackend(case.target).templates())
-    assert found is not None, template
-    function = scheduled(case.workload.function, found, knobs).mod["main"]
+    row = template_named(template, CpuBackend(case.target).templates())
+    assert row is not None, template
+    function = scheduled(case.workload.function, row, knobs).mod["main"]
     code = _digest(code_of(function, case.target)) if to_the_end else ""
     return {"template": template, "knobs": knobs, "schedule": _digest(function.script(show_meta=True)), "code": code}
 
 
 def fresh(case: Case) -> list[dict[str, Any]]:
     """Return the digests of the likeliest candidate of each family of knobs, and of the schedule of the last of all."""
-    found = CpuBackend(case.target).template_for(case.workload.function)
-    assert found is not None, case.name
-    template, candidates = found
+    match = CpuBackend(case.target).template_for(case.workload.function)
+    assert match is not None, case.name
+    template, candidates = match
     families: dict[tuple[str, ...], Knobs] = {}
     for knobs in candidates:
         families.setdefault(tuple(sorted(knobs)), knobs)
@@ -62,9 +62,9 @@ def fresh(case: Case) -> list[dict[str, Any]]:
     return [_one(case, template.name, knobs, True) for knobs in families.values()] + last
 
 
-def changes(known: dict[str, Any], found: Iterable[Case]) -> Iterator[str]:
+def changes(known: dict[str, Any], cases: Iterable[Case]) -> Iterator[str]:
     """Yield the kernels whose code is no longer what the file says, under the knobs that it says."""
-    for case in found:
+    for case in cases:
         for entry in known["kernels"].get(case.name, []):
             try:
                 now = _one(case, entry["template"], entry["knobs"], bool(entry["code"]))
@@ -77,19 +77,19 @@ def changes(known: dict[str, Any], found: Iterable[Case]) -> Iterator[str]:
 
 def load() -> dict[str, Any]:
     """Return the file: the versions of TVM and of our code generation, and the digests by kernel."""
-    found: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))
-    return found
+    known: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))
+    return known
 
 
 def renew() -> str:
     """Write the file anew; returns what is wrong instead where code changed under the same version of ours."""
     known = load() if PATH.exists() else {"codegen": "", "tvm": "", "kernels": {}}
     same = (known["codegen"], known["tvm"]) == (version("codegen"), version("tvm"))
-    found = [case for target in TARGETS.values() for case in cases(target)]
-    changed = list(changes(known, found)) if same else []
+    current = [case for target in TARGETS.values() for case in cases(target)]
+    changed = list(changes(known, current)) if same else []
     if changed:
         return "\n".join([*changed, f"raise _CODEGEN in tvmflow/toolchain.py above {known['codegen']}, then: {RENEW}"])
-    digests = {case.name: fresh(case) for case in found}
+    digests = {case.name: fresh(case) for case in current}
     made = {"codegen": version("codegen"), "tvm": version("tvm"), "kernels": digests}
     PATH.write_text(json.dumps(made, indent=0, sort_keys=True) + "\n", encoding="utf-8")
     return ""

@@ -115,8 +115,8 @@ def cases(target: ResolvedTarget) -> Iterator[Case]:
     for name in _OF_TARGET[target.mcpu]:
         make, winograd = _NETWORKS[name]
         packed = PackChannels(cpu_features_of(target).channel_block)(make())
-        found = dict.fromkeys(convolution_keys(packed), winograd) if winograd else {}
-        for workload in extract_workloads(lower(packed, CpuBackend(target), winograd=found)):
+        tiles = dict.fromkeys(convolution_keys(packed), winograd) if winograd else {}
+        for workload in extract_workloads(lower(packed, CpuBackend(target), winograd=tiles)):
             if workload.key not in seen:
                 seen.add(workload.key)
                 yield Case(f"{target.mcpu} {name} {workload.name} {workload.key[:8]}", target, workload)

@@ -28,11 +28,11 @@ ANOTHER_TVM = pytest.mark.skipif(
 @pytest.mark.parametrize("name", TARGETS)
 def test_code_changes_only_with_the_codegen_version(name: str) -> None:
     assert GOLDEN["codegen"] == version("codegen"), f"codegen is {version('codegen')} now: {RENEW}"
-    found = list(cases(TARGETS[name]))
-    changed = list(changes(GOLDEN, found))
+    current = list(cases(TARGETS[name]))
+    changed = list(changes(GOLDEN, current))
     assert not changed, "\n".join([*changed, f"raise _CODEGEN in tvmflow/toolchain.py, then: {RENEW}"])
     known = {kernel for kernel in GOLDEN["kernels"] if kernel.split()[0] == name}
-    assert {case.name for case in found} == known, f"kernels came or went, no version need be raised: {RENEW}"
+    assert {case.name for case in current} == known, f"kernels came or went, no version need be raised: {RENEW}"
 
 
 def test_the_digests_are_of_the_pinned_tvm_and_of_every_template() -> None:
@@ -61,13 +61,13 @@ def _annotated(apply: Callable[[Any, Kernel, Knobs], None]) -> Callable[[Any, Ke
 @pytest.mark.parametrize("index", range(len(templates.TEMPLATES)), ids=lambda at: templates.TEMPLATES[at].name)
 def test_another_schedule_of_any_template_is_seen(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     known = templates.TEMPLATES[index]
-    mine = {name: found for name, found in GOLDEN["kernels"].items() if found[0]["template"] == known.name}
-    found = [case for case in _of_znver4() if case.name in mine][:2]
+    mine = {name: kernel for name, kernel in GOLDEN["kernels"].items() if kernel[0]["template"] == known.name}
+    chosen = [case for case in _of_znver4() if case.name in mine][:2]
     other = replace(known, apply=_annotated(known.apply))
     table = (*templates.TEMPLATES[:index], other, *templates.TEMPLATES[index + 1 :])
     monkeypatch.setattr(templates, "TEMPLATES", table)
-    lines = list(changes({"kernels": mine}, found))
-    assert found and all(any(line.startswith(case.name) for line in lines) for case in found)
+    lines = list(changes({"kernels": mine}, chosen))
+    assert chosen and all(any(line.startswith(case.name) for line in lines) for case in chosen)
 
 
 @ANOTHER_TVM

@@ -105,7 +105,7 @@ def test_plots_are_a_page_that_needs_no_network(finished: Path, tmp_path: Path) 
     _dvc(finished, "plots", "show", "--out", str(tmp_path / "plots"))
     page = (tmp_path / "plots" / "index.html").read_text()
     assert page.count("vegaEmbed(") >= 2 and "latency_csv" in page and "{plot_divs}" not in page
-    markup = re.sub(r"<script[^>]*>.*?</script>", lambda found: found[0].partition(">")[0], page, flags=re.DOTALL)
+    markup = re.sub(r"<script[^>]*>.*?</script>", lambda match: match[0].partition(">")[0], page, flags=re.DOTALL)
     assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", markup), "nothing is loaded"
 
 

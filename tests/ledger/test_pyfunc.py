@@ -47,8 +47,8 @@ def test_the_command_line_of_mlflow_runs_it(finished: Path, tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     expected = np.load(finished / "artifacts/quantize" / SLUG / "reference.npz")["golden"][:2]
-    found = json.loads((tmp_path / "output.json").read_text())["predictions"]
-    np.testing.assert_allclose(np.asarray(found), expected, atol=1e-4)
+    outputs = json.loads((tmp_path / "output.json").read_text())["predictions"]
+    np.testing.assert_allclose(np.asarray(outputs), expected, atol=1e-4)
 
 
 def test_a_history_run_of_before_is_taken_over_with_its_steps(ledger: LedgerBench) -> None:

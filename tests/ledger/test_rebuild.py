@@ -89,8 +89,8 @@ def _fill(ledger: LedgerBench) -> tuple[Cell, Cell]:
 def _seen(ledger: LedgerBench, *cells: Cell) -> Any:
     rows = all_measurements(ledger.workspace)
     shown = {
-        cell: [{k: v for k, v in row.items() if k not in ("run_id", "experiment_id", "url")} for row in found]
-        for cell, found in rows.items()
+        cell: [{k: v for k, v in row.items() if k not in ("run_id", "experiment_id", "url")} for row in measurements]
+        for cell, measurements in rows.items()
     }
     return shown, all_aliases(ledger.workspace), [releases(ledger.workspace, cell) for cell in cells]
 
@@ -201,17 +201,17 @@ def test_records_of_an_earlier_version_are_followed_too(ledger: LedgerBench) -> 
     """Its stages read other files than they do now."""
     cell = ledger.cell("digits_torch")
     ledger.measure(cell, "any")
-    found = records_in_place(ledger.workspace, cell)
-    [measured] = found["evaluate"]
-    build = found["build"][-1]
+    records = records_in_place(ledger.workspace, cell)
+    [measured] = records["evaluate"]
+    build = records["build"][-1]
     for names in (["library.so"], ["library.so", "manifest.json", "network.so"], None):
         inputs = {
             **measured.recipe["inputs"],
             "build": build.digest(names and [n for n in names if n in build.outputs]),
         }
         chain: dict[str, Any] = {}
-        follow(STAGES, found, replace(measured, recipe={**measured.recipe, "inputs": inputs}), chain)
+        follow(STAGES, records, replace(measured, recipe={**measured.recipe, "inputs": inputs}), chain)
         assert chain["build"] is build and set(chain) >= {"fetch", "import_model", "quantize", "tune", "graph_pack"}
     chain = {}
-    follow(STAGES, found, replace(measured, recipe={**measured.recipe, "inputs": {"build": "0" * 64}}), chain)
+    follow(STAGES, records, replace(measured, recipe={**measured.recipe, "inputs": {"build": "0" * 64}}), chain)
     assert chain == {}

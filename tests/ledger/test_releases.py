@@ -242,11 +242,11 @@ def _aliases(ledger: LedgerBench, cell: Cell) -> tuple[str | None, str | None]:
 
 
 def _libraries(ledger: LedgerBench) -> dict[str, list[str]]:
-    client, found = open_mlflow(ledger.workspace), dict[str, list[str]]()
+    client, libraries = open_mlflow(ledger.workspace), dict[str, list[str]]()
     for name in all_aliases(ledger.workspace):
         versions = client.search_model_versions(f"name = '{name}'")
-        found[name] = [v.tags["library_sha256"] for v in sorted(versions, key=lambda v: int(v.version))]
-    return found
+        libraries[name] = [v.tags["library_sha256"] for v in sorted(versions, key=lambda v: int(v.version))]
+    return libraries
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -295,10 +295,10 @@ def test_a_migration_that_was_cut_off_goes_on(
     with _calls_until(monkeypatch, cut), pytest.raises(_CutError):
         all_aliases(ledger.workspace)
         raise _CutError
-    found = {
+    aliases = {
         precision: _aliases(ledger, ledger.cell("digits_torch", precision=precision)) for precision in sorted(wanted)
     }
-    assert found == wanted
+    assert aliases == wanted
     assert sorted(itertools.chain(*_libraries(ledger).values())) == sorted(old.versions[name]), "none twice, none lost"
     before = all_aliases(ledger.workspace)
     assert all_aliases(ledger.workspace) == before and name not in before
@@ -331,9 +331,9 @@ def test_each_change_has_its_evidence_as_a_file(ledger: LedgerBench) -> None:
         assert entry.evidence is not None
         data = releases.evidence_path(ledger.workspace, entry.evidence).read_bytes()
         assert hashlib.sha256(data).hexdigest() == entry.evidence
-        found = json.loads(data)
-        assert (found["what"], found["version"], found["before"]) == (entry.what, entry.version, entry.before)
-        assert found["evidence"] == ({} if entry.what == "rollback" else {"rounds": list(range(1000))})
+        evidence = json.loads(data)
+        assert (evidence["what"], evidence["version"], evidence["before"]) == (entry.what, entry.version, entry.before)
+        assert evidence["evidence"] == ({} if entry.what == "rollback" else {"rounds": list(range(1000))})
         run = client.get_model_version(registry_name(cell), entry.version).run_id
         assert f"releases/{entry.evidence}.json" in [one.path for one in client.list_artifacts(run, "releases")]
     assert [line["evidence"] for line in _lines(ledger.root)] == [entry.evidence for entry in trail]

@@ -223,11 +223,11 @@ def test_one_scale_for_all_is_chosen_from_what_the_network_computes(size: float)
         _, report = quantize_vta(module, x, None, options)
         return report.output_sqnr_db, report.best_global_scale
 
-    found, chosen = sqnr(VtaOptions(keep_float=()))
-    assert chosen is not None and found > 25
+    automatic, chosen = sqnr(VtaOptions(keep_float=()))
+    assert chosen is not None and automatic > 25
     for factor in (0.25, 0.5, 2.0, 4.0):
         other, best = sqnr(VtaOptions(global_scale=chosen * factor, keep_float=()))
-        assert best == chosen and other <= found + 1.0
+        assert best == chosen and other <= automatic + 1.0
 
 
 def test_a_residual_sum_and_its_operands_have_one_scale_where_calibrated() -> None:
@@ -250,10 +250,10 @@ def test_a_residual_sum_and_its_operands_have_one_scale_where_calibrated() -> No
     quantized, report = quantize_vta(module, x, None, VtaOptions("calibrated", keep_float=()))
     scales = {layer.name: layer.scale for layer in report.layers}
     assert scales["conv1"] == scales["conv2"] == scales["add0"] != scales["conv0"]
-    found = extract(read_graph(quantized), VtaConfig())
+    extraction = extract(read_graph(quantized), VtaConfig())
     (total,) = (
         f.operator
-        for f in found.items
+        for f in extraction.items
         if isinstance(f, Found) and isinstance(f.operator, Sum) and len(f.operator.inputs) == 2
     )
     assert isinstance(total, Sum) and total.lefts == (0, 0) and (total.tail.right, total.tail.half) == (0, 0)

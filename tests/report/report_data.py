@@ -19,10 +19,10 @@ DAY_MS = 86_400_000
 
 
 def latency(median_ms: float, wide: float = 0.01, steady: bool = True) -> dict[str, Any]:
-    found = {f"{name}_ms": median_ms for name in ("median", "mean", "p90", "min", "max", "std")}
-    found |= {"low_ms": median_ms * (1 - wide), "high_ms": median_ms * (1 + wide)}
+    numbers = {f"{name}_ms": median_ms for name in ("median", "mean", "p90", "min", "max", "std")}
+    numbers |= {"low_ms": median_ms * (1 - wide), "high_ms": median_ms * (1 + wide)}
     reason = None if steady else "unsteady (±40%, at most 15%)"
-    return {**found, "spread": wide, "runs": 300, "steady": steady, "reason": reason}
+    return {**numbers, "spread": wide, "runs": 300, "steady": steady, "reason": reason}
 
 
 def advantage(factor: float, wide: float) -> dict[str, Any]:

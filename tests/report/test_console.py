@@ -28,9 +28,9 @@ def _printed(value: Grid, width: int) -> str:
 
 
 def _card(name: str, **more: Any) -> dict[str, Any]:
-    found = card(name, 0.0181) | more
-    found["latency"] |= {"copy_in": latency(0.05), "copy_out": latency(0.04)}
-    return found
+    made = card(name, 0.0181) | more
+    made["latency"] |= {"copy_in": latency(0.05), "copy_out": latency(0.04)}
+    return made
 
 
 NAMES = [f"digits_torch@local-cpu:{precision}" for precision in ("float32", "int8", "bfloat16")]
@@ -70,16 +70,16 @@ def test_a_busy_machine_is_told_once_for_each_measurement() -> None:
 
     reason = disturbed(40)["reason"]
     no_ratio = {"times_faster": None, "low": None, "high": None, "rounds": 9, "reason": reason}
-    found = _card(NAMES[0], peers={"onnxruntime": disturbed(30), "source": latency(1.0), "tvm": disturbed(40)})
-    found["latency"]["compute"], found["advantages"] = disturbed(40), dict.fromkeys(found["peers"], no_ratio)
-    table = scorecard_table([found])
+    measured = _card(NAMES[0], peers={"onnxruntime": disturbed(30), "source": latency(1.0), "tvm": disturbed(40)})
+    measured["latency"]["compute"], measured["advantages"] = disturbed(40), dict.fromkeys(measured["peers"], no_ratio)
+    table = scorecard_table([measured])
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert row["latency"] == row["vs tvm"] == reason
     assert row["vs onnxruntime"] == "busy machine (others 30%, at most 10%)" and row["vs source"] == "1 ms"
-    text = scorecard_markdown(found)
+    text = scorecard_markdown(measured)
     assert all(line.count("busy machine") < 2 for line in text.splitlines()) and "| source | 1 ms |" in text
-    found["latency"]["compute"] = latency(2.0)  # the library's own latency gives no reason: the ratio does
-    assert f"1 ms ({reason})" in scorecard_table([found]).rows[0]
+    measured["latency"]["compute"] = latency(2.0)  # the library's own latency gives no reason: the ratio does
+    assert f"1 ms ({reason})" in scorecard_table([measured]).rows[0]
 
 
 @settings(max_examples=60, deadline=None)

@@ -101,8 +101,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = browser_path()
     if program is None:
         pytest.skip("needs Chromium: 'apt-get install chromium'")
-    with open_browser(program, tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with open_browser(program, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -264,13 +264,13 @@ def test_the_page_is_collected_from_records_and_history(
     ledger.toolchain = {"tvm": "0.28", "llvm": "20"}
     second = ledger.measure(digits, "new")["build"].outputs["library.so"].sha256
     data = collect(ledger.workspace, all_measurements(ledger.workspace), tmp_path / "report.html")
-    [found] = data["cells"]
-    assert [row["roles"] for row in found["history"]] == [["champion"], ["challenger"]]
-    assert found["history"][1]["changed"][0] == "tvm: 0.27 -> 0.28" and found["releases"][0]["why"] == HOSTILE
-    assert dict(found["digests"])["build/library.so"] == second and {row["model"] for row in data["unmeasured"]} == {
+    [cell] = data["cells"]
+    assert [row["roles"] for row in cell["history"]] == [["champion"], ["challenger"]]
+    assert cell["history"][1]["changed"][0] == "tvm: 0.27 -> 0.28" and cell["releases"][0]["why"] == HOSTILE
+    assert dict(cell["digests"])["build/library.so"] == second and {row["model"] for row in data["unmeasured"]} == {
         "digits_keras"
     }
-    [tune] = [row for row in found["stages"] if row["stage"] == "tune"]
+    [tune] = [row for row in cell["stages"] if row["stage"] == "tune"]
     assert (tmp_path / tune["address"]).resolve() == ledger.workspace.folder("tune", digits) and tune[
         "folder"
     ].startswith("artifacts/tune/")

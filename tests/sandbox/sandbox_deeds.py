@@ -70,14 +70,14 @@ def attempt(secret: str, victim: str, out: str, parent: int, port: int) -> dict[
         "keep nothing open": lambda: _none(_descriptors()),
         "talk to itself": lambda: socket.socketpair()[0].close(),
     }  # fmt: skip
-    found = {}
+    outcomes = {}
     for name, deed in deeds.items():
         try:
             deed()
-            found[name] = "done"
+            outcomes[name] = "done"
         except (OSError, subprocess.CalledProcessError, KeyError) as error:
-            found[name] = type(error).__name__
-    return found
+            outcomes[name] = type(error).__name__
+    return outcomes
 
 
 def _none(things: list[str]) -> None:

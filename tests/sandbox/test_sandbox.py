@@ -57,13 +57,13 @@ def test_deeds_of_hostile_code(tmp_path: Path, without: tuple[str, ...], monkeyp
                 "secret": str(secret), "victim": str(victim), "out": str(out), "parent": os.getpid(),
                 "port": server.getsockname()[1],
             }  # fmt: skip
-            found = _run("attempt", out=out, without=without, arguments=arguments)
+            outcomes = _run("attempt", out=out, without=without, arguments=arguments)
     finally:
         signal.signal(signal.SIGUSR1, before)
     allowed = ALLOWED | (NOT_BY_NAMESPACES if without else set())
-    assert {name for name, came in found.items() if came == "done"} - {"signal the parent"} == allowed - {
+    assert {name for name, came in outcomes.items() if came == "done"} - {"signal the parent"} == allowed - {
         "signal the parent"
-    }, found
+    }, outcomes
     assert without or not received
     assert victim.read_text() == "whole" and not (REPOSITORY / "tests" / "unit" / "hacked").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "secret", "socket", "victim"]

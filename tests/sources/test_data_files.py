@@ -45,11 +45,11 @@ def _zip(path: Path, images: bytes = IMAGES, labels: bytes = LABELS, compression
 def test_what_numpy_writes_is_read(tmp_path: Path, savez: Any, dtype: str) -> None:
     images = np.asfortranarray(np.arange(12).reshape(3, 2, 2) % 2).astype(dtype)
     savez(tmp_path / "d.npz", images=images, labels=np.arange(3), other=np.array(["text"]))
-    found = datasets.load_dataset("d.npz", tmp_path)
+    samples = datasets.load_dataset("d.npz", tmp_path)
     assert (
-        np.array_equal(found.x[:, 0], images.astype(np.float32))
-        and found.y is not None
-        and found.y.tolist() == [0, 1, 2]
+        np.array_equal(samples.x[:, 0], images.astype(np.float32))
+        and samples.y is not None
+        and samples.y.tolist() == [0, 1, 2]
     )
 
 

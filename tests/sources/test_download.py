@@ -43,11 +43,11 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    found = Server()
-    thread = threading.Thread(target=found.http.serve_forever, daemon=True)
+    running = Server()
+    thread = threading.Thread(target=running.http.serve_forever, daemon=True)
     thread.start()
-    yield found
-    found.http.shutdown()
+    yield running
+    running.http.shutdown()
 
 
 def whole(handler: http.server.BaseHTTPRequestHandler, body: bytes = BODY) -> None:

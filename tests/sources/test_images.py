@@ -87,8 +87,8 @@ def test_gray_white_and_odd_kinds_of_images(tmp_path: Path) -> None:
     assert np.allclose(_ready(tmp_path / "white.bmp", entry), 1.0), "white is 16, as in the data set"
     colors = _ready(_photo(tmp_path / "p.png"), _entry())
     for mode, name in (("P", "palette.png"), ("RGBA", "alpha.png")):
-        found = _ready(_photo(tmp_path / name, mode=mode), _entry())
-        assert np.abs(found - colors).mean() < (40 if mode == "P" else 1e-6)
+        pixels = _ready(_photo(tmp_path / name, mode=mode), _entry())
+        assert np.abs(pixels - colors).mean() < (40 if mode == "P" else 1e-6)
     flipped = _ready(tmp_path / "p.png", _entry(preprocess={"channels": "BGR"}))
     assert np.array_equal(flipped, colors[::-1])
 
@@ -159,9 +159,9 @@ def test_outputs_become_names_and_probabilities() -> None:
     assert len(names) == 1000 and names[0] == "tench"
     row = np.zeros((1, 1000), np.float32)
     row[0, 281], row[0, 282] = 9.0, 8.0
-    [found] = predictions(["a.jpg"], row, names, 2, None)
-    assert [guess.name for guess in found.top] == ["tabby", "tiger cat"]
-    assert found.top[0].probability == pytest.approx(np.exp(9) / (np.exp(9) + np.exp(8) + 998))
+    [prediction] = predictions(["a.jpg"], row, names, 2, None)
+    assert [guess.name for guess in prediction.top] == ["tabby", "tiger cat"]
+    assert prediction.top[0].probability == pytest.approx(np.exp(9) / (np.exp(9) + np.exp(8) + 998))
     assert predictions(["a"], np.array([[0.25, 0.75]]), None, 5, None)[0].top[0].probability == 0.75
     assert predictions(["a"], np.array([[0.25, 0.75]]), None, 5, None)[0].to_json()["top"][0]["name"] == "class 1"
     with pytest.raises(UsageError, match="scores of classes"):

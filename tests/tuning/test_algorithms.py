@@ -25,11 +25,11 @@ def _alternatives(key: str) -> list[Alternative]:
 
 
 def test_the_faster_kernels_win_and_what_was_not_measured_never_does() -> None:
-    found = _alternatives(SMALL)
-    assert choose(found, _times(direct=3.0, f2=2.0, f4=1.0)) == {SMALL: 4}
-    assert choose(found, _times(direct=3.0, f2=2.0)) == {SMALL: 2}
-    assert choose(found, _times(direct=1.0, f2=2.0, f4=3.0)) == {}
-    assert choose(found, _times(f2=2.0, f4=1.0)) == {}
+    alternatives = _alternatives(SMALL)
+    assert choose(alternatives, _times(direct=3.0, f2=2.0, f4=1.0)) == {SMALL: 4}
+    assert choose(alternatives, _times(direct=3.0, f2=2.0)) == {SMALL: 2}
+    assert choose(alternatives, _times(direct=1.0, f2=2.0, f4=3.0)) == {}
+    assert choose(alternatives, _times(f2=2.0, f4=1.0)) == {}
 
 
 def test_large_weights_are_settled_in_the_whole_network() -> None:

@@ -43,9 +43,14 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     key, folder = workload_key(function), tmp_path_factory.mktemp("database")
     record = TuningRecord(key, "add", "t", {}, trace_json(schedule), (1e-3,), OK, "here", {}, "now")
     assert export_metaschedule([Workload(key, "add", 1, function)], {key: record}, host_backend(), folder) == 1
-    (found,) = import_metaschedule(folder, "here")
-    assert (found.workload, found.trace, found.seconds) == (key, record.trace, record.seconds)
-    assert (found.template, found.status, found.device_kind, found.flops) == ("metaschedule", OK, "here", 256.0)
+    (imported,) = import_metaschedule(folder, "here")
+    assert (imported.workload, imported.trace, imported.seconds) == (key, record.trace, record.seconds)
+    assert (imported.template, imported.status, imported.device_kind, imported.flops) == (
+        "metaschedule",
+        OK,
+        "here",
+        256.0,
+    )
     return folder
 
 

@@ -78,9 +78,9 @@ def test_a_line_that_is_no_record_is_one_error_and_nothing_is_stored(tmp_path: P
 def test_machine_code_of_our_own_is_let_through() -> None:
     own = _import(AVX512_BF16.imports, name=AVX512_BF16.intrinsic_name)
     tile = "tvmflow.tiles_uint8_2_2_8_3_3_4_1_1_1_1"
-    found = tiles_in(tile + " tvmflow.tiles_int8_999999_999999_9_1_1_1_1_1_1_1 tvmflow.tiles_int8_0_1_1_1_1_1_1_1_1_1")
-    assert [one.intrinsic_name for one in found] == [tile]
-    for trace in (own, _import(found[0].imports, name=tile)):
+    tiles = tiles_in(tile + " tvmflow.tiles_int8_999999_999999_9_1_1_1_1_1_1_1 tvmflow.tiles_int8_0_1_1_1_1_1_1_1_1_1")
+    assert [one.intrinsic_name for one in tiles] == [tile]
+    for trace in (own, _import(tiles[0].imports, name=tile)):
         assert record_of({**asdict(ONE), "trace": trace}).trace == trace
 
 
@@ -153,11 +153,11 @@ def _read_or_refuse(path: Path, line: bytes) -> None:
     path.write_bytes(line + b"\n")
     for ours in (True, False):
         try:
-            found = read_records(path, ours=ours)
+            records = read_records(path, ours=ours)
         except StoreError as error:
             assert str(path) in error.found and "line " in error.found and error.hint
             continue
-        for record in found:
+        for record in records:
             _typed(record)
             assert record_of(json.loads(json.dumps(asdict(record)))) == record
     assert path.read_bytes() == line + b"\n"

@@ -140,12 +140,12 @@ def test_candidates_may_have_any_knobs_in_any_workload(
 ) -> None:
     factory = TunerFactory(name, loss, 0)
     for workload, spaces in (("one", families), ("two", others)):
-        found = [
+        candidates = [
             dict(zip(space, values, strict=True))
             for space in spaces
             for values in list(product(*space.values()))[:10]  # every fit of the model takes its time
         ]
-        _search(factory, workload, list({knob_key(knobs): knobs for knobs in found}.values()), extents)
+        _search(factory, workload, list({knob_key(knobs): knobs for knobs in candidates}.values()), extents)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_every_tuner_searches_the_kernels_of_a_processor_with_matrix_tiles(name:
     """One factory for all, as in a stage: what one kernel taught is asked for the next, whose knobs are others."""
     target, factory, mixed = TARGETS["sapphirerapids"], TunerFactory(name, loss, 0), 0
     for case in cases(target):
-        found = CpuBackend(target).template_for(case.workload.function)
-        assert found is not None
-        template, candidates = found
+        match = CpuBackend(target).template_for(case.workload.function)
+        assert match is not None
+        template, candidates = match
         few = candidates[:: len(candidates) // 12 + 1]
         mixed += len({tuple(sorted(knobs)) for knobs in few}) > 1
         tuner = factory.make(case.workload.key, template.name, few, anchor_extents(case.workload.function))

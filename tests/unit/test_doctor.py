@@ -65,10 +65,10 @@ def test_outside_a_workspace_the_machine_is_checked(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("TVMFLOW_ROOT", raising=False)
     monkeypatch.setattr("tvmflow.doctor._runtime", lambda: iter(()))  # seconds, and nothing of the workspace
     monkeypatch.setattr("tvmflow.doctor._sandbox", lambda: iter(()))
-    found = {finding.what: finding for finding in examine()}
-    assert found["workspace"].level == "ok" and found["workspace"].hint == "tvmflow new DIR"
-    assert "free disk" in found and "params.yaml" not in found
-    assert not any("this workspace" in finding.found for finding in found.values())
+    findings = {finding.what: finding for finding in examine()}
+    assert findings["workspace"].level == "ok" and findings["workspace"].hint == "tvmflow new DIR"
+    assert "free disk" in findings and "params.yaml" not in findings
+    assert not any("this workspace" in finding.found for finding in findings.values())
     assert {f.what: f.level for f in examine(tmp_path)}["params.yaml"] == "broken"  # one that was named must be there
     monkeypatch.setenv("TVMFLOW_ROOT", str(tmp_path))
     assert {f.what: f.level for f in examine()}["params.yaml"] == "broken"

@@ -14,11 +14,11 @@ pytestmark = pytest.mark.heavy
 
 
 def _foreseen(bench: Bench) -> dict[str, str]:  # noqa: F811
-    found = {}
+    plans = {}
     for plan in bench.store.foresee(bench.cell):
         if isinstance(plan, Plan):
-            found[plan.stage.name] = "hit" if plan.is_hit else "restored" if plan.restorable is not None else "made"
-    return found
+            plans[plan.stage.name] = "hit" if plan.is_hit else "restored" if plan.restorable is not None else "made"
+    return plans
 
 
 def _damage(bench: Bench, chance: random.Random) -> None:  # noqa: F811

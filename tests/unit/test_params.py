@@ -208,7 +208,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the paths of all numbers in params.yaml."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        return [found for key, part in items for found in _places(part, (*path, key))]
+        return [place for key, part in items for place in _places(part, (*path, key))]
     return [path] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 

@@ -92,11 +92,11 @@ def test_mean_iou_equals_its_definition(count: int, classes: int, seed: int) -> 
     rng = np.random.default_rng(seed)
     scores, labels = rng.normal(size=(count, classes, 4, 3)), rng.integers(0, classes + 1, (count, 4, 3))
     labels[labels == classes] = 255
-    found, valid = scores.argmax(1), labels != 255
+    predicted, valid = scores.argmax(1), labels != 255
     shares = [
-        (valid & (found == c) & (labels == c)).sum() / either
+        (valid & (predicted == c) & (labels == c)).sum() / either
         for c in range(classes)
-        if (either := (valid & ((found == c) | (labels == c))).sum())
+        if (either := (valid & ((predicted == c) | (labels == c))).sum())
     ]
     if shares:
         assert mean_iou((scores,), labels) == pytest.approx(np.mean(shares))

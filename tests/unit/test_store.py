@@ -57,9 +57,9 @@ class Bench:
     def wait_for(self, pattern: str) -> Path:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
-            found = list(self.root.glob(pattern))
-            if found:
-                return found[0]
+            paths = list(self.root.glob(pattern))
+            if paths:
+                return paths[0]
             time.sleep(0.02)
         raise AssertionError(f"no {pattern}")
 

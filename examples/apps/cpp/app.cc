@@ -25,40 +25,40 @@ struct frame {
 // The next number of a PPM's header; comments begin with #.
 static uint32_t number(std::istream &file) {
   while (file >> std::ws && file.peek() == '#') file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  uint32_t found = 0;
-  if (!(file >> found) || found > TVMFLOW_MAX_SIDE) throw std::runtime_error("no PPM or PGM file of 8 bits");
-  return found;
+  uint32_t value = 0;
+  if (!(file >> value) || value > TVMFLOW_MAX_SIDE) throw std::runtime_error("no PPM or PGM file of 8 bits");
+  return value;
 }
 
 static frame read_frame(const std::vector<std::string> &words) {
   std::ifstream file(words.at(0), std::ios::binary);
-  frame found;
+  frame picture;
   if (!file) throw std::runtime_error("no file " + words[0]);
   if (words.size() == 3) {
-    found.width = static_cast<uint32_t>(std::stoul(words[1]));
-    found.height = static_cast<uint32_t>(std::stoul(words[2]));
+    picture.width = static_cast<uint32_t>(std::stoul(words[1]));
+    picture.height = static_cast<uint32_t>(std::stoul(words[2]));
   } else {
     std::string kind(2, ' ');
     file.read(&kind[0], 2);
     if (kind != "P5" && kind != "P6") throw std::runtime_error("no PPM or PGM file of 8 bits");
-    found.format = kind == "P5" ? TVMFLOW_GRAY : TVMFLOW_RGB;
-    found.width = number(file);
-    found.height = number(file);
+    picture.format = kind == "P5" ? TVMFLOW_GRAY : TVMFLOW_RGB;
+    picture.width = number(file);
+    picture.height = number(file);
     if (number(file) != 255) throw std::runtime_error("no PPM or PGM file of 8 bits");
     file.get();
   }
-  found.pixels.assign(std::istreambuf_iterator<char>(file), {});
-  return found;
+  picture.pixels.assign(std::istreambuf_iterator<char>(file), {});
+  return picture;
 }
 
 int main(int count, char **words) try {
   if (count != 2 && count != 4) throw std::runtime_error("usage: app FRAME.ppm, or app FRAME.rgb WIDTH HEIGHT");
-  const frame found = read_frame({words + 1, words + count});
+  const frame picture = read_frame({words + 1, words + count});
   tvmflow::network net(tvmflow_network());  // in an app: once, for all frames
-  for (const auto &guess : net.classify(found.image(), 5))
+  for (const auto &guess : net.classify(picture.image(), 5))
     std::cout << std::fixed << std::setprecision(1) << std::setw(5) << 100 * guess.probability << "%  " << guess.number << " " << guess.label << "\n";
   return EXIT_SUCCESS;
-} catch (const std::exception &found) {
-  std::cerr << found.what() << "\n";
+} catch (const std::exception &error) {
+  std::cerr << error.what() << "\n";
   return EXIT_FAILURE;
 }

@@ -17,13 +17,13 @@ public final class App {
   }
 
   private static String word(DataInputStream file) throws IOException {
-    StringBuilder found = new StringBuilder();
+    StringBuilder text = new StringBuilder();
     int next = file.readUnsignedByte();
     while (!Character.isWhitespace(next)) {
-      found.append((char) next);
+      text.append((char) next);
       next = file.readUnsignedByte();
     }
-    return found.toString();
+    return text.toString();
   }
 
   private static Frame read(String path) throws IOException {
@@ -38,8 +38,8 @@ public final class App {
       file.readFully(bytes);
       frame.pixels = ByteBuffer.allocateDirect(bytes.length);
       frame.pixels.put(bytes).rewind();
-    } catch (EOFException | ArithmeticException | NumberFormatException found) {
-      throw new IOException("no PPM or PGM file of 8 bits", found);
+    } catch (EOFException | ArithmeticException | NumberFormatException error) {
+      throw new IOException("no PPM or PGM file of 8 bits", error);
     }
     return frame;
   }
