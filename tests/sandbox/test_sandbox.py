@@ -65,7 +65,7 @@ def test_deeds_of_hostile_code(tmp_path: Path, without: tuple[str, ...], monkeyp
         "signal the parent"
     }, outcomes
     assert without or not received
-    assert victim.read_text() == "whole" and not (REPOSITORY / "tests" / "unit" / "hacked").exists()
+    assert victim.read_text() == "whole" and not (REPOSITORY / "tests" / "sandbox" / "hacked").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "secret", "socket", "victim"]
 
 
