@@ -58,7 +58,7 @@ for name in ARCHITECTURES:
     for cpu_name in codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm", "mtriple": triple})):
         cpus[str(cpu_name)] = features(mtriple=triple, mcpu=str(cpu_name))
     # The list for x86-64 has processors of 32 bits too.
-    cpus = {name: found for name, found in cpus.items() if "64bit" in found or "x86_64" not in triple}
+    cpus = {name: has for name, has in cpus.items() if "64bit" in has or "x86_64" not in triple}
     known[f"{name}_cpus"], known[f"{name}_features"] = ",".join(cpus), ",".join(sorted(set().union(*cpus.values())))
 print(json.dumps({"llvm": str(codegen.llvm_version_major()), "host_cpu": cpu, "features": sorted(features(mcpu=cpu)), **known}))
 """
@@ -118,11 +118,11 @@ def probe() -> dict[str, str]:
             "an apache-tvm and apache-tvm-ffi that fit each other",
             "run 'tvmflow doctor'",
         )
-    found = json.loads(done.stdout.strip().splitlines()[-1])
+    printed = json.loads(done.stdout.strip().splitlines()[-1])
     facts: dict[str, str] = {
-        "llvm": found["llvm"], "host_cpu": found["host_cpu"],
-        "host_attributes": attributes_beside(set(found["features"]), _cpu_lines()),
-        **{name: found[name] for name in _LISTS},
+        "llvm": printed["llvm"], "host_cpu": printed["host_cpu"],
+        "host_attributes": attributes_beside(set(printed["features"]), _cpu_lines()),
+        **{name: printed[name] for name in _LISTS},
     }  # fmt: skip
     try:
         write_atomic(path, json.dumps({**known, identity: facts}))
@@ -133,8 +133,8 @@ def probe() -> dict[str, str]:
 
 def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names of processors and of features of an architecture that LLVM knows."""
-    found = probe()
-    cpus, features = (frozenset(found[f"{architecture}_{what}"].split(",")) for what in ("cpus", "features"))
+    probed = probe()
+    cpus, features = (frozenset(probed[f"{architecture}_{what}"].split(",")) for what in ("cpus", "features"))
     return cpus, features
 
 
