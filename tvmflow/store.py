@@ -358,12 +358,12 @@ class Store:
             lock.release()
 
 
-def _check_outputs(stage: AnyStage, made: set[str]) -> None:
+def _check_outputs(stage: AnyStage, files: set[str]) -> None:
     """Raise StageError where a stage left other files than its row says, or none."""
-    wanted = {output.name for output in stage.outputs} or made
-    if made != wanted or not made:
+    expected = {output.name for output in stage.outputs} or files
+    if files != expected or not files:
         raise errors.StageError(
-            f"{stage.name} left {sorted(made)}", f"{sorted(wanted) or 'outputs'}, as its row in tasks/ says"
+            f"{stage.name} left {sorted(files)}", f"{sorted(expected) or 'outputs'}, as its row in tasks/ says"
         )
 
 

@@ -51,11 +51,11 @@ class CpuBackend(Backend):
         """(N, C, H, W) -> (N, C/block, H, W, block), weights packed once and for all."""
         from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
 
-        wanted = block or self.cpu_features().channel_block
-        step: Any = PackChannels(wanted)
+        channel_block = block or self.cpu_features().channel_block
+        step: Any = PackChannels(channel_block)
         mod = step(mod)
         packed, convolutions = packed_convolutions(mod)
-        return mod, {"packed_convolutions": packed, "convolutions": convolutions, "block": wanted}
+        return mod, {"packed_convolutions": packed, "convolutions": convolutions, "block": channel_block}
 
     def phases(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
         from tvm import relax

@@ -33,15 +33,15 @@ def release(
     def tell(step: str) -> None:
         print(f"{name}: {step}", file=sys.stderr)
 
-    done = api.release_app(name, open_workspace(), channel, rollback, key, unsigned, dry_run, tell)
+    outcome = api.release_app(name, open_workspace(), channel, rollback, key, unsigned, dry_run, tell)
     if as_json:
-        show_json(done.to_json())
-    elif done.passed:
-        print(done.text)
-        if done.bundle is not None:
-            print(done.bundle)
-    if not done.passed:
-        raise GateRefusedError(f"{name} is not released:\n  " + "\n  ".join(done.reasons), "every gate of the app: passed",
+        show_json(outcome.to_json())
+    elif outcome.passed:
+        print(outcome.text)
+        if outcome.bundle is not None:
+            print(outcome.bundle)
+    if not outcome.passed:
+        raise GateRefusedError(f"{name} is not released:\n  " + "\n  ".join(outcome.reasons), "every gate of the app: passed",
                                f"the gates are under apps.{name}.gates in params.yaml")  # fmt: skip
     suggest(f"tvmflow releases {name}; commit releases/{name}.yaml and what lies beside it to git")
 

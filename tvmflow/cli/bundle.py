@@ -91,10 +91,10 @@ def new_keys(
     """Make a pair of Ed25519 keys. Keep FILE secret and out of git; give FILE.pub to who verifies."""
     from tvmflow import api
 
-    made = api.new_keys(file)
+    pair = api.new_keys(file)
     if as_json:
-        show_json(made.to_json())
+        show_json(pair.to_json())
         return
     print(
-        f"{made.private}: private, for --key of 'tvmflow bundle'\n{made.public}: public, for --key of 'tvmflow verify'; id {made.keyid[:16]}"
+        f"{pair.private}: private, for --key of 'tvmflow bundle'\n{pair.public}: public, for --key of 'tvmflow verify'; id {pair.keyid[:16]}"
     )

@@ -165,15 +165,15 @@ def init(
     from tvmflow import api
 
     workspace = open_workspace()
-    done = api.initialize(workspace, rebuild)
-    if done is not None:
-        if done.set_aside:
-            print(f"the damaged store is kept as {done.set_aside}")
-        for text in done.lost:
+    rebuilt = api.initialize(workspace, rebuild)
+    if rebuilt is not None:
+        if rebuilt.set_aside:
+            print(f"the damaged store is kept as {rebuilt.set_aside}")
+        for text in rebuilt.lost:
             print(f"not recorded: {text}", file=sys.stderr)
         print(
-            f"recorded again: {len(done.recorded)} measurement(s); there already: {done.known}; "
-            f"champions brought back: {', '.join(done.champions) or 'none'}"
+            f"recorded again: {len(rebuilt.recorded)} measurement(s); there already: {rebuilt.known}; "
+            f"champions brought back: {', '.join(rebuilt.champions) or 'none'}"
         )
     if not quiet:
         print(f"workspace {workspace.root}: DVC remote {api.DEFAULT_REMOTE}/, MLflow store mlruns/mlflow.db")

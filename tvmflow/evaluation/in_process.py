@@ -170,24 +170,24 @@ def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
         )
 
 
-def _ask_for_threads(wanted: int) -> None:
+def _ask_for_threads(requested: int) -> None:
     """Let TVM make a pool of so many threads, unless it is loaded: then it has one, of half of the CPUs, and makes none larger."""
     if "tvm" not in sys.modules:
-        os.environ["TVM_NUM_THREADS"] = str(wanted)
+        os.environ["TVM_NUM_THREADS"] = str(requested)
 
 
-def _use_threads(wanted: int, cell: str) -> int:
+def _use_threads(requested: int, cell: str) -> int:
     """Let the runtime compute on the target's number of threads. Returns how many it has."""
     import tvm
 
     from tvmflow.building.library import set_threads
 
-    set_threads(wanted)
+    set_threads(requested)
     threads = int(tvm.get_global_func("runtime.NumThreads")())
-    if threads < wanted:
+    if threads < requested:
         warnings.warn(
-            f"{cell} computes on {threads} of the {wanted} threads that it was built for, because TVM was loaded before: "
-            f"set TVM_NUM_THREADS={wanted} before the first import of tvm",
+            f"{cell} computes on {threads} of the {requested} threads that it was built for, because TVM was loaded before: "
+            f"set TVM_NUM_THREADS={requested} before the first import of tvm",
             stacklevel=4,
         )
     return threads

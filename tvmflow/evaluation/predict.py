@@ -44,7 +44,7 @@ def predictions(
             f"an output of shape {list(scores.shape)}" + (f" of a model for {task}" if task else ""),
             "scores of classes (N, classes)", "call tvmflow.predict in Python, which returns the arrays",
         )  # fmt: skip
-    shown = []
+    results = []
     for image, row in zip(images, scores.astype(np.float64), strict=True):
         probability = _probabilities(row)
         best = np.argsort(-row, kind="stable")[:count]
@@ -52,8 +52,8 @@ def predictions(
             Guess(int(number), _name(names, int(number)), float(row[number]), float(probability[number]))
             for number in best
         )
-        shown.append(Prediction(image, tuple(guesses)))
-    return shown
+        results.append(Prediction(image, tuple(guesses)))
+    return results
 
 
 def _name(names: list[str] | None, number: int) -> str:

@@ -173,9 +173,9 @@ def _bound(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
     from tvmflow.ir.tvm_names import type_of
 
     open_sizes = {
-        str(size.name): wanted
+        str(size.name): extent
         for parameter, shape in zip(module["main"].params, shapes, strict=True)
-        for size, wanted in zip(list(type_of(parameter).shape), shape, strict=True)
+        for size, extent in zip(list(type_of(parameter).shape), shape, strict=True)
         if not hasattr(size, "value")
     }
     return relax.transform.BindSymbolicVars(open_sizes)(module) if open_sizes else module

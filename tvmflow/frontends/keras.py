@@ -15,8 +15,8 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
     model = source_model(folder, description)
     if len(model.inputs) > 1:
         return ExportedModel(_of_several(model, description).eval(), description.inputs)
-    shape, wanted = tuple(model.inputs[0].shape), description.inputs[0].shape
-    if len(wanted) == 4 and shape[1:] == (wanted[2], wanted[3], wanted[1]) and shape[1:] != wanted[1:]:
+    shape, expected = tuple(model.inputs[0].shape), description.inputs[0].shape
+    if len(expected) == 4 and shape[1:] == (expected[2], expected[3], expected[1]) and shape[1:] != expected[1:]:
         model = _from_channels_first(model)
     return ExportedModel(model.eval(), description.inputs)
 

@@ -107,15 +107,15 @@ def _check_classes(path: Path, config: Any) -> None:
 
 def _check_class(path: Path, entry: dict[str, Any]) -> None:
     name, module, registered = (entry.get(key) for key in ("class_name", "module", "registered_name"))
-    shown = f"{module}.{name}" if module else str(name)
+    full_name = f"{module}.{name}" if module else str(name)
     if name == "function":
         if module not in ("builtins", "keras.activations") or not re.fullmatch("[a-z0-9_]+", str(entry.get("config"))):
-            raise _refused(path, f"the function {shown}: {str(entry.get('config'))[:100]!r}")
+            raise _refused(path, f"the function {full_name}: {str(entry.get('config'))[:100]!r}")
     elif (
         not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name) or name in _REFUSED
         or (module is not None and not _MODULE.fullmatch(str(module))) or registered not in (None, name)
     ):  # fmt: skip
-        raise _refused(path, f"{shown[:200]} (registered as {str(registered)[:100]})")
+        raise _refused(path, f"{full_name[:200]} (registered as {str(registered)[:100]})")
 
 
 def _refused(path: Path, what: str) -> ModelFileError:

@@ -180,10 +180,10 @@ def _flatten(o: Operands) -> Any:
 
 
 def _reshape(o: Operands) -> Any:
-    wanted, shape = o.integers("shape", ()), o.shape_of(o.values[0])
-    if not wanted or o.flag("reverse") or any(size < -1 for size in wanted):
+    requested, shape = o.integers("shape", ()), o.shape_of(o.values[0])
+    if not requested or o.flag("reverse") or any(size < -1 for size in requested):
         raise o.unsupported(f"shape={o.attrs.get('shape')}")
-    sizes = [shape[index] if size == 0 and index < len(shape) else size for index, size in enumerate(wanted)]
+    sizes = [shape[index] if size == 0 and index < len(shape) else size for index, size in enumerate(requested)]
     if sizes.count(-1) == 1:
         known = math.prod(size for size in sizes if size != -1)
         sizes[sizes.index(-1)] = math.prod(shape) // max(known, 1)

@@ -201,13 +201,13 @@ def _interpreter(path: Path, threads: int = 2, keep: bool = False) -> Any:
     return interpreter
 
 
-def _is_channels_first(in_file: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    if in_file == wanted:
+def _is_channels_first(in_file: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    if in_file == expected:
         return False
-    if len(in_file) == 4 and wanted == (in_file[0], in_file[3], in_file[1], in_file[2]):
+    if len(in_file) == 4 and expected == (in_file[0], in_file[3], in_file[1], in_file[2]):
         return True
     raise ModelFileError(
-        f"the model takes an input of shape {list(in_file)}", f"input.shape {list(wanted)}, or the same with channels last",
+        f"the model takes an input of shape {list(in_file)}", f"input.shape {list(expected)}, or the same with channels last",
         "correct input.shape in params.yaml",
     )  # fmt: skip
 

@@ -95,8 +95,8 @@ class Writer:
 
     def _layer(self, layer: Layer) -> None:
         is_integer = [name in self.integers for name in layer.inputs]
-        wanted = self.arithmetic is not None and layer.name not in self.in_float
-        if wanted and self.arithmetic is not None and self.arithmetic.can(layer, is_integer):
+        to_integers = self.arithmetic is not None and layer.name not in self.in_float
+        if to_integers and self.arithmetic is not None and self.arithmetic.can(layer, is_integer):
             inputs = [self.as_integer(name) for name in layer.inputs]
             self.integers[layer.name] = self.arithmetic.layer(self, layer, inputs)
             self.integer_layers.append(layer.name)

@@ -81,31 +81,31 @@ def follow(stages: Mapping[str, AnyStage], records: RecordsByStage, record: Reco
     other files than it does now.
     """
 
-    def distance(made: Record) -> tuple[bool, bool]:
-        return made.cell != record.cell, made.created > record.created
+    def distance(candidate: Record) -> tuple[bool, bool]:
+        return candidate.cell != record.cell, candidate.created > record.created
 
-    for source, wanted in record.recipe["inputs"].items():
+    for source, digest in record.recipe["inputs"].items():
         if source in chain:
             continue
         only = stages[record.stage].inputs.get(source)
-        latest_first = sorted(records.get(source, []), key=lambda made: made.created, reverse=True)
+        latest_first = sorted(records.get(source, []), key=lambda producer: producer.created, reverse=True)
         nearest_first = sorted(latest_first, key=distance)
-        made = next((made for made in nearest_first if _digest(made, only) == wanted), None)
-        made = made or next((made for made in nearest_first if _is_of_some(made, wanted)), None)
-        if made is not None:
-            chain[source] = made
-            follow(stages, records, made, chain)
+        producer = next((producer for producer in nearest_first if _digest(producer, only) == digest), None)
+        producer = producer or next((producer for producer in nearest_first if _is_of_some(producer, digest)), None)
+        if producer is not None:
+            chain[source] = producer
+            follow(stages, records, producer, chain)
 
 
-def _digest(made: Record, only: tuple[str, ...] | None) -> str | None:
-    return made.digest(only) if set(only or ()) <= set(made.outputs) else None
+def _digest(record: Record, only: tuple[str, ...] | None) -> str | None:
+    return record.digest(only) if set(only or ()) <= set(record.outputs) else None
 
 
-def _is_of_some(made: Record, wanted: str) -> bool:
+def _is_of_some(record: Record, digest: str) -> bool:
     """Say whether a digest is that of some of a record's outputs, whichever."""
-    names = [name for name in sorted(made.outputs) if "/" not in name][:_MAX_NAMES]
+    names = [name for name in sorted(record.outputs) if "/" not in name][:_MAX_NAMES]
     some = itertools.chain.from_iterable(itertools.combinations(names, count) for count in range(1, len(names) + 1))
-    return made.digest() == wanted or any(made.digest(only) == wanted for only in some)
+    return record.digest() == digest or any(record.digest(only) == digest for only in some)
 
 
 def cell_of(record: Record) -> Cell:

@@ -29,17 +29,17 @@ def run_dvc(workspace: Workspace, *arguments: str) -> str:
     lock = workspace.artifacts / ".locks" / "dvc.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "dvc", *arguments], cwd=workspace.root, capture_output=True, text=True, check=False,
             env={**os.environ, **PRIVACY}, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-    if done.returncode:
-        lines = [line for line in f"{done.stderr}\n{done.stdout}".splitlines() if line.strip()]
+    if completed.returncode:
+        lines = [line for line in f"{completed.stderr}\n{completed.stdout}".splitlines() if line.strip()]
         raise StoreError(
             f"'dvc {' '.join(arguments)}' failed: {' '.join(lines)[-500:]}",
             hint="run it by hand to see more; a damaged dvc.lock, dvc.yaml or .dvc/config comes back with 'git checkout'",
         )
-    return done.stdout
+    return completed.stdout
 
 
 def is_initialized(workspace: Workspace) -> bool:

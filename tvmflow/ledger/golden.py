@@ -22,10 +22,10 @@ def arrays_of(path: Path, group: str) -> list[NDArray[Any]]:
 def golden(inputs: Path, outputs: Path, names: list[str]) -> tuple[Arrays, Arrays]:
     """Return the golden inputs, by the names of the model's inputs, and the outputs that its library must give."""
     given = dict(zip(names, arrays_of(inputs, "x"), strict=True))
-    made = {f"output_{index}" if index else "output": x for index, x in enumerate(arrays_of(outputs, "golden"))}
-    if sum(x.size for x in (*given.values(), *made.values())) > MOST_NUMBERS:
-        given, made = ({name: x[:1] for name, x in group.items()} for group in (given, made))
-    return given, made
+    computed = {f"output_{index}" if index else "output": x for index, x in enumerate(arrays_of(outputs, "golden"))}
+    if sum(x.size for x in (*given.values(), *computed.values())) > MOST_NUMBERS:
+        given, computed = ({name: x[:1] for name, x in group.items()} for group in (given, computed))
+    return given, computed
 
 
 def save(path: Path, inputs: Arrays, outputs: Arrays) -> None:

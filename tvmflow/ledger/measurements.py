@@ -240,9 +240,11 @@ class _Recording:
         for name, peer in card["peers"].items():
             if peer["steady"]:
                 numbers[f"peer_ms.{name}"] = peer["median_ms"]
-        for name, shown in card.get("advantages", {}).items():
+        for name, advantage in card.get("advantages", {}).items():
             numbers |= {
-                f"advantage.{name}.{k}": shown[k] for k in ("times_faster", "low", "high") if shown[k] is not None
+                f"advantage.{name}.{k}": advantage[k]
+                for k in ("times_faster", "low", "high")
+                if advantage[k] is not None
             }
         if card.get("machine") and card["machine"]["latency"]["steady"]:
             numbers["machine_ms.median"] = card["machine"]["latency"]["median_ms"]

@@ -93,15 +93,15 @@ def _released(versions: list[Any], aliases: dict[str, str]) -> tuple[str | None,
 def _copy(client: MlflowClient, version: Any, name: str) -> Version:
     """Register a version under another name, once."""
     mark = f"{version.name} version {version.version}"
-    done = client.search_model_versions(f"name = '{name}' and tags.migrated_from = '{mark}'")
-    if not done:
+    copies = client.search_model_versions(f"name = '{name}' and tags.migrated_from = '{mark}'")
+    if not copies:
         tags = {**version.tags, "migrated_from": mark}
         tags.setdefault("measured", "")
-        made = dict(run_id=version.run_id, tags=tags, description=version.description)
+        attributes = dict(run_id=version.run_id, tags=tags, description=version.description)
         try:
-            client.create_model_version(name, source=version.source, **made)
+            client.create_model_version(name, source=version.source, **attributes)
         except StoreError:  # the model that it was logged as is gone; where its files were is still known
             place = client.get_model_version_download_uri(version.name, version.version)
-            client.create_model_version(name, source=place, **made)
-        done = client.search_model_versions(f"name = '{name}' and tags.migrated_from = '{mark}'")
-    return Version(name, str(done[0].version), str(done[0].run_id), dict(done[0].tags))
+            client.create_model_version(name, source=place, **attributes)
+        copies = client.search_model_versions(f"name = '{name}' and tags.migrated_from = '{mark}'")
+    return Version(name, str(copies[0].version), str(copies[0].run_id), dict(copies[0].tags))

@@ -48,22 +48,22 @@ class Rebuilt:
 
 def rebuild(workspace: Workspace, stages: Mapping[str, AnyStage]) -> Rebuilt:
     """Put a damaged store aside, record every measurement that MLflow lacks, bring champions back. Safe to repeat."""
-    done = Rebuilt(set_aside=_set_aside(workspace))
+    rebuilt = Rebuilt(set_aside=_set_aside(workspace))
     records = all_records(workspace)
     for record in records.get("evaluate", []):
         what = f"{record.cell}, measured {record.created}"
         try:
             if _record(workspace, stages, records, record):
-                done.recorded.append(what)
+                rebuilt.recorded.append(what)
             else:
-                done.known += 1
+                rebuilt.known += 1
         except DamagedStoreError:
             raise
         except (StoreError, ValidationError, LookupError, ValueError) as error:
-            done.lost.append(f"{what}: {getattr(error, 'found', None) or f'its record cannot be read ({error!r})'}")
+            rebuilt.lost.append(f"{what}: {getattr(error, 'found', None) or f'its record cannot be read ({error!r})'}")
     with mlflow_lock(workspace):
-        done.champions = releases.restore(open_registry(workspace), workspace)
-    return done
+        rebuilt.champions = releases.restore(open_registry(workspace), workspace)
+    return rebuilt
 
 
 def _set_aside(workspace: Workspace) -> str:

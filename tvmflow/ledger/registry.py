@@ -170,10 +170,10 @@ def tag_released(workspace: Workspace, tag: str, values: Mapping[tuple[str, str]
         names.setdefault(registry_name(workspace.params.cell(cell)), {})[version] = text
     with mlflow_lock(workspace):
         client = open_registry(workspace)
-        for name, wanted in names.items():
+        for name, texts in names.items():
             for registered in client.search_model_versions(f"name = '{name}'"):
                 number, has = str(registered.version), registered.tags.get(tag)
-                if number in wanted and has != wanted[number]:
-                    client.set_model_version_tag(name, number, tag, wanted[number])
-                elif number not in wanted and has is not None:
+                if number in texts and has != texts[number]:
+                    client.set_model_version_tag(name, number, tag, texts[number])
+                elif number not in texts and has is not None:
                     client.delete_model_version_tag(name, number, tag)

@@ -91,11 +91,11 @@ class _Rewriter:
             return
         twin = self._twin(step)
         if twin is not None:
-            made = self._emit(twin(), step.name)
+            result = self._emit(twin(), step.name)
             if len(step.shape) == 4:
-                self.first[step.name] = made
+                self.first[step.name] = result
             else:
-                self.plain[step.name] = made
+                self.plain[step.name] = result
             return
         value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._as_plain)
         self.plain[step.name] = self._emit(value, step.name)

@@ -92,13 +92,13 @@ def _with_places(bindings: list[Any], places: dict[Any, _Place], joined: set[int
     """Return the bindings without these concatenations; what is joined is allocated in one storage."""
     memory: dict[Any, Any] = {}
     wholes = {place.whole for place in places.values()}
-    made: list[Any] = []
+    rewritten: list[Any] = []
     for index, binding in enumerate(bindings):
         if index in joined:
             continue
         variable, offset = binding.var, 0
         if variable not in places and variable not in wholes:
-            made.append(binding)
+            rewritten.append(binding)
             continue
         while variable in places:
             offset, variable = offset + places[variable].offset, places[variable].whole
@@ -106,15 +106,15 @@ def _with_places(bindings: list[Any], places: dict[Any, _Place], joined: set[int
             size = relax.ShapeExpr([_bytes(variable)])
             storage = relax.op.memory.alloc_storage(size, 0, "global", "uint8")
             memory[variable] = relax.Var(f"joined{len(memory)}", object_type())
-            made.append(relax.VarBinding(memory[variable], storage))
+            rewritten.append(relax.VarBinding(memory[variable], storage))
         shape, dtype = type_of(binding.var).shape, str(type_of(binding.var).dtype)
         tensor = relax.op.memory.alloc_tensor(memory[variable], offset, shape, dtype)
         if offset:  # kernels take tensors whose data pointer is their beginning
             part = relax.Var(f"{variable_name(binding.var)}_at_{offset}", type_of(binding.var))
-            made.append(relax.VarBinding(part, tensor))
+            rewritten.append(relax.VarBinding(part, tensor))
             tensor = relax.op.memory.ensure_zero_offset(part)
-        made.append(relax.VarBinding(binding.var, tensor))
-    return made
+        rewritten.append(relax.VarBinding(binding.var, tensor))
+    return rewritten
 
 
 def _bytes(value: Any) -> int:

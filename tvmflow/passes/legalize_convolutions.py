@@ -160,8 +160,8 @@ def packed_conv2d(
     oc, _, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
     reach = (kw - 1) * dw + 1
     width = int(data.shape[3]) + left + right
-    wanted = (width - reach) // sw + 1
-    computed = tileable_width(wanted)
+    out_width = (width - reach) // sw + 1
+    computed = tileable_width(out_width)
     right += max((computed - 1) * sw + reach - width, 0)
     if top or left or bottom or right or read_dtype != str(data.dtype):
         data = padded_image(data, padding[:2], [bottom, right], read_dtype)
@@ -170,10 +170,10 @@ def packed_conv2d(
     shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)
     steps = (sh, dh, sw, dw)
     if depthwise:
-        return _cropped(_depthwise(data, weight, shape, steps, read_dtype, dtype), wanted)
+        return _cropped(_depthwise(data, weight, shape, steps, read_dtype, dtype), out_width)
     if len(weight.shape) == 5:
-        return _cropped(_first(data, weight, shape, steps, dtype), wanted)
-    return _cropped(_whole(data, weight, shape, steps, dtype, groups, tiled), wanted)
+        return _cropped(_first(data, weight, shape, steps, dtype), out_width)
+    return _cropped(_whole(data, weight, shape, steps, dtype, groups, tiled), out_width)
 
 
 Steps = tuple[int, int, int, int]  # stride and dilation of rows, stride and dilation of columns
@@ -188,7 +188,7 @@ def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, rea
     sh, dh, sw, dw = steps
     y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
     total = read_dtype if read_dtype == "float32" else dtype
-    made = te.compute(
+    output = te.compute(
         shape,
         lambda b, o, h, w, v: te.sum(
             _term(total, data[b, o, h * sh + y * dh, w * sw + x * dw, v], weight[o, 0, y, x, v]), axis=[y, x]
@@ -196,7 +196,9 @@ def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, rea
         name="depthwise_conv2d",
     )
     return (
-        made if total == dtype else te.compute(made.shape, lambda *indices: made[indices].astype(dtype), name="exact")
+        output
+        if total == dtype
+        else te.compute(output.shape, lambda *indices: output[indices].astype(dtype), name="exact")
     )
 
 
@@ -278,9 +280,9 @@ def tileable_width(width: int) -> int:
     return width
 
 
-def _cropped(made: Any, width: int) -> Any:
+def _cropped(output: Any, width: int) -> Any:
     """Return a convolution without the columns that were computed only to fill a tile."""
-    if int(made.shape[3]) == width:
-        return made
-    n, oc, height, _, lanes = made.shape
-    return te.compute((n, oc, height, width, lanes), lambda b, o, h, w, v: made[b, o, h, w, v], name="crop")
+    if int(output.shape[3]) == width:
+        return output
+    n, oc, height, _, lanes = output.shape
+    return te.compute((n, oc, height, width, lanes), lambda b, o, h, w, v: output[b, o, h, w, v], name="crop")

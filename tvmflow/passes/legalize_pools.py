@@ -25,26 +25,26 @@ def legalize_max_pool2d(builder: Any, call: Any) -> Any:
     window, strides, dilation, padding = (
         [int(v) for v in values] for values in (attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding)
     )
-    wanted = [int(d) for d in type_of(call).shape]
+    out_shape = [int(d) for d in type_of(call).shape]
     return builder.call_te(
-        _max_pool2d, data, window, strides, dilation, padding, wanted, primfunc_name_hint="max_pool2d"
+        _max_pool2d, data, window, strides, dilation, padding, out_shape, primfunc_name_hint="max_pool2d"
     )
 
 
 def _max_pool2d(
-    data: Any, window: list[int], strides: list[int], dilation: list[int], padding: list[int], wanted: list[int]
+    data: Any, window: list[int], strides: list[int], dilation: list[int], padding: list[int], out_shape: list[int]
 ) -> Any:
     """Return the te.Tensor of shape `wanted`, in the type of data: (N, C, H, W) or (N, C/b, H, W, b)."""
     top, left = padding[:2]
     (sh, sw), (dh, dw) = strides, dilation
     after = [
-        (wanted[2] - 1) * sh + (window[0] - 1) * dh + 1 - int(data.shape[2]) - top,
-        (wanted[3] - 1) * sw + (window[1] - 1) * dw + 1 - int(data.shape[3]) - left,
+        (out_shape[2] - 1) * sh + (window[0] - 1) * dh + 1 - int(data.shape[2]) - top,
+        (out_shape[3] - 1) * sw + (window[1] - 1) * dw + 1 - int(data.shape[3]) - left,
     ]
     wide = padded_image(data, [top, left], [max(width, 0) for width in after], "float32", _LOWEST)
     y, x = te.reduce_axis((0, window[0]), "kh"), te.reduce_axis((0, window[1]), "kw")
     largest = te.compute(
-        tuple(wanted),
+        tuple(out_shape),
         lambda b, c, h, w, *v: te.max(wide[b, c, h * sh + y * dh, w * sw + x * dw, *v], axis=[y, x]),
         name="max_pool2d",
     )

@@ -101,8 +101,8 @@ class _Packer:
     def _step(self, step: Step) -> None:
         twin = self._twin(step)
         if twin is not None:
-            made = self.builder.emit(twin(), step.name)
-            self.packed[step.name] = made
+            result = self.builder.emit(twin(), step.name)
+            self.packed[step.name] = result
             return
         value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._as_plain)
         self.plain[step.name] = self.builder.emit(value, step.name)

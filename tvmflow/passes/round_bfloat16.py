@@ -87,13 +87,13 @@ def with_rounding(mod: Any, target: Any) -> Any:
     """Return a module whose kernels that round bring the functions that do it."""
     if not computes_in_bfloat16(target):
         return mod
-    made = {
+    functions = {
         variable: _with_functions(function)
         if isinstance(function, tirx.PrimFunc) and _PRINTED in function.script(show_meta=False)
         else function
         for variable, function in mod.functions.items()
     }
-    return tvm.IRModule(made, attrs=mod.attrs, global_infos=mod.global_infos)
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _with_functions(function: Any) -> Any:

@@ -41,8 +41,8 @@ def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
 def transform_weight(weight: NDArray[Any], m: int) -> NDArray[Any]:
     """(OC, IC, 3, 3, b of I, b of O) -> (OC, alpha, alpha, IC, b of I, b of O), computed in float64."""
     _, _, g = matrices(m)
-    made = np.einsum("ey,oiyxuv,nx->oeniuv", g, weight.astype(np.float64), g, optimize=True)
-    return np.ascontiguousarray(made.astype(weight.dtype))
+    transformed = np.einsum("ey,oiyxuv,nx->oeniuv", g, weight.astype(np.float64), g, optimize=True)
+    return np.ascontiguousarray(transformed.astype(weight.dtype))
 
 
 def winograd_error(weight: NDArray[Any], m: int) -> float:

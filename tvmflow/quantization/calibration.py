@@ -40,7 +40,7 @@ class Calibration:
 
     def channel_ranges(self) -> dict[str, Array]:
         """Return the largest magnitude per channel of every value."""
-        return {name: np.asarray(seen.channel_high) for name, seen in self.seen.items()}
+        return {name: np.asarray(observed.channel_high) for name, observed in self.seen.items()}
 
     def chunks(self) -> list[Arrays]:
         """Cut the samples into pieces that the graph takes, each small enough to keep all its values."""
@@ -89,8 +89,8 @@ def int8_scales(network: Network, run: Calibration, options: Int8Options) -> dic
     if options.observer not in OBSERVERS:
         raise UnknownNameError(f"no observer {options.observer!r}", legal=OBSERVERS)
     scales = {}
-    for name, seen in run.seen.items():
-        low, high = OBSERVERS[options.observer](seen, options.percentile, 255)
+    for name, observed in run.seen.items():
+        low, high = OBSERVERS[options.observer](observed, options.percentile, 255)
         scales[name] = asymmetric(low, high, options.activations)
     return _shared(network, scales)
 
@@ -112,13 +112,13 @@ def power_of_two_scales(network: Network, run: Calibration, names: set[str], *, 
     """
     scales = {}
     for group in [sorted(names)] if one else _groups(network, names):
-        seen = [run.seen[name] for name in group]
-        largest = [max(abs(s.low), abs(s.high)) for s in seen]
+        observed = [run.seen[name] for name in group]
+        largest = [max(abs(s.low), abs(s.high)) for s in observed]
         top, low = power_of_two(max(largest)), power_of_two(min(filter(None, largest), default=0.0))
         choices = [top]
         while choices[-1].scale > low.scale / 2**_FINEST:
             choices.append(replace(top, scale=choices[-1].scale / 2))
-        best = min(choices, key=lambda scale: sum(noise_share(s, scale) for s in seen))
+        best = min(choices, key=lambda scale: sum(noise_share(s, scale) for s in observed))
         scales.update(dict.fromkeys(group, best))
     return scales
 

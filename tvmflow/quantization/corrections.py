@@ -52,7 +52,7 @@ def correct_biases(
     return len(corrections)
 
 
-def _mean_correction(numbers: Array, layer: Layer, wanted: Array, column: tuple[int, ...]) -> Array:
+def _mean_correction(numbers: Array, layer: Layer, expected: Array, column: tuple[int, ...]) -> Array:
     """Return what to add per channel so that the mean after the activation is `wanted`.
 
     Compared after the activation, because an error in numbers that it cuts off is none. Where the activation lets only a
@@ -60,13 +60,13 @@ def _mean_correction(numbers: Array, layer: Layer, wanted: Array, column: tuple[
     """
     axes = tuple(axis for axis in range(numbers.ndim) if axis != 1)
     low, high = (
-        np.broadcast_to(np.asarray(limit, np.float64), wanted.shape).reshape(column)
+        np.broadcast_to(np.asarray(limit, np.float64), expected.shape).reshape(column)
         for limit in (layer.low, layer.high)
     )
-    correction = np.zeros(wanted.shape)
+    correction = np.zeros(expected.shape)
     for _ in range(_NEWTON_STEPS):
         moved = numbers + correction.reshape(column)
         active = ((moved > low) & (moved < high)).mean(axis=axes)
-        error = wanted - np.clip(moved, low, high).mean(axis=axes)
+        error = expected - np.clip(moved, low, high).mean(axis=axes)
         correction += np.where(active > _MIN_ACTIVE, error / np.maximum(active, _MIN_ACTIVE), 0.0)
     return correction

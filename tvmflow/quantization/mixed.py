@@ -82,19 +82,19 @@ class _Mixer:
             value, dtype = call_again(self._cast_constants(step, "float32"), self._widened), "float32"
         else:
             value = call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype))
-        made = self.builder.emit(value, step.name)
+        result = self.builder.emit(value, step.name)
         if low and dtype == "float32":
-            self._made_sum(step, made)
+            self._made_sum(step, result)
         else:
-            (self.low if low else self.high)[step.name] = made
+            (self.low if low else self.high)[step.name] = result
 
-    def _made_sum(self, step: Step, made: Any) -> None:
+    def _made_sum(self, step: Step, result: Any) -> None:
         """Keep a value in float32 for a reader that is alone; where several read it, it is stored, and so rounded."""
         if self.readers[step.name] == 1:
-            self.high[step.name] = made
+            self.high[step.name] = result
             self.sums.add(step.name)
         else:
-            self.low[step.name] = self._cast(made, self.rules.dtype, step.name)
+            self.low[step.name] = self._cast(result, self.rules.dtype, step.name)
 
     def _is_low(self, step: Step) -> bool:
         name = step.op.split(".")[-1]

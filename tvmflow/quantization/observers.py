@@ -63,72 +63,72 @@ class Observed:
 Observer = Callable[[Observed, float, int], tuple[float, float]]
 
 
-def _min_max(seen: Observed, _percentile: float, _levels: int) -> tuple[float, float]:
-    return seen.low, seen.high
+def _min_max(observed: Observed, _percentile: float, _levels: int) -> tuple[float, float]:
+    return observed.low, observed.high
 
 
-def _percentile(seen: Observed, percentile: float, _levels: int) -> tuple[float, float]:
+def _percentile(observed: Observed, percentile: float, _levels: int) -> tuple[float, float]:
     """Drop half of (100 - percentile) % at each end; an end at zero, where ReLU piles up, stays."""
-    total = seen.counts.sum()
+    total = observed.counts.sum()
     if not total:
-        return seen.low, seen.high
-    share = np.cumsum(seen.counts) / total
+        return observed.low, observed.high
+    share = np.cumsum(observed.counts) / total
     tail = (1 - percentile / 100) / 2
-    edges = np.linspace(seen.low, seen.high, BINS + 1)
+    edges = np.linspace(observed.low, observed.high, BINS + 1)
     low = float(edges[int(np.searchsorted(share, tail))])
     high = float(edges[min(int(np.searchsorted(share, 1 - tail)) + 1, BINS)])
-    return (seen.low if seen.low >= 0 else low), high
+    return (observed.low if observed.low >= 0 else low), high
 
 
-def _mse(seen: Observed, _percentile: float, levels: int) -> tuple[float, float]:
+def _mse(observed: Observed, _percentile: float, levels: int) -> tuple[float, float]:
     """Shrink the range in 100 steps (each end alone, then both) and keep the least mean squared error."""
-    if not seen.counts.any():
-        return seen.low, seen.high
-    best = (seen.low, seen.high)
+    if not observed.counts.any():
+        return observed.low, observed.high
+    best = (observed.low, observed.high)
     for ends in ((True, True), (True, False), (False, True)):
         start = best
-        error = _error(seen, start, levels)
+        error = _error(observed, start, levels)
         for factor in np.linspace(0.99, 0.2, 80):
             candidate = (start[0] * (factor if ends[0] else 1), start[1] * (factor if ends[1] else 1))
-            candidate_error = _error(seen, candidate, levels)
+            candidate_error = _error(observed, candidate, levels)
             if candidate_error < error:
                 best, error = candidate, candidate_error
     return best
 
 
-def _error(seen: Observed, limits: tuple[float, float], levels: int) -> float:
+def _error(observed: Observed, limits: tuple[float, float], levels: int) -> float:
     low, high = min(limits[0], 0.0), max(limits[1], 0.0)
     if high <= low:
         return float("inf")
     scale = (high - low) / levels
-    rounded = np.rint(np.clip(seen.centers, low, high) / scale) * scale
+    rounded = np.rint(np.clip(observed.centers, low, high) / scale) * scale
     # A range that represents a centre exactly would look free of error: add the spread inside a bin.
-    within = ((seen.high - seen.low) / BINS) ** 2 / 12
-    inside = (seen.centers >= low) & (seen.centers <= high)
-    squared = (rounded - seen.centers) ** 2 + within
+    within = ((observed.high - observed.low) / BINS) ** 2 / 12
+    inside = (observed.centers >= low) & (observed.centers <= high)
+    squared = (rounded - observed.centers) ** 2 + within
     squared = np.where(inside, np.maximum(squared, scale**2 / 12), squared)
-    return float((seen.counts * squared).sum())
+    return float((observed.counts * squared).sum())
 
 
-def noise_share(seen: Observed, scale: Scale) -> float:
+def noise_share(observed: Observed, scale: Scale) -> float:
     """Return the power that a scale's rounding and clipping add to a value's numbers, relative to their own power."""
-    if not seen.counts.any():
-        centers, counts = np.array([seen.high]), np.ones(1)
+    if not observed.counts.any():
+        centers, counts = np.array([observed.high]), np.ones(1)
     else:
-        centers, counts = seen.centers, seen.counts
+        centers, counts = observed.centers, observed.counts
     low, high = scale.limits
     outside = np.maximum(np.maximum(low - centers, centers - high), 0.0)
     noise = float((counts * (outside**2 + scale.scale**2 / 12)).sum())
     return noise / max(float((counts * centers**2).sum()), 1e-30)
 
 
-def _kl(seen: Observed, _percentile: float, levels: int) -> tuple[float, float]:
+def _kl(observed: Observed, _percentile: float, levels: int) -> tuple[float, float]:
     """Choose the threshold on |x| whose quantized histogram diverges least from the clipped one."""
-    if not seen.counts.any():
-        return seen.low, seen.high
-    largest = max(abs(seen.low), abs(seen.high))
-    counts, _ = np.histogram(np.abs(seen.centers), BINS, (0, largest), weights=seen.counts)
-    one_sided = seen.low >= 0
+    if not observed.counts.any():
+        return observed.low, observed.high
+    largest = max(abs(observed.low), abs(observed.high))
+    counts, _ = np.histogram(np.abs(observed.centers), BINS, (0, largest), weights=observed.counts)
+    one_sided = observed.low >= 0
     kept = levels + 1 if one_sided else (levels + 1) // 2
     counts[0] = counts[1] if one_sided else counts[0]  # exact zeros cost nothing, whatever the threshold
     best, threshold = np.inf, largest
@@ -136,7 +136,7 @@ def _kl(seen: Observed, _percentile: float, levels: int) -> tuple[float, float]:
         divergence = _divergence(counts[:stop], float(counts[stop:].sum()), kept)
         if divergence < best:
             best, threshold = divergence, largest * stop / BINS
-    return max(seen.low, -threshold), min(seen.high, threshold)
+    return max(observed.low, -threshold), min(observed.high, threshold)
 
 
 def _divergence(reference: Array, outliers: float, levels: int) -> float:

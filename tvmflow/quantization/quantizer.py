@@ -156,11 +156,11 @@ def _base(report: QuantizationReport) -> float:
     return 1.0 if report.float_score is None else report.float_score
 
 
-def _kept(network: Network, wanted: tuple[str, ...]) -> frozenset[str]:
+def _kept(network: Network, requested: tuple[str, ...]) -> frozenset[str]:
     """Resolve layer names, `first` (convolution or dense), `last`, `dense`. Raises UnknownNameError."""
     products = [layer.name for layer in network.layers if layer.kind in PRODUCTS]
     kept: set[str] = set()
-    for name in wanted:
+    for name in requested:
         if name in ("first", "last"):
             kept.update(products[:1] if name == "first" else products[-1:])
         elif name == DENSE:

@@ -90,8 +90,8 @@ class Candidate:
 
     def _inputs(self) -> Arrays:
         tensors = list(self.workspace.params.models[self.cell.model].tensors.values())
-        wanted = [RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors]
-        return random_inputs(tensors[0].shape[0], wanted, seed=0).inputs
+        specs = [RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors]
+        return random_inputs(tensors[0].shape[0], specs, seed=0).inputs
 
 
 def cost_of_one_run(backend: Backend, session: DeviceSession, model: RemoteModel) -> int | None:

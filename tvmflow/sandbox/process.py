@@ -51,10 +51,10 @@ class Policy:
     without: tuple[str, ...] = ()
     what: str = "the model"
 
-    def to_json(self, own: Path) -> dict[str, Any]:
+    def to_json(self, scratch: Path) -> dict[str, Any]:
         return {
             "reads": [*_SYSTEM, *_python_folders(), *(str(path.resolve()) for path in self.reads)],
-            "writes": [str(own), "/dev/null", *(str(path.resolve()) for path in self.writes)],
+            "writes": [str(scratch), "/dev/null", *(str(path.resolve()) for path in self.writes)],
             "memory_bytes": self.memory_bytes,
             "cpu_s": int(self.timeout_s * (os.cpu_count() or 1)) + 10,
             "processes": _threads_of_user() + 4096,
@@ -188,10 +188,10 @@ def run_in_sandbox(
     return reply
 
 
-def _environment(own: Path) -> dict[str, str]:
+def _environment(scratch: Path) -> dict[str, str]:
     """Return variables that tune libraries, and none that hold secrets or lead to files of the user."""
     kept = {k: v for k, v in os.environ.items() if k in _ENVIRONMENT or k.startswith(_ENVIRONMENT_PREFIXES)}
-    places = {"HOME": str(own), "TMPDIR": str(own), "USER": "sandbox", "TVMFLOW_CACHE": str(cache_folder())}
+    places = {"HOME": str(scratch), "TMPDIR": str(scratch), "USER": "sandbox", "TVMFLOW_CACHE": str(cache_folder())}
     return {**kept, **places, "PYTHONPATH": str(CODE_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 

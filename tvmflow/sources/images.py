@@ -42,8 +42,8 @@ class ImageRecipe:
 
 def decode_images(paths: list[str], recipe: dict[str, Any], out: str) -> list[int]:
     """Write the images of files to `out` as one .npy array (N, C, height, width) of float32; return its shape."""
-    wanted = ImageRecipe(**recipe)
-    images = np.stack([read_image(Path(path), wanted) for path in paths])
+    image_recipe = ImageRecipe(**recipe)
+    images = np.stack([read_image(Path(path), image_recipe) for path in paths])
     np.save(out, images)
     return list(images.shape)
 

@@ -84,8 +84,8 @@ def samples_of(
     """Return calibration and evaluation samples, and those to train on where the model has a data set."""
     tensors = model.tensors
     if model.dataset is None:
-        wanted = [datasets.RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors.values()]
-        inputs = datasets.random_inputs(random_samples, wanted, sizes.seed)
+        specs = [datasets.RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors.values()]
+        inputs = datasets.random_inputs(random_samples, specs, sizes.seed)
         return {"calibration": inputs, "evaluation": inputs}
     if isinstance(model.dataset, ImageFolder):
         ready = _folder_samples(model, model.dataset, root, read_images)

@@ -99,9 +99,9 @@ def _make(name: str, tool: ToolEnvironment, folder: Path) -> None:
             [sys.executable, "-m", "venv", str(unfinished)],
             [str(unfinished / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *tool.packages],
         ):  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
-            if done.returncode:
-                raise _not_made(name, tool, done.stderr.strip()[-400:])
+            completed = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
+            if completed.returncode:
+                raise _not_made(name, tool, completed.stderr.strip()[-400:])
         unfinished.rename(folder)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _not_made(name, tool, str(error)) from error

@@ -118,9 +118,9 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     before = (pixels_together(schedule, kernel),) if tiles else kernel.before
     behind = after = None
     if last is not None:
-        computed, wanted = _image(schedule, anchor, reduced), _image(schedule, block_ref(schedule, last), 0)
-        if computed != wanted:  # cut from wider rows; or padded for the next layer, which is a pass of its own
-            if computed[0] == wanted[0] and computed[1] > wanted[1]:
+        computed, expected = _image(schedule, anchor, reduced), _image(schedule, block_ref(schedule, last), 0)
+        if computed != expected:  # cut from wider rows; or padded for the next layer, which is a pass of its own
+            if computed[0] == expected[0] and computed[1] > expected[1]:
                 behind = block_ref(schedule, last)
             else:
                 after = last

@@ -112,12 +112,12 @@ def exchange(
     log = workspace.tuning_log(cell)
     backend = backend_for(workspace.params.targets[cell.target])
     workloads = _workloads(workspace, cell, backend) if export is not None or bring is not None else []
-    done: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     for source in merge:
         if not source.is_file():
             raise StoreError(f"no file {source}", "a log of tuning records (.jsonl)", "correct the path")
     if merge:
-        done["merged"], done["known already"] = merge_records(merge, log)
+        counts["merged"], counts["known already"] = merge_records(merge, log)
     if bring is not None:
         imported, kernels = import_metaschedule(bring, backend.kernel_kind), {w.key for w in workloads}
         known = {(r.workload, str(r.trace)) for r in read_records(log)}
@@ -125,15 +125,15 @@ def exchange(
         fresh = [r for r in usable if (r.workload, str(r.trace)) not in known]
         for record in fresh:
             append_record(log, record)
-        done["imported"], done["of other kernels"] = len(fresh), len(imported) - len(usable)
+        counts["imported"], counts["of other kernels"] = len(fresh), len(imported) - len(usable)
     records = read_records(log)
     if export is not None:
         best = best_of([r for r in records if r.device_kind == backend.kernel_kind])
-        done["exported"] = export_metaschedule(workloads, best, backend, export)
+        counts["exported"] = export_metaschedule(workloads, best, backend, export)
     for record in records:
         for name in (f"on {record.device_kind}", f"status {record.status}"):
-            done[name] = done.get(name, 0) + 1
-    return {**done, "records": len(records), "workloads": len({r.workload for r in records})}
+            counts[name] = counts.get(name, 0) + 1
+    return {**counts, "records": len(records), "workloads": len({r.workload for r in records})}
 
 
 def _workloads(workspace: Workspace, cell: Cell, backend: Backend) -> list[Workload]:

@@ -72,8 +72,8 @@ def tune(
     search = _Search(workloads, backend, rules, journal, folder, progress, watch)
     if search.wants_device():
         search.run(open_session)
-    wanted = {workload.key for workload in workloads}
-    search.report.best = best_of([record for record in journal.known() if record.workload in wanted])
+    keys = {workload.key for workload in workloads}
+    search.report.best = best_of([record for record in journal.known() if record.workload in keys])
     return search.report
 
 
@@ -245,18 +245,18 @@ class _Search:
 
     def _propose(self, fleet: Fleet, pool: BuildPool) -> list[_Candidate]:
         """Start to build the next round: candidates of the workloads that may win most."""
-        wanted = _ROUND * self.rules.fleet.slots
+        batch_size = _ROUND * self.rules.fleet.slots
         batch: list[_Candidate] = []
-        while len(batch) < wanted:
+        while len(batch) < batch_size:
             open_searches = [
                 search for search in self.searches if self._open(search) and search not in [c.search for c in batch]
             ]
             if not open_searches:
                 break
             search = max(open_searches, key=lambda t: (t.promise(), t.flops * t.workload.calls))
-            count = 1 if search.trials == 0 else max(wanted // 2, 1)
+            count = 1 if search.trials == 0 else max(batch_size // 2, 1)
             indices = search.tuner.ask(
-                min(count, self.rules.trials - search.trials - search.in_flight, wanted - len(batch))
+                min(count, self.rules.trials - search.trials - search.in_flight, batch_size - len(batch))
             )
             if not indices:
                 search.exhausted = True
