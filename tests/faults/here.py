@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.devices.rpc import session_here
+from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.fleet import FleetRules
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.search import SearchRules
@@ -24,26 +24,7 @@ QUICK_RULES = SearchRules(
 )  # fmt: skip
 
 
-class _Session:
-    name = "here"
-
-    def __init__(self) -> None:
-        import tvm
-
-        self.device = tvm.cpu()
-
-    def tensor(self, array: Any) -> Any:
-        import tvm
-
-        return tvm.runtime.tensor(np.ascontiguousarray(array), self.device)
-
-    def load(self, library: Path) -> Any:
-        import tvm
-
-        return tvm.runtime.load_module(str(library))
-
-
 @contextlib.contextmanager
 def here() -> Iterator[Any]:
     """Open a session with this process."""
-    yield _Session()
+    yield session_here(CpuBackend(host_target()))

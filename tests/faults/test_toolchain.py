@@ -41,9 +41,9 @@ from tvmflow.tuning.state import TuneReport
 TARGET = host_target()
 BACKEND = CpuBackend(TARGET)
 KERNEL = canary_workload()
-_found = BACKEND.template_for(KERNEL.function)
-assert _found is not None
-TEMPLATE, KNOBS = _found[0].name, _found[1]
+_match = BACKEND.template_for(KERNEL.function)
+assert _match is not None
+TEMPLATE, KNOBS = _match[0].name, _match[1]
 
 
 @pytest.fixture(autouse=True)
