@@ -92,8 +92,8 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
         context.progress("building: network.so", 0, 0)
         network = _network_of(context, description, outputs)
         path = context.out / "network.so"
-        manifest["network"] = write_network(path, scheduled, network, target.cc)
-        link_rpc(context.out / "rpc.so", target.cc)
+        manifest["network"] = write_network(path, scheduled, network, target.compiler)
+        link_rpc(context.out / "rpc.so", target.compiler)
         if golden is not None:
             check_equal("build", golden, golden_outputs(context, OpenedNetwork(path, target.threads)))
     (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")

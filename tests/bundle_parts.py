@@ -18,6 +18,7 @@ from tvmflow.building.library import build_scheduled
 from tvmflow.building.runtime import digest_of_runtime
 from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
 from tvmflow.bundle.part import Part
+from tvmflow.compilers import Command
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
 from tvmflow.passes.canonicalize import canonicalize
@@ -60,7 +61,7 @@ def small_part(folder: Path, labels: tuple[str, ...] = LABELS, version: str = "3
     for stage in _STAGES:
         (folder / stage).mkdir(parents=True)
     network = Network(CELL, (SPEC,), ("scores",), 2, labels)
-    built = write_network(folder / "build" / "network.so", scheduled, network, "gcc")
+    built = write_network(folder / "build" / "network.so", scheduled, network, Command(("gcc",)))
     (folder / "build" / "library.so").write_bytes(f"the form for TVM of {labels}".encode())
     x = np.random.default_rng(0).standard_normal((4, 3, 12, 12), dtype=np.float32)
     save_arrays(folder / "fetch" / "golden.npz", x=(x,))

@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give the session a home, so that no test reads or writes the user's; git and DVC get what they need there."""
     home = tmp_path_factory.mktemp("home")
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmflow-tests" / "arm64"
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmflow-tests"
     before, threads = dict(os.environ), set(threading.enumerate())
     os.environ.update(PRIVACY)
     for name in ("PREFECT_API_URL", "TVM_TRACKER_HOST", "TVM_TRACKER_PORT", "TVMFLOW_ROOT", "DVC_STAGE", "DVC_ROOT"):
@@ -65,7 +65,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["HOME"] = str(home)
     # Tool environments take minutes to install: once for all processes.
     os.environ.setdefault("TVMFLOW_CACHE", str(shared_folder(tmp_path_factory) / "cache"))
-    _link_kept(Path(os.environ["TVMFLOW_CACHE"]) / "arm64", kept)
+    for name in ("arm64", "zig"):
+        _link_kept(Path(os.environ["TVMFLOW_CACHE"]) / name, kept / name)
     os.environ["DVC_SITE_CACHE_DIR"] = str(home / "dvc-site")
     os.environ["DVC_GLOBAL_CONFIG_DIR"] = os.environ["DVC_SYSTEM_CONFIG_DIR"] = str(home / "dvc-config")
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -81,7 +82,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _link_kept(place: Path, kept: Path) -> None:
-    """Let a folder of the session's cache be one that outlives it: the emulated system takes a download, and never changes."""
+    """Let a folder of the session's cache be one that outlives it: what takes a download or a minute to make, and never changes."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
         if not place.exists():

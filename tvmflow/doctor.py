@@ -11,8 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from tvmflow.compilers import compiler_named, debian_package
 from tvmflow.errors import TvmflowError, UsageError, first_line
-from tvmflow.toolchain import debian_package, installed
+from tvmflow.params import TargetEntry
+from tvmflow.toolchain import installed
 from tvmflow.workspace import find_workspace
 
 Level = Literal["ok", "warning", "broken"]
@@ -115,25 +117,32 @@ def _threads() -> Iterator[Finding]:
 
 
 def _tools(root: Path | None) -> Iterator[Finding]:
-    wanted = {"g++": "every target", "git": "records"}
-    try:
-        for name, target in find_workspace(root).params.targets.items():
-            if target.cc:
-                wanted.setdefault(target.cc, f"target {name}")
-    except TvmflowError:
-        pass
-    for tool, who in wanted.items():
+    for tool, who in (("g++", "every target"), ("git", "records")):
         path = shutil.which(tool)
         if path:
             yield Finding("ok", tool, path)
         else:
-            level: Level = "broken" if tool == "g++" else "warning"
-            yield Finding(
-                level,
-                tool,
-                "not on PATH",
-                f"install it (Debian: apt-get install {debian_package(tool)}); {who} needs it",
-            )
+            hint = f"install it (Debian: apt-get install {debian_package(tool)}); {who} needs it"
+            yield Finding("broken" if tool == "g++" else "warning", tool, "not on PATH", hint)
+    try:
+        targets = find_workspace(root).params.targets
+    except TvmflowError:
+        return
+    for name, target in targets.items():
+        yield from _compiler(name, target)
+
+
+def _compiler(name: str, target: TargetEntry) -> Iterator[Finding]:
+    """Say what links the libraries of a target, where it is not this machine's own compiler."""
+    from tvmflow.backends.table import backend_for
+
+    try:
+        resolved = backend_for(target).target
+        if resolved.cc != "g++":
+            resolved.compiler  # noqa: B018  (raises where something lacks)
+            yield Finding("ok", f"compiler of {name}", compiler_named(resolved.cc).version())
+    except TvmflowError as error:
+        yield Finding("warning", f"compiler of {name}", error.found, error.hint)
 
 
 def _runtime() -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Rows of other packages: a table is what tvmflow ships and what installed packages add by entry points.
 
 A package adds a row with an entry point of the group `tvmflow.TABLE`: tvmflow.frontends, tvmflow.backends, tvmflow.tuners,
-tvmflow.transports. Names are read from the metadata of packages; a row is imported when it is asked for. Installing a package is what
+tvmflow.transports, tvmflow.compilers. Names are read from the metadata of packages; a row is imported when it is asked for. Installing a package is what
 trusts its code, as it is for every package.
 """
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.backends.table import backend_for
+from tvmflow.compilers import compiler_named
 from tvmflow.devices.table import transport_of
 from tvmflow.errors import DeviceUnknownError, ModelFileError, SourceError, StoreError, ToolchainError, UsageError
 from tvmflow.frontends.table import FRONTENDS
@@ -18,7 +19,7 @@ from tvmflow.params import DTYPES, Cell, DeviceEntry, InputTensor, ModelEntry
 from tvmflow.sandbox.process import Policy, run_in_sandbox
 from tvmflow.sources.weights import local_file
 from tvmflow.stages import AnyStage
-from tvmflow.toolchain import debian_package, version
+from tvmflow.toolchain import version
 from tvmflow.workspace import Workspace
 
 MAX_BYTES = 2 << 30  # files over that are left to the import, which reads them in parts
@@ -39,11 +40,14 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> 
         check_model(workspace, cell.model)
     resolved = backend_for(target).target
     tools = {tool for stage in todo for tool in stage.toolchain(stage.settings(workspace, cell))}
-    if f"cc:{resolved.cc}" in tools and shutil.which(resolved.cc) is None:
-        raise ToolchainError(
-            f"no compiler {resolved.cc!r} on PATH, which target {cell.target!r} links with", f"{resolved.cc} on PATH",
-            f"install it (Debian: apt-get install {debian_package(resolved.cc)}), or name another one with targets.{cell.target}.cc",
-        )  # fmt: skip
+    if f"cc:{resolved.cc}" in tools:
+        try:
+            compiler_named(resolved.cc).command(resolved.mtriple)
+        except ToolchainError as error:
+            raise ToolchainError(
+                f"{error.found}, which target {cell.target!r} links with", error.expected,
+                f"{error.hint}; or name another one with targets.{cell.target}.cc",
+            ) from None  # fmt: skip
     if any(stage.measures_device for stage in todo):
         _check_device(cell.target, target.device)
     free = shutil.disk_usage(workspace.root).free

@@ -23,7 +23,7 @@ _OWN_PACKAGES = ("tasks", "tvmflow")
 # These run, watch, record or print what was made; they cannot change it. What params.yaml and the tools say is in the recipe
 # as values, so how it was read is not.
 _NOT_IN_KEY = (
-    "tasks.__main__", "tasks.table", "tvmflow.api", "tvmflow.bounds", "tvmflow.cli", "tvmflow.digests", "tvmflow.errors", "tvmflow.ledger", "tvmflow.model_params",
+    "tasks.__main__", "tasks.table", "tvmflow.api", "tvmflow.bounds", "tvmflow.cli", "tvmflow.compilers", "tvmflow.digests", "tvmflow.errors", "tvmflow.ledger", "tvmflow.model_params",
     "tvmflow.options", "tvmflow.plugins", "tvmflow.param_keys", "tvmflow.params", "tvmflow.progress", "tvmflow.recipe", "tvmflow.report",
     "tvmflow.sandbox", "tvmflow.stage_params", "tvmflow.stages", "tvmflow.toolchain", "tvmflow.workspace", "tvmflow.yaml_files",
 )  # fmt: skip

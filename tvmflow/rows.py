@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tvmflow.backends.table import BACKENDS
+from tvmflow.compilers import COMPILERS
 from tvmflow.devices.table import TRANSPORTS
 from tvmflow.errors import ParamsError, TvmflowError, did_you_mean
 from tvmflow.evaluation.metrics import METRICS
@@ -38,6 +39,7 @@ def packages_of(params: Params, cell: Cell, reads: Iterable[str]) -> dict[str, s
         ("models.{model}.framework", FRONTENDS, model.framework),
         ("models.{model}.metric", METRICS, model.metric),
         ("targets.{target}.kind", BACKENDS, target.kind),
+        ("targets.{target}.cc", COMPILERS, target.cc if target.cc in COMPILERS else None),
         ("targets.{target}.device.transport", TRANSPORTS, target.device.transport),
         ("tune.tuner", TUNERS, params.tune.tuner),
     )

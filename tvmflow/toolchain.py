@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tvmflow.artifacts import digest_of, write_atomic
+from tvmflow.compilers import compiler_named
 from tvmflow.errors import TvmflowError, UnknownNameError
 from tvmflow.sources.tool_environments import toolchain_file
 
@@ -148,11 +149,6 @@ def installed(package: str) -> str:
     return "absent"
 
 
-def debian_package(compiler: str) -> str:
-    """Return the Debian package of a compiler."""
-    return f"g++-{compiler.removesuffix('-g++')}" if compiler.endswith("-linux-gnu-g++") else compiler
-
-
 def version(tool: str) -> str:
     """Return the version of one tool of the table, 'absent' when it is not installed."""
     if tool == "llvm":
@@ -160,7 +156,7 @@ def version(tool: str) -> str:
     if tool == "codegen":
         return _CODEGEN
     if tool.startswith("cc:"):
-        return _compiler_version(tool[3:])
+        return compiler_named(tool[3:]).version()
     if tool.startswith("tool:"):
         from tvmflow.sources.tool_environments import tool_version
 
@@ -168,15 +164,6 @@ def version(tool: str) -> str:
     if tool not in _PACKAGES:
         raise UnknownNameError(f"no tool {tool!r}", legal=[*_PACKAGES, "llvm", "codegen", "cc:NAME"])
     return installed(_PACKAGES[tool])
-
-
-@functools.cache
-def _compiler_version(name: str) -> str:
-    try:
-        done = subprocess.run([name, "--version"], capture_output=True, text=True, timeout=20, check=False)
-    except OSError:
-        return "absent"
-    return done.stdout.splitlines()[0] if done.stdout else "absent"
 
 
 def versions(tools: tuple[str, ...]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import yaml
 from tasks.table import STAGES
 from tests.conftest import REPOSITORY
 from tests.recording import general_key, keys_read, leaves
+from tvmflow.compilers import compiler_for
 from tvmflow.digests import Digests
 from tvmflow.errors import TvmflowError
 from tvmflow.params import Cell, Params, load_params
@@ -217,7 +218,14 @@ COMPILER = (
     *IR, "tvmflow/backends", "tvmflow/building", "tvmflow/kernels", "tvmflow/passes", "tvmflow/targets",
     "tvmflow/templates", "tvmflow/tuning/traces.py", "tvmflow/vta/config.py",
 )  # fmt: skip
-DEVICE = ("tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/targets", "tvmflow/vta/config.py")
+DEVICE = (
+    "tasks/device.py",
+    "tvmflow/backends",
+    "tvmflow/compilers.py",
+    "tvmflow/devices",
+    "tvmflow/targets",
+    "tvmflow/vta/config.py",
+)
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {
     "fetch": (
@@ -277,6 +285,6 @@ def test_a_stage_that_compiles_or_links_says_so(name: str, root: Path) -> None:
     tools = stage.toolchain(stage.settings(workspace, workspace.params.cell("digits_torch@rk3399:float32")))
     code = " ".join((REPOSITORY / file).read_text() for file in code_of(stage.module, stage.runs))
     links = "export_library(" in code and name in ("tune", "build")
-    assert ("cc:aarch64-linux-gnu-g++" in tools) == links
+    assert (f"cc:{compiler_for('aarch64-linux-gnu')}" in tools) == links
     assert ("xgboost" in tools) == ("import xgboost" in code)
     assert ("llvm" in tools) == ("tvm.compile(" in code)

@@ -14,6 +14,7 @@ from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.self_contained import Network, link_rpc, write_network
+from tvmflow.compilers import Command
 from tvmflow.devices.remote_network import Form, RemoteNetwork, in_machine, shipped
 from tvmflow.devices.rpc import RemoteLibrary
 from tvmflow.devices.session import DeviceSession, open_session
@@ -39,8 +40,8 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     scheduled = build_scheduled(packed(canonicalize(load_source(folder, description).to_relax())), backend, {})
     backend.export(scheduled.executable, folder / "library.so")
     network = Network("any@host:float32", description.inputs, OUTPUTS[request.param], 2)
-    made = write_network(folder / "network.so", scheduled, network, "g++")
-    link_rpc(folder / "rpc.so", "g++")
+    made = write_network(folder / "network.so", scheduled, network, Command(("g++",)))
+    link_rpc(folder / "rpc.so", Command(("g++",)))
     outputs = [
         {"name": name, "shape": list(x.shape), "dtype": str(x.dtype)}
         for name, x in zip(OUTPUTS[request.param], _outputs(folder, request.param), strict=True)

@@ -16,6 +16,7 @@ from tests.conftest import CELL, REPOSITORY, SLUG
 from tvmflow.building.image_table import ImageInput
 from tvmflow.building.plan import Memory, Plan, Value
 from tvmflow.building.self_contained import Network, OpenedNetwork, link
+from tvmflow.compilers import Command
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.model_params import Preprocess
 from tvmflow.sources.preprocessing import recipe_for, value_table
@@ -39,7 +40,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = Plan(memories, values, (), (0,), (1,), ((0, 1),), ())
     image = ImageInput(recipe_for([shape], how), value_table(1, how, "float32"))
     network = Network("tiny@host:float32", (TensorSpec("x", shape),), ("scores",), 2, LABELS, image)
-    link(path, SimpleNamespace(mod=SimpleNamespace(imports=[])), plan, network, "g++")
+    link(path, SimpleNamespace(mod=SimpleNamespace(imports=[])), plan, network, Command(("g++",)))
     return path
 
 

@@ -17,6 +17,7 @@ from tests.conftest import REPOSITORY
 from tvmflow.building.image_table import ImageInput
 from tvmflow.building.plan import Memory, Plan, Value
 from tvmflow.building.self_contained import Network, OpenedNetwork, link
+from tvmflow.compilers import Command
 from tvmflow.errors import SourceError
 from tvmflow.evaluation.predict import predictions
 from tvmflow.frontends.source_model import TensorSpec
@@ -158,7 +159,13 @@ def test_a_built_library_has_the_preprocessing_of_its_model(tmp_path: Path) -> N
     shape, how = (2, 3, 20, 24), Preprocess.model_validate({"preset": "torchvision"})
     image = ImageInput(recipe_for([shape], how), value_table(3, how, "float32"))
     network = Network("any@host:any", (TensorSpec("x", shape),), ("y",), 2, image=image)
-    link(tmp_path / "network.so", SimpleNamespace(mod=SimpleNamespace(imports=[])), _handing_out(shape), network, "g++")
+    link(
+        tmp_path / "network.so",
+        SimpleNamespace(mod=SimpleNamespace(imports=[])),
+        _handing_out(shape),
+        network,
+        Command(("g++",)),
+    )
     opened = OpenedNetwork(tmp_path / "network.so", 2).network
     frames, expected = [], []
     for at, size in enumerate([(90, 60), (31, 200)]):

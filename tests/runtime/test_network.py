@@ -19,6 +19,7 @@ from tvmflow.building.library import LoadedLibrary, Scheduled, build_scheduled
 from tvmflow.building.plan import Plan, Value, check, plan_of
 from tvmflow.building.runtime import RUNTIME
 from tvmflow.building.self_contained import Network, OpenedNetwork, kernel_objects, write_network
+from tvmflow.compilers import Command
 from tvmflow.errors import StageError
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
@@ -103,7 +104,7 @@ def _check_same(
 ) -> OpenedNetwork:
     """Run every sample on memory that is not new, on several numbers of threads."""
     path = folder / "network.so"
-    write_network(path, scheduled, _network(scheduled.module, outputs), "g++")
+    write_network(path, scheduled, _network(scheduled.module, outputs), Command(("g++",)))
     reference = _machine(scheduled.executable)
     for threads in (1, 3):
         network = OpenedNetwork(path, threads)
@@ -147,7 +148,7 @@ def test_the_file_needs_the_c_library_alone_and_is_the_same_each_time(scheduled:
     network = _network(scheduled.module, ("scores", "features"))
     for name in ("network.so", "again/network.so"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        made = write_network(tmp_path / name, scheduled, network, "g++")
+        made = write_network(tmp_path / name, scheduled, network, Command(("g++",)))
     assert (tmp_path / "network.so").read_bytes() == (tmp_path / "again" / "network.so").read_bytes()
 
     def read(*options: str) -> str:
@@ -219,7 +220,7 @@ def test_an_app_in_c_needs_a_compiler_and_the_header_alone(scheduled: Scheduled,
         network = replace(
             _network(scheduled.module, ("scores", "features")), cell=f"{name}@host:float32", labels=("cat", "dog")
         )
-        made = write_network(tmp_path / f"lib{name}_host_float32.so", scheduled, network, "g++")
+        made = write_network(tmp_path / f"lib{name}_host_float32.so", scheduled, network, Command(("g++",)))
         assert made["soname"] == f"lib{name}_host_float32.so"  # of its own, or a process could have but one of them
     (tmp_path / "app.c").write_text(_APP)
     command = [

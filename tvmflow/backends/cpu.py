@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.backends.backend import Backend
-from tvmflow.errors import TvmflowError
+from tvmflow.compilers import compiler_for
+from tvmflow.errors import ToolchainError, last_words
 from tvmflow.options import read_options
 from tvmflow.targets.cpu_features import CpuFeatures, cpu_features_of
 from tvmflow.targets.processors import check_processor
@@ -30,7 +31,7 @@ class CpuBackend(Backend):
         check_processor(mcpu, mtriple, (*attributes, *entry.mattr))
         return ResolvedTarget(
             kind=entry.kind, mcpu=mcpu, mtriple=mtriple, mattr=(*attributes, *entry.mattr), threads=entry.threads,
-            cc=entry.cc or "g++", options=read_options(cls.options, entry.options, entry.kind).model_dump(mode="json"),
+            cc=entry.cc or compiler_for(mtriple), options=read_options(cls.options, entry.options, entry.kind).model_dump(mode="json"),
         )  # fmt: skip
 
     def tvm_target(self) -> Any:
@@ -89,23 +90,20 @@ class CpuBackend(Backend):
 
     def export(self, executable: Any, path: Path) -> None:
         """Link the executable into a shared library with the target's compiler."""
-        from tvm.support import cc
-
-        compiler = self.target.cc
+        compiler = self.target.compiler
 
         def link(output: str, objects: Any, options: Any = None, **_ignored: Any) -> None:
             # No build id and sorted input: the same objects give the same bytes.
-            cc.create_shared(output, objects, [*(options or []), "-Wl,--build-id=none"], cc=compiler)
+            given = [*(options or []), "-Wl,--build-id=none"]
+            files = [objects] if isinstance(objects, str) else list(objects)
+            done = subprocess.run(
+                compiler.line("-shared", "-fPIC", "-o", output, *given, *files), capture_output=True, check=False
+            )
+            if done.returncode:
+                said = last_words(done.stderr or done.stdout)
+                raise ToolchainError(f"{self.target.cc} does not link the library: {said}", "a linker for the target")
 
         link.output_format = "so"  # type: ignore[attr-defined]
-        try:
-            subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=30)
-        except (OSError, subprocess.SubprocessError):
-            raise TvmflowError(
-                f"no C++ compiler {compiler!r}",
-                "the compiler of the target on PATH",
-                "install it, or set cc: of the target",
-            ) from None
         executable.export_library(str(path), fcompile=link)
 
 

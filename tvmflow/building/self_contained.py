@@ -22,6 +22,7 @@ from tvmflow.building.image_table import ImageInput, image_tables
 from tvmflow.building.library import Scheduled
 from tvmflow.building.plan import Plan, Value, plan_of
 from tvmflow.building.runtime import ABI_VERSION, RUNTIME
+from tvmflow.compilers import Command
 from tvmflow.errors import StageError
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.allocate_tensors import ALIGNMENT
@@ -73,7 +74,7 @@ class Network:
         return re.sub(r"[^A-Za-z0-9]+", "_", self.cell)
 
 
-def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: str) -> dict[str, Any]:
+def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: Command) -> dict[str, Any]:
     """Write the shared object of a network; returns what its manifest says. Raises StageError where there can be none."""
     plan = plan_of(scheduled.module)
     link(path, scheduled.executable, plan, network, compiler)
@@ -84,7 +85,7 @@ def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: 
     }  # fmt: skip
 
 
-def link(path: Path, executable: Any, plan: Plan, network: Network, compiler: str) -> None:
+def link(path: Path, executable: Any, plan: Plan, network: Network, compiler: Command) -> None:
     """Link kernels, plan, weights and runtime. Raises StageError where the compiler refuses."""
     with tempfile.TemporaryDirectory(prefix="tvmflow-link-") as name:
         folder = Path(name)
@@ -104,20 +105,20 @@ def link(path: Path, executable: Any, plan: Plan, network: Network, compiler: st
                 f"-ffile-prefix-map={folder}=.",
                 f"-ffile-prefix-map={RUNTIME}=runtime",
             ]
-            _run([compiler, *_COMPILE, *include, "-c", str(source), "-o", str(objects[-1])], folder)
+            _run(compiler.line(*_COMPILE, *include, "-c", str(source), "-o", str(objects[-1])), folder)
         objects.append(folder / "constants.o")
-        _run([compiler, "-c", "constants.S", "-o", str(objects[-1])], folder)
+        _run(compiler.line("-c", "constants.S", "-o", str(objects[-1])), folder)
         names = [str(file.relative_to(folder)) for file in objects]
         own = [f"-Wl,--version-script={folder / 'exports.map'}", f"-Wl,-soname,{network.soname}"]
-        _run([compiler, *_LINK, *own, "-o", str(path), *names, "-lm", "-pthread"], folder)
+        _run(compiler.line(*_LINK, *own, "-o", str(path), *names, "-lm", "-pthread"), folder)
 
 
-def link_rpc(path: Path, compiler: str) -> None:
+def link_rpc(path: Path, compiler: Command) -> None:
     """Link what lets TVM's RPC server run a library of this architecture. Raises StageError where the compiler refuses."""
     include = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}", f"-ffile-prefix-map={RUNTIME}=runtime"]
     source = ["-fvisibility=default", str(RUNTIME / "rpc" / "rpc.c"), "-x", "none"]
     _run(
-        [compiler, *_COMPILE, *include, *source, *_LINK, f"-Wl,-soname,{path.name}", "-o", str(path), "-ldl"],
+        compiler.line(*_COMPILE, *include, *source, *_LINK, f"-Wl,-soname,{path.name}", "-o", str(path), "-ldl"),
         path.parent,
     )
 

@@ -6,6 +6,7 @@ import platform
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tvmflow.compilers import Command, compiler_named
 from tvmflow.params import TargetEntry
 from tvmflow.toolchain import probe
 
@@ -34,6 +35,11 @@ class ResolvedTarget:
     def runs_here(self) -> bool:
         """Whether this machine can execute the library, as far as the architecture goes."""
         return self.mtriple.split("-")[0] == platform.machine()
+
+    @property
+    def compiler(self) -> Command:
+        """Return how the target's compiler is called, which links too. Raises ToolchainError."""
+        return compiler_named(self.cc).command(self.mtriple)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "mattr": list(self.mattr)}
