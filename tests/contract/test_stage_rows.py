@@ -218,14 +218,7 @@ COMPILER = (
     *IR, "tvmflow/backends", "tvmflow/building", "tvmflow/kernels", "tvmflow/passes", "tvmflow/targets",
     "tvmflow/templates", "tvmflow/tuning/traces.py", "tvmflow/vta/config.py",
 )  # fmt: skip
-DEVICE = (
-    "tasks/device.py",
-    "tvmflow/backends",
-    "tvmflow/compilers.py",
-    "tvmflow/devices",
-    "tvmflow/targets",
-    "tvmflow/vta/config.py",
-)
+DEVICE = ("tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/targets", "tvmflow/vta/config.py")
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {
     "fetch": (
