@@ -117,7 +117,7 @@ def test_a_machine_that_cannot_build_is_said_and_no_schedule_blamed(shared: tupl
     pool._broken = None
     assert _build(pool).status == OK, "the same process builds again"
     hidden = compiler.path.rename(compiler.path.with_name("hidden"))
-    with pytest.raises(ToolchainError, match="no C\\+\\+ compiler"):
+    with pytest.raises(ToolchainError, match="no compiler"):
         _build(pool)
     with pytest.raises(ToolchainError):  # at once: nothing more is tried
         pool.build(KERNEL, TEMPLATE, KNOBS[1]).result(timeout=5)
