@@ -52,17 +52,17 @@ function ratioText(ratio) {
 
 // How many times faster than a peer the library is, as the scorecard says it.
 function peerOf(card, name) {
-  const found = card.advantages[name];
-  if (!found) return null;
-  const {low, high, reason} = found;
+  const advantage = card.advantages[name];
+  if (!advantage) return null;
+  const {low, high, reason} = advantage;
   if (typeof low !== "number") return {text: reason ?? "–", verdict: "tie"};
-  const verdict = found.times_faster === null ? "tie" : verdictOf(low, high, "high");
+  const verdict = advantage.times_faster === null ? "tie" : verdictOf(low, high, "high");
   const range = `${number(low)} to ${number(high)}`;
-  const center = found.times_faster ?? Math.sqrt(low * high);
+  const center = advantage.times_faster ?? Math.sqrt(low * high);
   return {center, low, high, verdict, text: verdict === "tie" ? `no difference shown (${range})` : `${number(center)}x (${range})`};
 }
 
-const latencyText = (found) => (found.steady ? ms(found.median_ms) : found.reason ?? "unsteady");
+const latencyText = (latency) => (latency.steady ? ms(latency.median_ms) : latency.reason ?? "unsteady");
 
 function computeText(card) {
   if (card.part && card.part.simulated) return `≈ ${ms(card.part.estimated_ms)}, simulated`;

@@ -25,8 +25,8 @@ function ratioTicks(low, high, width) {
   return chosen;
 }
 
-function ratioChart(width, found, axis) {
-  const rows = keyed(found.filter((row) => typeof row.low === "number"));
+function ratioChart(width, ratios, axis) {
+  const rows = keyed(ratios.filter((row) => typeof row.low === "number"));
   if (!rows.length) return null;
   const low = Math.min(0.9, d3.min(rows, (row) => row.low)) / 1.05, high = Math.max(1.1, d3.max(rows, (row) => row.high)) * 1.08;
   return plot(width, {

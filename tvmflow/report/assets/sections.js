@@ -26,8 +26,8 @@ function matrixCell(cell) {
   if (compute.steady && !simulated && typeof compute.low_ms === "number") lines.push(h("small", null, rangeText(compute)));
   if (card.accuracy) lines.push(h("small", null, `${percent(card.accuracy.built)} (source ${percent(card.accuracy.source)})`));
   for (const name of Object.keys(card.peers)) {
-    const found = peerOf(card, name);
-    if (found) lines.push(h("small", null, `${name} `, h("span", {class: found.verdict}, found.text)));
+    const peer = peerOf(card, name);
+    if (peer) lines.push(h("small", null, `${name} `, h("span", {class: peer.verdict}, peer.text)));
   }
   if (champion) lines.push(badge(champion.sha256 === last.sha256 ? `★ champion, version ${champion.version_number}` : `★ champion is version ${champion.version_number}`));
   else lines.push(h("small", null, "no champion"));
@@ -79,10 +79,10 @@ function compareSection(cells, width, state, redraw) {
     both("version", (row) => [versionLink(row.owner, row), roles(row)]), both("run", runLink), both("commit", (row) => code(row.commit.slice(0, 12) || "–")),
   ];
   const between = a.owner === b.owner ? a.owner.history.slice(Math.min(a.at, b.at) + 1, Math.max(a.at, b.at) + 1).flatMap((row) => row.changed) : [];
-  const found = [{label: `B / A: ${b.cell}`, text: "", ...ratio}];
+  const ratios = [{label: `B / A: ${b.cell}`, text: "", ...ratio}];
   return [
     h("h2", null, "Compare"), h("div", {class: "pair"}, choose("A", a), choose("B", b)),
-    h("p", null, "Latency of B / A: ", ratioText(ratio)), ratio.verdict ? chart("compare", ratioChart(width, found, "latency of B / A"), "") : "",
+    h("p", null, "Latency of B / A: ", ratioText(ratio)), ratio.verdict ? chart("compare", ratioChart(width, ratios, "latency of B / A"), "") : "",
     h("div", {class: "both"}, table([["", "left"], ["A", ""], ["B", ""]], rows)), between.length ? [h("h3", null, "What changed between them"), h("ul", null, between.map((line) => h("li", null, line)))] : "", note("compare"),
   ];
 }
@@ -106,20 +106,20 @@ function trendSection(cells, width) {
 
 function formsSection(cells) {
   const columns = [["cell", "left name"], ...data.forms.map((name) => [name, ""]), ...data.steps.map((name) => [name.replace("-", " → "), ""])];
-  const step = (found) => (found ? [found.top1_agreement === null || found.top1_agreement === undefined ? "" : percent(found.top1_agreement), h("small", null, `${number(found.max_relative_error, 2)}${typeof found.sqnr_db === "number" ? `, ${number(found.sqnr_db)} dB` : ""}`)] : "–");
+  const step = (agreement) => (agreement ? [agreement.top1_agreement === null || agreement.top1_agreement === undefined ? "" : percent(agreement.top1_agreement), h("small", null, `${number(agreement.max_relative_error, 2)}${typeof agreement.sqnr_db === "number" ? `, ${number(agreement.sqnr_db)} dB` : ""}`)] : "–");
   const lines = cells.map(({card}) => [code(card.cell), ...data.forms.map((name) => percent(card.accuracy?.[name])), ...data.steps.map((name) => step(card.agreement_by_step[name]))]);
   return [h("h2", null, "Accuracy after each stage"), table(columns, lines), note("forms"), cells.map(layersOf)];
 }
 
 function layersOf(cell) {
-  const found = cell.card.quantization;
-  if (!found.layers) return "";
-  const goal = found.goal_met === null || found.goal_met === undefined ? "" : `; the goal of max_drop is ${found.goal_met ? "met" : "not met"}`;
-  const moved = found.moved_to_float?.length ? `; moved back to float32: ${found.moved_to_float.join(", ")}` : "";
+  const quantization = cell.card.quantization;
+  if (!quantization.layers) return "";
+  const goal = quantization.goal_met === null || quantization.goal_met === undefined ? "" : `; the goal of max_drop is ${quantization.goal_met ? "met" : "not met"}`;
+  const moved = quantization.moved_to_float?.length ? `; moved back to float32: ${quantization.moved_to_float.join(", ")}` : "";
   const decibel = (x) => (typeof x === "number" ? `${x.toFixed(1)} dB` : "–");
   const columns = [["layer", "left"], ["dtype", "left"], ["SQNR alone", ""], ["SQNR in its place", ""], ["scale", ""], ["zero point", ""], ["clipped", ""]];
-  const make = () => table(columns, found.layers.map((row) => [[code(row.name), row.name === found.worst ? [" ", badge("most noise")] : ""], row.dtype ?? row.form ?? "", decibel(row.sqnr_db), decibel(row.total_sqnr_db), number(row.scale), row.zero_point ?? "–", percent(row.clipped, 3)]));
-  return folded([code(nameOf(cell)), `: SQNR of the outputs ${decibel(found.output_sqnr_db)} on ${found.samples} calibration samples${moved}${goal}`], make);
+  const make = () => table(columns, quantization.layers.map((row) => [[code(row.name), row.name === quantization.worst ? [" ", badge("most noise")] : ""], row.dtype ?? row.form ?? "", decibel(row.sqnr_db), decibel(row.total_sqnr_db), number(row.scale), row.zero_point ?? "–", percent(row.clipped, 3)]));
+  return folded([code(nameOf(cell)), `: SQNR of the outputs ${decibel(quantization.output_sqnr_db)} on ${quantization.samples} calibration samples${moved}${goal}`], make);
 }
 
 function profileSection(cells, width, state, redraw) {
