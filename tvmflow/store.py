@@ -241,7 +241,7 @@ class Store:
             return None
         record, elsewhere = known
         for name, expected in record.outputs.items():
-            if not any(self._is(place, expected) for place in self._places(name, expected, elsewhere)):
+            if not any(self._holds_file(place, expected) for place in self._places(name, expected, elsewhere)):
                 return None
         return record
 
@@ -261,7 +261,7 @@ class Store:
         cache = self.workspace.root / ".dvc" / "cache" / "files" / "md5"
         return [*(place / name for place in elsewhere), cache / expected.md5[:2] / expected.md5[2:]]
 
-    def _is(self, place: Path, expected: OutputFile) -> bool:
+    def _holds_file(self, place: Path, expected: OutputFile) -> bool:
         try:
             return place.stat().st_size == expected.size and self.workspace.digests.sha256_of(place) == expected.sha256
         except OSError:
@@ -276,7 +276,7 @@ class Store:
                 shutil.copyfile(place, target)
             except OSError:
                 continue
-            if self._is(target, expected):
+            if self._holds_file(target, expected):
                 return True
         return False
 

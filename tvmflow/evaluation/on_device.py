@@ -98,14 +98,14 @@ def measure_on_device(
         other.set_inputs(*first)
         contestants.append(Contestant(MACHINE, other.time_runs))
     beside = measure_in_turns(contestants, rules.latency, rules.threads, read_cpu if rules.on_this_host else None)
-    latency = {"compute": beside.latency[LIBRARY], **_copies(model, first, rules.latency)}
+    latency = {"compute": beside.latency[LIBRARY], **_copy_latency(model, first, rules.latency)}
     outputs = run_in_batches(
         model, inputs, batch, lambda done, total: progress("evaluating on the device", done, total)
     )
     return DeviceNumbers(cold, latency, beside, outputs)
 
 
-def _copies(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> dict[str, Latency]:
+def _copy_latency(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> dict[str, Latency]:
     """Return copy_in and copy_out on our clock, through the transport; compute is on the device's."""
     copies = LatencyRules(3, min(rules.min_runs, 30), 0.1, 2.0, rules.max_spread, rules.max_foreign_load)
     return {

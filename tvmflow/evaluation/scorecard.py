@@ -59,12 +59,12 @@ def quality(
     if samples.y is not None:
         card |= {
             name: shares | {"samples": len(samples.y)}
-            for name, shares in _right(steps, samples.y, task, metric).items()
+            for name, shares in _accuracies(steps, samples.y, task, metric).items()
         }
     return card
 
 
-def _right(
+def _accuracies(
     steps: list[tuple[str, Arrays]], y: Array, task: str | None, metric: str | None
 ) -> dict[str, dict[str, Any]]:
     """Return accuracy and, of more than five classes, top5 of every version; nothing where the first output has no classes."""

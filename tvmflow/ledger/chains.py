@@ -91,7 +91,9 @@ def follow(stages: Mapping[str, AnyStage], records: RecordsByStage, record: Reco
         latest_first = sorted(records.get(source, []), key=lambda producer: producer.created, reverse=True)
         nearest_first = sorted(latest_first, key=distance)
         producer = next((producer for producer in nearest_first if _digest(producer, only) == digest), None)
-        producer = producer or next((producer for producer in nearest_first if _is_of_some(producer, digest)), None)
+        producer = producer or next(
+            (producer for producer in nearest_first if _matches_outputs(producer, digest)), None
+        )
         if producer is not None:
             chain[source] = producer
             follow(stages, records, producer, chain)
@@ -101,7 +103,7 @@ def _digest(record: Record, only: tuple[str, ...] | None) -> str | None:
     return record.digest(only) if set(only or ()) <= set(record.outputs) else None
 
 
-def _is_of_some(record: Record, digest: str) -> bool:
+def _matches_outputs(record: Record, digest: str) -> bool:
     """Say whether a digest is that of some of a record's outputs, whichever."""
     names = [name for name in sorted(record.outputs) if "/" not in name][:_MAX_NAMES]
     some = itertools.chain.from_iterable(itertools.combinations(names, count) for count in range(1, len(names) + 1))
@@ -143,7 +145,7 @@ def chain_of(
         for record in reversed(records.get("evaluate", [])):
             chain = {"evaluate": record}
             follow(stages, records, record, chain)
-            if record.cell == str(cell) and _is_whole(chain) and _is_it(chain["build"], library_sha256):
+            if record.cell == str(cell) and _is_complete(chain) and _is_library(chain["build"], library_sha256):
                 return {stage: chain[stage] for stage in stages if stage in chain}
         if library_sha256 is None:
             break
@@ -154,9 +156,9 @@ def chain_of(
     )  # fmt: skip
 
 
-def _is_whole(chain: Mapping[str, Record]) -> bool:
+def _is_complete(chain: Mapping[str, Record]) -> bool:
     return {"fetch", "import_model", "quantize", "graph_pack", "tune", "build"} <= set(chain)
 
 
-def _is_it(build: Record, sha256: str | None) -> bool:
+def _is_library(build: Record, sha256: str | None) -> bool:
     return sha256 is None or build.outputs["library.so"].sha256 == sha256

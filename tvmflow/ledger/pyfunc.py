@@ -55,15 +55,15 @@ def save_model(folder: Path, data: Path, inputs: Arrays, outputs: Arrays, tvm: s
     from mlflow import pyfunc
     from mlflow.models import infer_signature
 
-    model_inputs, model_outputs = _alone(inputs), _alone(outputs)
+    model_inputs, model_outputs = _single_or_dict(inputs), _single_or_dict(outputs)
     first = {name: x[:1] for name, x in inputs.items()}
     is_small = sum(x.size for x in first.values()) <= MOST_EXAMPLE_NUMBERS
     pyfunc.save_model(
         str(folder), loader_module=LOADER, data_path=str(data), signature=infer_signature(model_inputs, model_outputs),
-        input_example=_alone(first) if is_small else None,
+        input_example=_single_or_dict(first) if is_small else None,
         pip_requirements=[f"tvmflow=={__version__}", f"apache-tvm=={tvm}"],
     )  # fmt: skip
 
 
-def _alone(arrays: Arrays) -> Any:
+def _single_or_dict(arrays: Arrays) -> Any:
     return next(iter(arrays.values())) if len(arrays) == 1 else dict(arrays)

@@ -68,7 +68,7 @@ def open_mlflow(workspace: Workspace) -> MlflowClient:
 
     uri = mlflow_uri(workspace)
     mlflow.set_tracking_uri(uri)  # the registry resolves models:/ addresses through it, not through the client
-    client = _told(workspace, MlflowClient)(tracking_uri=uri, registry_uri=uri)
+    client = _with_clear_errors(workspace, MlflowClient)(tracking_uri=uri, registry_uri=uri)
     return cast("MlflowClient", _Client(workspace, client))
 
 
@@ -80,10 +80,10 @@ class _Client:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._client, name)
-        return _told(self._workspace, attribute) if callable(attribute) else attribute
+        return _with_clear_errors(self._workspace, attribute) if callable(attribute) else attribute
 
 
-def _told(workspace: Workspace, function: Any) -> Any:
+def _with_clear_errors(workspace: Workspace, function: Any) -> Any:
     def call(*arguments: Any, **named: Any) -> Any:
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
@@ -129,7 +129,9 @@ def _exists(workspace: Workspace, path: Path) -> bool:
     if not path.is_file():
         raise _damaged(workspace, "no file")
     if not os.access(path, os.R_OK):
-        raise _bad(workspace, "not readable", "give this user permission to read it and run the same command again")
+        raise _unusable(
+            workspace, "not readable", "give this user permission to read it and run the same command again"
+        )
     return True
 
 
@@ -193,18 +195,20 @@ def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
     """Say which store, what is wrong with it, and what to do."""
     said = _cause(error)
     if "database is locked" in said:
-        return _bad(
+        return _unusable(
             workspace,
             f"locked by another process for more than {LOCK_WAIT_S:g} s",
             "end that process ('fuser' on the file names it) and run the same command again; nothing is lost",
         )
     if "readonly database" in said or "Permission denied" in said:
-        return _bad(workspace, "read-only", "give its file and folder write permission and run the same command again")
+        return _unusable(
+            workspace, "read-only", "give its file and folder write permission and run the same command again"
+        )
     if "malformed" in said or "not a database" in said or "unable to open" in said or "no such table" in said:
         return _damaged(workspace, f"damaged ({said})")
     if "full" in said:
-        return _bad(workspace, f"not writable ({said})", "free some space and run the same command again")
-    return _bad(workspace, f"not usable ({said})", "see that the address is right and that it responds")
+        return _unusable(workspace, f"not writable ({said})", "free some space and run the same command again")
+    return _unusable(workspace, f"not usable ({said})", "see that the address is right and that it responds")
 
 
 def _cause(error: BaseException) -> str:
@@ -215,13 +219,13 @@ def _cause(error: BaseException) -> str:
     return first_line(error, 200)
 
 
-def _bad(workspace: Workspace, what: str, hint: str, kind: type[StoreError] = StoreError) -> StoreError:
+def _unusable(workspace: Workspace, what: str, hint: str, kind: type[StoreError] = StoreError) -> StoreError:
     where = sqlite_path(workspace) or mlflow_uri(workspace)
     return kind(f"the MLflow store {where} is {what}", "a database that MLflow made, to read and to write", hint)
 
 
 def _damaged(workspace: Workspace, what: str) -> StoreError:
-    return _bad(workspace, what, REBUILD, DamagedStoreError)
+    return _unusable(workspace, what, REBUILD, DamagedStoreError)
 
 
 def experiment_id(client: MlflowClient, workspace: Workspace, model: str) -> str:

@@ -92,10 +92,10 @@ def int8_scales(network: Network, run: Calibration, options: Int8Options) -> dic
     for name, observed in run.seen.items():
         low, high = OBSERVERS[options.observer](observed, options.percentile, 255)
         scales[name] = asymmetric(low, high, options.activations)
-    return _shared(network, scales)
+    return _shared_scales(network, scales)
 
 
-def _shared(network: Network, scales: dict[str, Scale]) -> dict[str, Scale]:
+def _shared_scales(network: Network, scales: dict[str, Scale]) -> dict[str, Scale]:
     """Give a value that only a concatenation reads the scale of the concatenation: no second rounding."""
     users = network.users()
     for item in reversed(network.items):

@@ -84,11 +84,11 @@ class _Mixer:
             value = call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype))
         result = self.builder.emit(value, step.name)
         if low and dtype == "float32":
-            self._made_sum(step, result)
+            self._store_sum(step, result)
         else:
             (self.low if low else self.high)[step.name] = result
 
-    def _made_sum(self, step: Step, result: Any) -> None:
+    def _store_sum(self, step: Step, result: Any) -> None:
         """Keep a value in float32 for a reader that is alone; where several read it, it is stored, and so rounded."""
         if self.readers[step.name] == 1:
             self.high[step.name] = result

@@ -55,7 +55,7 @@ def quantize_int8(
     report = describe(run, quantized, labels)
     moved: list[str] = []
     goal = goal_within(options.max_drop, labels, len(samples[0])) if has_scores(run.outputs) else None
-    while goal is not None and report.quantized_score < _base(report) - goal:
+    while goal is not None and report.quantized_score < _float_score(report) - goal:
         if len(moved) >= options.max_float_layers:
             break
         progress("moving layers back to float", len(moved), options.max_float_layers)
@@ -68,7 +68,7 @@ def quantize_int8(
     report.moved_to_float = moved
     report.equalized_pairs, report.corrected_layers = chosen.equalized_pairs, chosen.corrected_layers
     if goal is not None:
-        report.goal_met = report.quantized_score >= _base(report) - goal
+        report.goal_met = report.quantized_score >= _float_score(report) - goal
     return quantized.module, report
 
 
@@ -152,7 +152,7 @@ def _corrected(base: _Prepared) -> _Prepared:
     return replace(base, network=network, corrected_layers=count)
 
 
-def _base(report: QuantizationReport) -> float:
+def _float_score(report: QuantizationReport) -> float:
     return 1.0 if report.float_score is None else report.float_score
 
 

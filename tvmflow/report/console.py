@@ -52,7 +52,7 @@ def show(value: Grid) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console = Console(
-            width=max(_natural(value), cell_len(value.title), 80), markup=False, highlight=False, emoji=False
+            width=max(_natural_width(value), cell_len(value.title), 80), markup=False, highlight=False, emoji=False
         )
     print_to(console, value)
 
@@ -80,12 +80,12 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 def fitting(value: Grid, width: int) -> list[Table]:
     """Return the tables, one below the other, that show a grid in a terminal of this width."""
-    if _least(value) <= width:
+    if _least_width(value) <= width:
         return [_table(value, width)]
-    turned = _turned(value)
-    if len(value.rows) > 1 and _least(turned) <= width:
+    turned = _transposed(value)
+    if len(value.rows) > 1 and _least_width(turned) <= width:
         return [_table(turned, width)]
-    if len(value.rows) > _MOST_BLOCKS and _least(value, break_words=True) <= width:
+    if len(value.rows) > _MOST_BLOCKS and _least_width(value, break_words=True) <= width:
         return [_table(value, width, break_words=True)]
     return [_table(_block(value, index), width, break_words=True) for index in range(len(value.rows))] or [
         _table(value, width)
@@ -107,22 +107,22 @@ def _least_widths(value: Grid, break_words: bool) -> list[int]:
     return least
 
 
-def _whole(widths: list[int]) -> int:
+def _total_width(widths: list[int]) -> int:
     return sum(widths) + _BORDER * len(widths) + 1
 
 
-def _natural(value: Grid) -> int:
-    return _whole(_widths(value))
+def _natural_width(value: Grid) -> int:
+    return _total_width(_widths(value))
 
 
-def _least(value: Grid, break_words: bool = False) -> int:
-    return _whole(_least_widths(value, break_words))
+def _least_width(value: Grid, break_words: bool = False) -> int:
+    return _total_width(_least_widths(value, break_words))
 
 
-def _folded(value: Grid, width: int, break_words: bool) -> list[int]:
+def _fitted_widths(value: Grid, width: int, break_words: bool) -> list[int]:
     """Return the widths with which a table fits: the widest column of words gives way first."""
     widths, least = _widths(value), _least_widths(value, break_words)
-    while _whole(widths) > width:
+    while _total_width(widths) > width:
         wide = [(current, index) for index, current in enumerate(widths) if current > least[index]]
         if not wide:
             break
@@ -130,7 +130,7 @@ def _folded(value: Grid, width: int, break_words: bool) -> list[int]:
     return widths
 
 
-def _turned(value: Grid) -> Grid:
+def _transposed(value: Grid) -> Grid:
     """Return the table with its columns as rows; the first of them is the head. Each column holds words now."""
     first, *rest = value.columns
     heads = (first, *(row[0] for row in value.rows))
@@ -147,7 +147,7 @@ def _block(value: Grid, index: int) -> Grid:
 
 def _table(value: Grid, width: int, break_words: bool = False) -> Table:
     table = Table()
-    for index, (name, wide) in enumerate(zip(value.columns, _folded(value, width, break_words), strict=True)):
+    for index, (name, wide) in enumerate(zip(value.columns, _fitted_widths(value, width, break_words), strict=True)):
         words = name in value.words
         side: Literal["left", "right"] = "left" if index == 0 or words else "right"
         table.add_column(Text(name), justify=side, overflow="fold", no_wrap=not words, width=wide)

@@ -17,11 +17,11 @@ _AT_ONCE = 1024
 
 def read_in_sandbox(paths: list[Path], recipe: ImageRecipe) -> Any:
     """Return image files as (N, C, height, width) float32. Raises SourceError for what is no image."""
-    parts = [_some(paths[start : start + _AT_ONCE], recipe) for start in range(0, len(paths), _AT_ONCE)]
+    parts = [_read_batch(paths[start : start + _AT_ONCE], recipe) for start in range(0, len(paths), _AT_ONCE)]
     return np.concatenate(parts)
 
 
-def _some(paths: list[Path], recipe: ImageRecipe) -> Any:
+def _read_batch(paths: list[Path], recipe: ImageRecipe) -> Any:
     reads = tuple({folder for path in paths for folder in (path.absolute().parent, path.resolve())})
     with tempfile.TemporaryDirectory(prefix="tvmflow-images-") as folder:
         out = Path(folder) / "images.npy"

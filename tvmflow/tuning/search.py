@@ -150,7 +150,7 @@ class _Search:
             canary = canary_workload()
             with Fleet(open_session, rules.fleet, (canary, self._canary_library(pool, canary))) as fleet:
                 self.report.fleet = fleet.counts
-                self._know(fleet, pool, canary)
+                self._prepare_reference(fleet, pool, canary)
                 self._replay_all(fleet, pool)
                 before = {search.workload.key for search in self.searches if search.trials}
                 self._search_all(fleet, pool)
@@ -202,7 +202,7 @@ class _Search:
             "run 'tvmflow doctor'; correct the target",
         )  # fmt: skip
 
-    def _know(self, fleet: Fleet, pool: BuildPool, workload: Workload) -> None:
+    def _prepare_reference(self, fleet: Fleet, pool: BuildPool, workload: Workload) -> None:
         """Make the inputs of a workload and the plain kernel, whose output every schedule must give."""
         if workload.key not in fleet.references.arrays:
             fleet.references.arrays[workload.key] = inputs_of(workload)
@@ -212,7 +212,7 @@ class _Search:
         searches, self.to_replay = self.to_replay, []
         batch = []
         for search in searches:
-            self._know(fleet, pool, search.workload)
+            self._prepare_reference(fleet, pool, search.workload)
             trace = self.old[search.workload.key].trace
             batch.append(
                 _Candidate(search, None, self.old[search.workload.key].knobs, pool.build(search.workload, trace=trace))
@@ -261,7 +261,7 @@ class _Search:
             if not indices:
                 search.exhausted = True
                 continue
-            self._know(fleet, pool, search.workload)
+            self._prepare_reference(fleet, pool, search.workload)
             search.in_flight += len(indices)
             for index in indices:
                 knobs = search.candidates[index]
@@ -279,7 +279,7 @@ class _Search:
             if plain.status == UNKNOWN:
                 fleet.references.plain[candidate.search.workload.key] = pool.build(candidate.search.workload)
             if plain.status != OK or built.status == UNKNOWN:
-                self._pass_over(candidate, plain if plain.status != OK else built)
+                self._skip(candidate, plain if plain.status != OK else built)
                 continue
             self.unbuilt_in_a_row = 0
             if built.status != OK:
@@ -290,7 +290,7 @@ class _Search:
             else:
                 yield Job(candidate.search.workload, built.library, candidate.search.best_s, token=candidate)
 
-    def _pass_over(self, candidate: _Candidate, built: Built) -> None:
+    def _skip(self, candidate: _Candidate, built: Built) -> None:
         """Leave a candidate of which nothing can be said; without its plain kernel the whole workload."""
         candidate.landed()
         self.report.unbuilt += 1
@@ -345,15 +345,15 @@ class _Search:
         search.measured += 1
         search.learn(candidate.index, record.median_s)
         line = task_line(self.searches, search, record.median_s, self.rules.trials)
-        self.progress(line, self._done(), self.rules.trials * len(self.searches))
+        self.progress(line, self._trials_done(), self.rules.trials * len(self.searches))
 
-    def _done(self) -> int:
+    def _trials_done(self) -> int:
         """Return how many trials of all are over; a workload that is left early counts as done."""
         most = self.rules.trials
         return sum(min(search.trials, most) if self._open(search) else most for search in self.searches)
 
     def _show(self) -> None:
-        self.progress(best_so_far(self.searches), self._done(), self.rules.trials * len(self.searches))
+        self.progress(best_so_far(self.searches), self._trials_done(), self.rules.trials * len(self.searches))
         if self.watch is not None:
             self.watch(self.searches, self.report)
 
