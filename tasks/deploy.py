@@ -63,6 +63,7 @@ def deploy(context: Context) -> dict[str, Any]:
         "device_key": settings.device_key,
         "device_kind": backend_of(target).device_kind,
         "unit": session.unit,
+        "build": session.build or None,
         "remote_path": remote_path,
         "sha256": sha256_of(ships.file),
         "smoke": smoke.to_json(),

@@ -83,6 +83,8 @@ def evaluate(context: Context) -> dict[str, Any]:
         numbers = measure_on_device(session, ships, machine, samples.inputs, batch, rules, context.progress)
         part, unit = backend.verify(manifest["part"], session.call), session.unit
     device = {"key": settings.device_key, "kind": backend.device_kind, "unit": unit, "threads": settings.target.threads}
+    if session.build:
+        device["build"] = session.build
     card = {
         "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": ships.file.stat().st_size,
         "coverage": manifest["coverage"], **numbers.to_json(),

@@ -20,7 +20,14 @@ TvmflowError                 exit 1   the base: what was found, what was expecte
 |  |- TrackerError           retried  the tracker cannot be reached
 |  |- DeviceUnknownError              no device of that key is registered
 |  |- DeviceBusyError        retried  every device of that key is in use
-|  `- DeviceLostError        retried  the device went away in the middle
+|  |  `- DeviceHotError      retried  it stayed too hot to measure
+|  |- DeviceLostError        retried  the device went away in the middle
+|  |  |- DeviceUnpluggedError retried its cable or its network is gone
+|  |  `- DeviceRebootedError retried  it started anew
+|  |- DeviceRefusedError              it does not trust this host: another secret, or nobody confirmed on its screen
+|  |- DeviceFullError                 it has no room for a file
+|  |- WrongProcessorError             a library for another processor, or with instructions that this one lacks
+|  `- AgentVersionError               its agent belongs to another tvmflow
 |- StoreError                         files cannot be written, read or trusted
 |  `- DamagedStoreError               MLflow's database is not one any more
 |- BundleError                        a bundle is damaged, was altered, or holds what no bundle may
@@ -151,8 +158,36 @@ class DeviceBusyError(DeviceError):
     retryable = True
 
 
+class DeviceHotError(DeviceBusyError):
+    pass
+
+
 class DeviceLostError(DeviceError):
     retryable = True
+
+
+class DeviceUnpluggedError(DeviceLostError):
+    pass
+
+
+class DeviceRebootedError(DeviceLostError):
+    pass
+
+
+class DeviceRefusedError(DeviceError):
+    pass
+
+
+class DeviceFullError(DeviceError):
+    pass
+
+
+class WrongProcessorError(DeviceError):
+    pass
+
+
+class AgentVersionError(DeviceError):
+    pass
 
 
 class StoreError(TvmflowError):

@@ -19,6 +19,10 @@ from tvmflow.artifacts import digest_of
 
 RECIPE_SCHEMA = 1
 CODE_ROOT = Path(__file__).resolve().parent.parent
+RUNTIME = next(  # the sources in C: in a clone, and in an installed package
+    (place for place in (CODE_ROOT / "runtime", CODE_ROOT / "tvmflow" / "_runtime") if (place / "include").is_dir()),
+    CODE_ROOT / "runtime",
+)
 _OWN_PACKAGES = ("tasks", "tvmflow")
 # These run, watch, record or print what was made; they cannot change it. What params.yaml and the tools say is in the recipe
 # as values, so how it was read is not.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.errors import DeviceError, DeviceLostError
+from tvmflow.errors import DeviceError, DeviceHotError, DeviceLostError
 from tvmflow.kernels.workloads import Workload
 from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured
 from tvmflow.tuning.measure import MeasureRules
@@ -56,6 +56,11 @@ class Session:
         self.world = world
         self.loads = 0
 
+    def rest(self) -> None:
+        if self.world.hot:
+            self.world.hot -= 1
+            raise DeviceHotError("81 degrees")
+
     def bench(self, arrays: Any) -> Any:
         return Bench(self, arrays)
 
@@ -89,6 +94,7 @@ class World:
         self.dies_at: set[int] = set()
         self.slows_at = -1
         self.clock = 1.0
+        self.hot = 0
         self.gone_after = 10**9
         self.bug_at = -1
         self.restless = self.canary_hangs = False
@@ -235,3 +241,11 @@ def test_what_was_measured_while_the_clock_moved_is_measured_again(world: World)
     assert len(found) == 12 and {m.status for m in found} == {OK}
     assert {round(m.seconds[0] / m.canary_s, 6) for m in found} == {1.0}, "time and canary are of the same clock"
     assert "canary" in fleet.counts.notes[0]
+
+
+def test_a_device_that_stays_hot_costs_no_kernel_anything(world: World) -> None:
+    world.hot = 2
+    found, fleet = world.measure([world.library(f"k{at}") for at in range(8)], replace(RULES, give_up_s=60.0))
+    assert {m.status for m in found} == {OK} and len(found) == 8
+    assert fleet.counts.lost == 0, "it is busy with cooling down, and nobody lost it"
+    assert fleet.counts.retried >= 2

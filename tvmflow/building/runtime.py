@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 
 from tvmflow.artifacts import digest_of, sha256_of
-from tvmflow.recipe import CODE_ROOT
+from tvmflow.recipe import RUNTIME
 
 ABI_VERSION = 1  # TVMFLOW_ABI_VERSION of runtime/include/tvmflow.h
-RUNTIME = next(  # in a clone, and in an installed package
-    place for place in (CODE_ROOT / "runtime", CODE_ROOT / "tvmflow" / "_runtime") if (place / "include").is_dir()
-)
+
+__all__ = ["ABI_VERSION", "RUNTIME", "digest_of_runtime"]
 
 
 @functools.cache

@@ -26,11 +26,12 @@ Arrays = tuple[Array, ...]
 class DeviceSession(ABC):
     """An open session. All device failures come out as DeviceLostError, which may be tried again, or another DeviceError.
 
-    unit: which of the devices of its key this is. has_tvm: it runs libraries that need TVM's runtime; others run what
+    unit: which of the devices of its key this is; build: of its system, "" where nobody knows. has_tvm: it runs libraries that need TVM's runtime; others run what
     needs nothing (network.so, and kernels that were linked alike).
     """
 
     has_tvm: ClassVar[bool] = False
+    build = ""
 
     def __init__(self, name: str, unit: str, target: ResolvedTarget) -> None:
         self.name, self.unit, self.target = name, unit, target
@@ -62,9 +63,8 @@ class DeviceSession(ABC):
         """Call a function that the device provides beside libraries, and return its output."""
         raise self._without_tvm(f"calling {name}")
 
-    def temperature(self) -> float | None:
-        """Return the temperature of the processor in degrees Celsius; None where the device does not tell it."""
-        return None
+    def rest(self) -> None:  # noqa: B027 (most know nothing of it)
+        """Wait until the device is cool enough to be measured, where it tells. Raises DeviceHotError."""
 
     def _without_tvm(self, doing: str) -> DeviceError:
         return DeviceError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tvmflow.devices.agent import AgentTransport
 from tvmflow.devices.local import LocalTransport
 from tvmflow.devices.tracker import TrackerTransport
 from tvmflow.devices.transport import Transport
@@ -9,7 +10,9 @@ from tvmflow.errors import UnknownNameError
 from tvmflow.params import DeviceEntry
 from tvmflow.plugins import Table
 
-TRANSPORTS: Table[Transport] = Table("transports", {"local": LocalTransport(), "tracker": TrackerTransport()})
+TRANSPORTS: Table[Transport] = Table(
+    "transports", {"local": LocalTransport(), "tracker": TrackerTransport(), "agent": AgentTransport()}
+)
 
 
 def transport_of(device: DeviceEntry) -> Transport:

@@ -92,6 +92,7 @@ def measure_on_device(
     model = ships.started(session)
     progress("measuring latency, in turns with the peers" if rules.peers else "measuring latency", 0, 0)
     model.set_inputs(*first)
+    session.rest()
     contestants = [Contestant(LIBRARY, model.time_runs), *rules.peers]
     if machine.file != ships.file:
         other = machine.started(session)

@@ -286,8 +286,10 @@ class _Slot:
         return None
 
     def _one(self, job: Job) -> None:
-        started = time.monotonic()
-        self.job, self.busy_since = job, started
+        self.job = job
+        assert self._session is not None
+        self._session.rest()
+        self.busy_since = started = time.monotonic()
         job.tries += 1
         status, seconds, error = self._bench(job.workload).measure(job.library, job.best_s)
         if self.abandoned:

@@ -1,0 +1,43 @@
+"""An agent on this machine, and libraries that behave well and badly."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from tests.conftest import REPOSITORY
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.targets.resolve import host_target
+
+KINDS = ("DOUBLES", "FORGETS", "STOPS", "READS_NOTHING", "BAD_INSTRUCTION", "REFUSES", "EXITS", "GROWS")
+X = np.arange(1024, dtype=np.float32).reshape(1, 1024) / 1024
+BACKEND = CpuBackend(host_target())
+
+
+def compiled(folder: Path, kind: str, compiler: str = "gcc", salt: int = 0) -> Path:
+    """Return a library of a kind; salt: makes it another file."""
+    path = folder / f"{kind.lower()}-{salt}.so"
+    source = Path(__file__).parent / "agent_library.c"
+    options = [
+        "-shared",
+        "-fPIC",
+        "-O1",
+        f"-DKIND={kind}",
+        f"-DSALT={salt}",
+        "-frandom-seed=1",
+        f"-Wl,-soname,l{salt}.so",
+    ]
+    subprocess.run(
+        [compiler, *options, f"-I{REPOSITORY / 'runtime' / 'include'}", str(source), "-o", str(path)], check=True
+    )
+    return path
+
+
+def secret_file(folder: Path, secret: bytes) -> Path:
+    """Return a file that only its owner may read."""
+    path = folder / "secret"
+    path.touch(mode=0o600)
+    path.write_bytes(secret + b"\n")
+    return path

@@ -1,0 +1,107 @@
+"""The agent as a program: compiled for a device's processor, started on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvmflow.errors import DeviceError, ToolchainError, last_words
+from tvmflow.recipe import RUNTIME
+
+START_TIMEOUT_S = 30.0
+_FLAGS = (
+    "-std=c11",
+    "-O2",
+    "-Wall",
+    "-Wextra",
+    "-fPIE",
+    "-pie",
+    "-Wl,--as-needed",
+    "-Wl,-z,relro",
+    "-Wl,-z,now",
+    "-Wl,-z,max-page-size=16384",
+    "-s",
+)
+
+
+def build_agent(path: Path, compiler: Sequence[str]) -> Path:
+    """Compile the agent. compiler: of C, with what chooses its processor. Raises ToolchainError."""
+    sources = sorted(str(file) for file in (RUNTIME / "agent").glob("*.c"))
+    include = [f"-I{RUNTIME / 'include'}", f"-ffile-prefix-map={RUNTIME}=runtime"]
+    command = [*compiler, *_FLAGS, *include, "-x", "c", *sources, "-x", "none", "-o", str(path), "-pthread", "-ldl"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(
+            f"the agent cannot be compiled: {error}", "a compiler of C for the device", "set cc: of the target"
+        ) from None
+    if done.returncode:
+        raise ToolchainError(
+            f"{compiler[0]} does not compile the agent: {last_words(done.stderr)}", "a compiler of C11 for the device"
+        )
+    return path
+
+
+def new_secret() -> bytes:
+    """Return a secret that nobody can guess, as text in one line."""
+    return secrets.token_hex(32).encode()
+
+
+@dataclass(frozen=True)
+class RunningAgent:
+    """An agent on this machine. process: ends with its standard input."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    secret: bytes
+
+
+@contextlib.contextmanager
+def running_agent(command: Sequence[str], folder: str, options: Sequence[str] = ()) -> Iterator[RunningAgent]:
+    """Start an agent and end it with this. command: what starts the program, of its emulator too. Raises DeviceError."""
+    secret = new_secret()
+    process = subprocess.Popen(
+        [*command, "--folder", folder, "--life-line", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )  # fmt: skip
+    try:
+        yield RunningAgent(process, told_port(process, secret), secret)
+    finally:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def told_port(process: subprocess.Popen[bytes], secret: bytes) -> int:
+    """Give an agent that was just started its secret; returns the port that it says. Raises DeviceError with what it said instead."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    timer = threading.Timer(START_TIMEOUT_S, process.kill)
+    timer.start()
+    with contextlib.suppress(OSError):
+        process.stdin.write(secret + b"\n")
+        process.stdin.flush()
+    line = process.stdout.readline(1000)
+    timer.cancel()
+    try:
+        return int(json.loads(line)["port"])
+    except (ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        process.kill()
+        said = last_words(line + b"\n" + process.stderr.read(20_000)) or "nothing"
+        raise DeviceError(
+            f"the agent did not start; it said: {said}",
+            "a program for the device's processor, and a folder that it may write",
+        ) from None
