@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from tests.conftest import REPOSITORY
 from tvmflow.backends.cpu import CpuBackend
+from tvmflow.devices.agent_program import RunningAgent
+from tvmflow.devices.agent_session import AgentNetwork, AgentSession
+from tvmflow.devices.agent_wire import AgentConnection
+from tvmflow.devices.transport import SessionLimits
 from tvmflow.targets.resolve import host_target
 
 KINDS = ("DOUBLES", "FORGETS", "STOPS", "READS_NOTHING", "BAD_INSTRUCTION", "REFUSES", "EXITS", "GROWS")
 X = np.arange(1024, dtype=np.float32).reshape(1, 1024) / 1024
 BACKEND = CpuBackend(host_target())
+LIMITS = SessionLimits(60.0, 0.0)
 
 
 def compiled(folder: Path, kind: str, compiler: str = "gcc", salt: int = 0) -> Path:
@@ -41,3 +48,27 @@ def secret_file(folder: Path, secret: bytes) -> Path:
     path.touch(mode=0o600)
     path.write_bytes(secret + b"\n")
     return path
+
+
+def connected_to(agent: RunningAgent) -> AgentConnection:
+    return AgentConnection("127.0.0.1", agent.port, agent.secret, "here")
+
+
+@contextlib.contextmanager
+def session_with(agent: RunningAgent, limits: SessionLimits = LIMITS) -> Iterator[AgentSession]:
+    with contextlib.closing(connected_to(agent)) as connection:
+        yield AgentSession(connection, "unit", BACKEND.target, limits)
+
+
+def opened(session: AgentSession, library: Path) -> AgentNetwork:
+    found = session.network(session.upload(library), library.parent, [])
+    assert isinstance(found, AgentNetwork)
+    return found
+
+
+def descendants(process: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found

@@ -109,12 +109,10 @@ class AgentNetwork(RemoteModel):
 
     def output(self, at: int) -> Array:
         """Copy one output of the last run from the device."""
-        from tvmflow.ir.ir_files import numpy_dtype
-
         found = self.session.connection.receive(f"fetch index={at}", "copying an output", self.number)
         _, shape, dtype = self.kinds[at]
         with _understood(self.session.name):
-            return np.frombuffer(found, numpy_dtype(dtype)).reshape(shape)
+            return np.frombuffer(found, _numpy(dtype)).reshape(shape)
 
     def time_runs(self, repeat: int) -> list[float]:
         return self.times(repeat, 0.0)
@@ -173,6 +171,12 @@ class _AgentKernel(RemoteKernel):
 
     def time(self, repeat: int, min_repeat_ms: float) -> list[float]:
         return self.network.times(repeat, min_repeat_ms)
+
+
+def _numpy(dtype: str) -> Any:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,240 @@
+"""Libraries that an agent runs, what they cost that do wrong, two hosts, and what the agent tells of its device."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import struct
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.devices.agents import (
+    BACKEND,
+    LIMITS,
+    X,
+    connected_to,
+    descendants,
+    opened,
+    session_with,
+)
+from tvmflow.devices.agent import AgentOptions, measuring_session
+from tvmflow.devices.agent_program import RunningAgent, build_agent, running_agent
+from tvmflow.devices.agent_session import AgentSession, hottest
+from tvmflow.devices.transport import SessionLimits
+from tvmflow.errors import (
+    DeviceBusyError,
+    DeviceError,
+    DeviceHotError,
+    DeviceLostError,
+    StageError,
+    WrongProcessorError,
+)  # fmt: skip
+
+# -- libraries --
+
+
+def test_a_library_computes_and_is_timed(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+    with session_with(agent) as session:
+        network = opened(session, libraries["DOUBLES"])
+        (y,) = network.run(X)
+        assert y.dtype == np.float32 and np.array_equal(y, 2 * X)
+        assert np.array_equal(network.run(X + 1)[0], 2 * X + 2)
+        times = network.time_runs(7)
+        assert len(times) == 7 and all(0 < one < 10 for one in times)
+        assert network.profile(5) == [("double", 5, 5000)]
+        assert network.memory_bytes() is None or network.memory_bytes() < 10e6  # type: ignore[operator]
+        assert network.kinds == [("y", (1, 1024), "float32")]
+        with pytest.raises(StageError, match="2 inputs for a library of 1"):
+            network.run(X, X)
+        with pytest.raises(StageError, match="the tensor has 4096 bytes, and not 4"):
+            network.run(X[0, 0])
+        assert np.array_equal(network.run(X)[0], 2 * X), "what was refused left nothing behind"
+
+
+def test_memory_is_that_of_the_library_alone(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+    with session_with(agent) as session:
+        network = opened(session, libraries["GROWS"])
+        network.run(X)
+        grown = network.memory_bytes() or 0
+        assert 7e6 < grown < 20e6 and network.peak_bytes() >= grown
+
+
+def test_more_libraries_than_may_be_open_are_opened_one_after_the_other(
+    agent: RunningAgent, libraries: dict[str, Path]
+) -> None:
+    with session_with(agent) as session:
+        for _ in range(20):
+            assert np.array_equal(opened(session, libraries["DOUBLES"]).run(X)[0], 2 * X)
+        assert len(descendants(agent.process.pid)) <= 3
+        held = [opened(session, libraries["DOUBLES"]) for _ in range(8)]
+        with pytest.raises(DeviceError, match="one has to be closed first"):
+            opened(session, libraries["DOUBLES"])
+        held[3].close()
+        assert np.array_equal(opened(session, libraries["DOUBLES"]).run(X)[0], 2 * X)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "says"),
+    [("READS_NOTHING", DeviceLostError, "memory that is not its own"),
+     ("BAD_INSTRUCTION", WrongProcessorError, "uses instructions that this processor lacks"),
+     ("REFUSES", StageError, "a kernel refused"), ("EXITS", DeviceLostError, "ended by itself"), ("STOPS", DeviceLostError, "no reply within 300 ms")],
+)  # fmt: skip
+def test_what_a_library_does_wrong_costs_that_run_alone(
+    agent: RunningAgent, libraries: dict[str, Path], kind: str, error: type[Exception], says: str
+) -> None:
+    with session_with(agent) as session:
+        other = opened(session, libraries["DOUBLES"])
+        session.longest_s = 0.3 if kind == "STOPS" else 60.0
+        bad = opened(session, libraries[kind])
+        bad.set_inputs(X + 2)
+        with pytest.raises(error, match=says):
+            bad.invoke()
+        session.longest_s = 60.0
+        assert np.array_equal(other.run(X)[0], 2 * X)
+        assert np.array_equal(opened(session, libraries["DOUBLES"]).run(X)[0], 2 * X)
+
+
+def test_a_library_that_memory_was_taken_from_is_told_apart(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+    with session_with(agent) as session:
+        network = opened(session, libraries["DOUBLES"])
+        os.kill(descendants(agent.process.pid)[-1], signal.SIGKILL)
+        with pytest.raises(DeviceLostError, match="as it does where memory ends"):
+            network.run(X)
+
+
+def test_what_is_for_another_processor_is_named(
+    agent: RunningAgent, libraries: dict[str, Path], tmp_path: Path
+) -> None:
+    content = bytearray(libraries["DOUBLES"].read_bytes())
+    content[18:20] = struct.pack("<H", 183)  # EM_AARCH64
+    (tmp_path / "arm.so").write_bytes(content)
+    (tmp_path / "text.so").write_text("no library at all, but long enough")
+    with session_with(agent) as session:
+        with pytest.raises(WrongProcessorError, match="the library is for arm64, and this device is x86-64"):
+            opened(session, tmp_path / "arm.so")
+        with pytest.raises(StageError, match="the file is no library"):
+            opened(session, tmp_path / "text.so")
+        session.target = replace(session.target, threads=5)
+        with pytest.raises(StageError, match="a kernel refused"):
+            opened(session, libraries["DOUBLES"])
+
+
+def test_a_kernel_shows_what_it_forgets_to_write(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+    before = np.full_like(X, 7)
+    with session_with(agent) as session:
+        bench = session.bench([X, before])
+        right, forgetful = bench.load(libraries["DOUBLES"]), bench.load(libraries["FORGETS"])
+        assert np.array_equal(right.output(), 2 * X)
+        assert len(right.time(3, 1.0)) == 3
+        for _ in range(2):
+            found = forgetful.output()
+            assert np.array_equal(found[0, :512], 2 * X[0, :512]) and np.array_equal(found[0, 512:], before[0, 512:])
+
+
+# -- hosts --
+
+
+def test_two_hosts_do_not_measure_at_the_same_time(agent: RunningAgent) -> None:
+    first = connected_to(agent)
+    AgentSession(first, "unit", BACKEND.target, LIMITS)
+    second = connected_to(agent)
+    assert second.ask("probe", "asking")["taken"] is True
+    with pytest.raises(DeviceBusyError, match="another host has the device") as error:
+        AgentSession(second, "unit", BACKEND.target, LIMITS)
+    assert error.value.retryable
+    threading.Timer(0.3, first.close).start()
+    AgentSession(second, "unit", BACKEND.target, SessionLimits(60.0, 20.0))
+    second.close()
+
+
+def test_nothing_is_done_for_who_did_not_take_the_device(agent: RunningAgent, tmp_path: Path) -> None:
+    with contextlib.closing(connected_to(agent)) as connection:
+        with pytest.raises(DeviceError, match="has to be taken first"):
+            connection.upload(b"bytes", "a file")
+        assert connection.ask("probe", "asking")["taken"] is False
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_host_that_goes_leaves_nothing_running(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+    with session_with(agent) as session:
+        session.longest_s = 50.0
+        network = opened(session, libraries["STOPS"])
+        network.set_inputs(X + 2)
+        session.connection._write("run within_ms=50000", network.number)
+        network.number = 0
+    deadline = time.monotonic() + 10
+    while descendants(agent.process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with session_with(agent) as session:
+        assert np.array_equal(opened(session, libraries["DOUBLES"]).run(X)[0], 2 * X)
+
+
+# -- the device --
+
+
+def _system(folder: Path, millidegrees: int) -> Path:
+    for name, content in {
+        "sys/devices/system/cpu/cpu0/topology/core_id": "0", "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "1800000",
+        "sys/devices/system/cpu/cpu1/topology/core_id": "1", "sys/devices/system/cpu/cpu1/cpufreq/cpuinfo_max_freq": "2400000",
+        "sys/devices/system/cpu/cpu1/cpu_capacity": "1024", "sys/class/thermal/thermal_zone0/type": "battery",
+        "sys/class/thermal/thermal_zone0/temp": "99000", "sys/class/thermal/thermal_zone1/type": "cpu-1-0-usr",
+        "sys/class/thermal/thermal_zone1/temp": str(millidegrees), "sys/class/power_supply/battery/capacity": "87",
+        "sys/class/power_supply/battery/status": "Discharging", "proc/cpuinfo": "processor : 0\nFeatures\t: fp asimd asimddp\nHardware\t: Board \"X\"\n",
+        "proc/meminfo": "MemTotal:     2048 kB\n", "etc/os-release": 'PRETTY_NAME="Debian 12"\n', "etc/machine-id": "0123\n",
+    }.items():  # fmt: skip
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content + ("" if content.endswith("\n") else "\n"))
+    return folder
+
+
+def test_it_tells_what_the_device_has(program: Path, tmp_path: Path) -> None:
+    root = _system(tmp_path / "system", 61_500)
+    with running_agent([str(program)], str(tmp_path / "store"), ["--system-root", str(root)]) as agent:
+        with contextlib.closing(connected_to(agent)) as connection:
+            facts = connection.ask("probe", "asking")
+    assert facts["cores"] == [{"cpu": 0, "max_khz": 1800000}, {"cpu": 1, "max_khz": 2400000, "capacity": 1024}]
+    assert facts["features"] == "fp asimd asimddp" and facts["hardware"] == 'Board "X"'
+    assert facts["battery"] == {"name": "battery", "percent": 87, "status": "Discharging"}
+    assert facts["memory_bytes"] == 2048 * 1024 and facts["build"] == "Debian 12" and facts["disk_free_bytes"] > 0
+    assert facts["unit"] == "host-" + hashlib.sha256(b"0123").hexdigest()[:12]
+    assert hottest(facts) == 61.5, "the battery's is not the processor's"
+    assert isinstance(facts["gpu_libraries"], list) and facts["hwcap"] > 0
+
+
+def test_a_hot_device_is_waited_for(program: Path, tmp_path: Path) -> None:
+    root = _system(tmp_path / "system", 81_000)
+    options = AgentOptions(port=1, secret_file="x", max_celsius=60.0)  # noqa: S106
+    with running_agent([str(program)], str(tmp_path / "store"), ["--system-root", str(root)]) as agent:
+        with contextlib.closing(connected_to(agent)) as connection:
+            session = measuring_session(connection, "", BACKEND, SessionLimits(60.0, 0.3), options)
+            with pytest.raises(DeviceHotError, match="has 81 degrees Celsius and did not cool down") as error:
+                session.rest()
+            assert error.value.retryable
+            session.wait_s = 30.0
+            threading.Timer(0.2, _system, (root, 45_000)).start()
+            session.rest()
+            assert session.build == "Debian 12"
+
+
+def test_sensors_that_are_off_are_not_believed() -> None:
+    zones = [
+        {"zone": "cpu-0", "millidegrees": 0},
+        {"zone": "soc", "millidegrees": -273_000},
+        {"zone": "modem", "millidegrees": 40_000},
+    ]
+    assert hottest({"temperatures": zones}) == 40.0
+    assert hottest({"temperatures": []}) is None and hottest({}) is None
+
+
+def test_it_is_small(program: Path, tmp_path: Path) -> None:
+    size = build_agent(tmp_path / "small", ["gcc"]).stat().st_size
+    assert size < 200_000
