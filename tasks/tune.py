@@ -60,7 +60,8 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
     context.tuning_log.touch()  # DVC wants it also where nothing is measured
     journal = Journal(context.tuning_log, backend.kernel_kind, versions(TOOLS))
-    rules = network_rules(context.settings, limits, transport_of(limits.device).is_this_host)
+    transport = transport_of(limits.device)
+    rules = network_rules(context.settings, limits, transport.is_this_host, transport.has_tvm)
     found = tune_network(packed, backend, rules, journal, lambda: session_of(limits, target), context.progress)
     part = backend.search_part(packed, context.progress)
     write_best(context.out / "best.json", backend.kernel_kind, found.used, found.report.best, found.winograd, part)

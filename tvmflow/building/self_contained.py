@@ -85,32 +85,41 @@ def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: 
     }  # fmt: skip
 
 
-def link(path: Path, executable: Any, plan: Plan, network: Network, compiler: Command) -> None:
-    """Link kernels, plan, weights and runtime. Raises StageError where the compiler refuses."""
+def link(
+    path: Path, executable: Any, plan: Plan, network: Network, compiler: Command, runtime: Sequence[Path] = ()
+) -> None:
+    """Link kernels, plan, weights and runtime. runtime: its objects, where they are compiled already.
+
+    Raises StageError where the compiler refuses.
+    """
     with tempfile.TemporaryDirectory(prefix="tvmflow-link-") as name:
         folder = Path(name)
         objects = kernel_objects(executable, folder)
-        constants = folder / "constants.bin"
-        write_constants(constants, plan)
+        write_constants(folder / "constants.bin", plan)
         (folder / "plan.c").write_text(tables(plan, network), encoding="ascii")
-        (folder / "constants.S").write_text(_ASSEMBLY.format(page=_PAGE, file=constants.name), encoding="ascii")
+        (folder / "constants.S").write_text(_ASSEMBLY.format(page=_PAGE, file="constants.bin"), encoding="ascii")
         (folder / "exports.map").write_text(
             f"{{ global: tvmflow_network; {network.symbol}; local: *; }};\n", encoding="ascii"
         )
-        for source in (*(RUNTIME / "src" / source for source in _SOURCES), folder / "plan.c"):
-            objects.append(folder / f"{source.stem}.o")
-            include = [
-                f"-I{RUNTIME / 'include'}",
-                f"-I{RUNTIME / 'src'}",
-                f"-ffile-prefix-map={folder}=.",
-                f"-ffile-prefix-map={RUNTIME}=runtime",
-            ]
-            _run(compiler.line(*_COMPILE, *include, "-c", str(source), "-o", str(objects[-1])), folder)
+        objects += [*(runtime or runtime_objects(folder, compiler)), _compile(folder / "plan.c", folder, compiler)]
         objects.append(folder / "constants.o")
         _run(compiler.line("-c", "constants.S", "-o", str(objects[-1])), folder)
-        names = [str(file.relative_to(folder)) for file in objects]
+        names = [str(file.relative_to(folder) if file.is_relative_to(folder) else file) for file in objects]
         own = [f"-Wl,--version-script={folder / 'exports.map'}", f"-Wl,-soname,{network.soname}"]
         _run(compiler.line(*_LINK, *own, "-o", str(path), *names, "-lm", "-pthread"), folder)
+
+
+def runtime_objects(folder: Path, compiler: Command) -> list[Path]:
+    """Compile the runtime to object files in a folder. Raises StageError where the compiler refuses."""
+    return [_compile(RUNTIME / "src" / source, folder, compiler) for source in _SOURCES]
+
+
+def _compile(source: Path, folder: Path, compiler: Command) -> Path:
+    compiled = folder / f"{source.stem}.o"
+    include = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}"]
+    places = [f"-ffile-prefix-map={folder}=.", f"-ffile-prefix-map={RUNTIME}=runtime"]
+    _run(compiler.line(*_COMPILE, *include, *places, "-c", str(source), "-o", str(compiled)), folder)
+    return compiled
 
 
 def link_rpc(path: Path, compiler: Command) -> None:
@@ -145,7 +154,8 @@ def _binding() -> Any:
 def kernel_objects(executable: Any, folder: Path) -> list[Path]:
     """Write the object files of an executable's kernels. Raises StageError for code that is none of the CPU's."""
     found = []
-    for at, module in enumerate(executable.mod.imports):
+    modules = executable.mod.imports or [executable.mod]  # a kernel alone is the module itself
+    for at, module in enumerate(modules):
         if module.kind not in _OBJECT_KINDS:
             raise StageError(f"a module of kind {module.kind!r} among the kernels", "code for the CPU")
         found.append(folder / f"kernels{at}.o")

@@ -29,6 +29,7 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     import tvm
 
     from tvmflow.backends.table import backend_of
+    from tvmflow.building.kernel_library import write_kernel
     from tvmflow.building.library import compile_module
     from tvmflow.targets.resolve import from_json
     from tvmflow.tuning.records import COMPILE_ERROR, ILLEGAL_SCHEDULE, OK, UNKNOWN
@@ -51,7 +52,10 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
         hosts = isinstance(error, OSError | MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY)
         return {"status": UNKNOWN if hosts else COMPILE_ERROR, "error": f"{type(error).__name__}: {str(error)[-300:]}"}
     try:
-        backend.export(built, Path(request["path"]))
+        if request["self_contained"]:
+            write_kernel(Path(request["path"]), built, function, backend.target)
+        else:
+            backend.export(built, Path(request["path"]))
     except Exception as error:  # no linker, one that dies, or no room for what it writes
         return {"status": UNKNOWN, "error": str(error)[-300:]}
     return {"status": OK, "trace": trace, "digest": _digest(function)}

@@ -55,10 +55,15 @@ class _Order:
 
 
 class BuildPool:
-    """`workers` processes; use as a context manager. What is built raises ToolchainError where this machine is at fault."""
+    """`workers` processes; use as a context manager. What is built raises ToolchainError where this machine is at fault.
 
-    def __init__(self, workers: int, target: ResolvedTarget, folder: Path, timeout_s: float) -> None:
-        self.target, self.folder, self.timeout_s = target, folder, timeout_s
+    self_contained: for devices without TVM.
+    """
+
+    def __init__(
+        self, workers: int, target: ResolvedTarget, folder: Path, timeout_s: float, self_contained: bool = False
+    ) -> None:
+        self.target, self.folder, self.timeout_s, self.self_contained = target, folder, timeout_s, self_contained
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="build")
         self._local = threading.local()
         self._processes: list[BuildProcess] = []
@@ -124,6 +129,7 @@ class BuildPool:
             request = {
                 "function": str(self._function_file(order.workload)), "template": order.template, "knobs": order.knobs,
                 "trace": order.trace, "target": self.target.to_json(), "path": str(library),
+                "self_contained": self.self_contained,
             }  # fmt: skip
             reply = self._process().ask(request, self.timeout_s)
         except (OSError, RuntimeError) as error:  # no room, no process, no thread

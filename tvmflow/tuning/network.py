@@ -35,7 +35,9 @@ class NetworkRules:
     winograd_max_error: Mapping[str, float]
 
 
-def network_rules(settings: SearchSettings, limits: SearchLimits, is_this_host: bool) -> NetworkRules:
+def network_rules(
+    settings: SearchSettings, limits: SearchLimits, is_this_host: bool, has_tvm: bool = True
+) -> NetworkRules:
     """Return the rules of a search; a device that is this machine measures one kernel at a time, and builds none meanwhile."""
     fleet = FleetRules(
         slots=1 if is_this_host else limits.devices, kernel_timeout_s=limits.kernel_timeout_s, session_s=limits.session_s,
@@ -46,7 +48,7 @@ def network_rules(settings: SearchSettings, limits: SearchLimits, is_this_host: 
         tuner=settings.tuner, loss=settings.loss, trials=settings.trials_per_workload, total_trials=settings.total_trials,
         seconds=settings.max_seconds, early_stopping=settings.early_stopping, seed=settings.seed,
         replay_slowdown=settings.replay_slowdown, build_workers=limits.build_workers,
-        build_timeout_s=limits.build_timeout_s, overlap=not is_this_host, fleet=fleet,
+        build_timeout_s=limits.build_timeout_s, overlap=not is_this_host, fleet=fleet, self_contained=not has_tvm,
     )  # fmt: skip
     return NetworkRules(search, settings.max_workloads, settings.winograd_max_error)
 

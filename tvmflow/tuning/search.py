@@ -42,7 +42,7 @@ class SearchRules:
     """tuner, loss: see tuners. early_stopping: trials of a workload without a gain after which it is left.
 
     total_trials, seconds: budgets of the whole search, 0 for none. overlap: build while measuring, which a device that is
-    this machine would feel.
+    this machine would feel. self_contained: kernels are linked for devices without TVM.
     """
 
     tuner: str
@@ -57,6 +57,7 @@ class SearchRules:
     build_timeout_s: float
     overlap: bool
     fleet: FleetRules
+    self_contained: bool = False
 
 
 def tune(
@@ -146,7 +147,8 @@ class _Search:
 
     def run(self, open_session: OpenSession) -> None:
         rules = self.rules
-        with BuildPool(rules.build_workers, self.backend.target, self.folder, rules.build_timeout_s) as pool:
+        target = self.backend.target
+        with BuildPool(rules.build_workers, target, self.folder, rules.build_timeout_s, rules.self_contained) as pool:
             canary = canary_workload()
             with Fleet(open_session, rules.fleet, (canary, self._canary_library(pool, canary))) as fleet:
                 self.report.fleet = fleet.counts

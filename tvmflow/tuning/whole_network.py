@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from tvmflow.backends.backend import Backend
-from tvmflow.building.library import build_scheduled
+from tvmflow.building.library import Scheduled, build_scheduled
 from tvmflow.building.lower import lower
+from tvmflow.building.self_contained import Network, write_network
 from tvmflow.devices.session import DeviceSession, RemoteModel
-from tvmflow.ir.graph import TensorKind, read_graph
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.ir.graph import Graph, TensorKind, read_graph
 from tvmflow.kernels.workloads import extract_workloads
 from tvmflow.tuning.fleet import OpenSession
 from tvmflow.tuning.journal import Journal
@@ -84,18 +86,27 @@ class NetworkComparison:
                 self._session = self._context.__enter__()
             assert self._session is not None
             records = {key: {"trace": record.trace} for key, record in self.best.items()}
-            executable = build_scheduled(self.packed, self.backend, records, winograd=winograd).executable
+            scheduled = build_scheduled(self.packed, self.backend, records, winograd=winograd)
             library = self.folder / f"network-{next(self._count)}.so"
-            self.backend.export(executable, library)
             while len(self._models) > 2:  # each holds a copy of the weights
                 self._models.pop(next(iter(self._models)))
-            model = self._session.model(library)
-            library.unlink()
             graph = read_graph(self.packed)
+            model = self._started(self._session, scheduled, graph, library)
+            library.unlink()
             model.set_inputs(*(_filled(kind) for kind in graph.inputs.values()))
             model.invoke()
             self._models[name] = model
         return self._models[name]
+
+    def _started(self, session: DeviceSession, scheduled: Scheduled, graph: Graph, library: Path) -> RemoteModel:
+        if session.has_tvm:
+            self.backend.export(scheduled.executable, library)
+            return session.model(library)
+        inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
+        outputs = tuple(f"output{at}" for at in range(len(graph.outputs)))
+        target = self.backend.target
+        write_network(library, scheduled, Network("network", inputs, outputs, target.threads), target.compiler)
+        return session.network(session.upload(library), self.folder, [])
 
 
 def _filled(kind: TensorKind) -> Any:
