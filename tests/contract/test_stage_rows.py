@@ -243,7 +243,15 @@ CODE = {
         "tvmflow/sources/npz_files.py",
     ),
     "graph_pack": (*CHECK, *COMPILER, "tvmflow/vta"),
-    "tune": (*COMPILER, *DEVICE, "tvmflow/artifacts.py", "tvmflow/tuning", "tvmflow/vta"),
+    "tune": (  # what devices without TVM measure is linked as network.so is
+        *COMPILER,
+        *DEVICE,
+        "tvmflow/artifacts.py",
+        "tvmflow/frontends/source_model.py",
+        "tvmflow/sources/images.py",
+        "tvmflow/tuning",
+        "tvmflow/vta",
+    ),
     "build": (  # names of classes, and what is done to images, are in network.so
         *CHECK,
         *COMPILER,
