@@ -47,6 +47,7 @@ class AgentConnection:
 
     def __init__(self, host: str, port: int, secret: bytes, name: str) -> None:
         self.name, self.place, self._lock = name, f"{host}:{port}", threading.Lock()
+        self.closed = False
         self._ended: list[int] = []  # libraries that nobody uses any more
         try:
             self._socket = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
@@ -61,6 +62,7 @@ class AgentConnection:
 
     def close(self) -> None:
         """End the session, also while another thread waits for a reply."""
+        self.closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -177,7 +179,7 @@ class AgentConnection:
         except (OSError, ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
             raise self._lost(doing, error) from error
 
-    def _lost(self, doing: str, error: Exception) -> DeviceLostError:
+    def _lost(self, doing: str, error: Exception) -> DeviceError:
         return DeviceLostError(
             f"device {self.name!r} at {self.place} failed while {doing}: {first_line(error, 160)}",
             "an agent that responds until the end",

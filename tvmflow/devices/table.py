@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvmflow.devices.agent import AgentTransport
 from tvmflow.devices.local import LocalTransport
+from tvmflow.devices.phones import PhoneTransport
 from tvmflow.devices.tracker import TrackerTransport
 from tvmflow.devices.transport import Transport
 from tvmflow.errors import UnknownNameError
@@ -11,7 +12,8 @@ from tvmflow.params import DeviceEntry
 from tvmflow.plugins import Table
 
 TRANSPORTS: Table[Transport] = Table(
-    "transports", {"local": LocalTransport(), "tracker": TrackerTransport(), "agent": AgentTransport()}
+    "transports",
+    {"local": LocalTransport(), "tracker": TrackerTransport(), "agent": AgentTransport(), "adb": PhoneTransport()},
 )
 
 
