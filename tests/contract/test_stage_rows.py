@@ -218,7 +218,9 @@ COMPILER = (
     *IR, "tvmflow/backends", "tvmflow/building", "tvmflow/kernels", "tvmflow/passes", "tvmflow/targets",
     "tvmflow/templates", "tvmflow/tuning/traces.py", "tvmflow/vta/config.py",
 )  # fmt: skip
-DEVICE = ("tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/targets", "tvmflow/vta/config.py")
+DEVICE = (  # the agent lies in the cache folder
+    "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/sources/tool_environments.py", "tvmflow/targets", "tvmflow/vta/config.py",
+)  # fmt: skip
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {
     "fetch": (
