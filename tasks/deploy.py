@@ -21,6 +21,7 @@ from tvmflow.backends.table import backend_of, resolve
 from tvmflow.devices.remote_network import in_machine, shipped
 from tvmflow.devices.rpc import session_here
 from tvmflow.devices.session import Arrays, DeviceSession
+from tvmflow.devices.table import transport_of
 from tvmflow.evaluation.agreement import check_equal
 from tvmflow.params import Cell
 from tvmflow.stages import Stage, StageContext
@@ -61,7 +62,7 @@ def deploy(context: Context) -> dict[str, Any]:
             check_equal("deploy", expected, outputs)
     deployed = {
         "device_key": settings.device_key,
-        "device_kind": backend_of(target).device_kind,
+        "device_kind": transport_of(context.limits.device).kind_of(backend_of(target).device_kind),
         "unit": session.unit,
         "build": session.build or None,
         "remote_path": remote_path,

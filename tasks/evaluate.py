@@ -37,11 +37,12 @@ LATENCY = {"x": "median_ms", "y": "what", "template": "bar_horizontal", "title":
 
 @dataclass(frozen=True)
 class EvaluateSettings(LatencyRules):
-    """host_cpu: of this machine, on which the peers run, where the device is this machine too."""
+    """emulated: the device is, and its clock no time. host_cpu: of this machine, on which the peers run, where the device is this machine too."""
 
     target: ResolvedTarget
     device_key: str
     on_this_host: bool
+    emulated: bool
     host_cpu: str
     framework: str
     metric: str | None
@@ -54,7 +55,8 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
     entry, model = workspace.params.targets[cell.target], workspace.params.models[cell.model]
     return taken(
         EvaluateSettings, workspace.params.evaluate, target=resolve(entry), device_key=entry.device.key,
-        on_this_host=transport_of(entry.device).is_this_host, host_cpu=probe()["host_cpu"],
+        on_this_host=transport_of(entry.device).is_this_host,
+        emulated=transport_of(entry.device).is_emulated, host_cpu=probe()["host_cpu"],
         framework=model.framework, metric=model.metric,
         max_relative_error=workspace.params.build.max_relative_error[cell.precision],
     )  # fmt: skip
@@ -78,11 +80,16 @@ def evaluate(context: Context) -> dict[str, Any]:
     batch, task = description.batch, description.task
     with session_of(context.limits, settings.target) as session, _peers(context) as peers:
         threads, here = settings.target.threads, settings.on_this_host and backend.is_cpu
-        rules = DeviceRules(settings, settings.cold_starts, threads, here, tuple(peers))
+        rules = DeviceRules(settings, settings.cold_starts, threads, here, tuple(peers), settings.emulated)
         machine = in_machine(folder) if session.has_tvm else ships
         numbers = measure_on_device(session, ships, machine, samples.inputs, batch, rules, context.progress)
         part, unit = backend.verify(manifest["part"], session.call), session.unit
-    device = {"key": settings.device_key, "kind": backend.device_kind, "unit": unit, "threads": settings.target.threads}
+    device = {
+        "key": settings.device_key,
+        "kind": transport_of(context.limits.device).kind_of(backend.device_kind),
+        "unit": unit,
+        "threads": settings.target.threads,
+    }
     if session.build:
         device["build"] = session.build
     card = {

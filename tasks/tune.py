@@ -28,8 +28,11 @@ CURVE = {"x": "trial", "y": "kernels_ms", "title": "time of all kernels while tu
 
 @dataclass(frozen=True)
 class TuneSettings(SearchSettings):
+    """emulated: the device is, and its records serve no real one."""
+
     target: ResolvedTarget
     device_key: str
+    emulated: bool
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,13 @@ class TuneLimits(SearchLimits, DeviceLimits):
 
 def _settings(workspace: Workspace, cell: Cell) -> TuneSettings:
     entry = workspace.params.targets[cell.target]
-    return taken(TuneSettings, workspace.params.tune, target=resolve(entry), device_key=entry.device.key)
+    return taken(
+        TuneSettings,
+        workspace.params.tune,
+        target=resolve(entry),
+        device_key=entry.device.key,
+        emulated=transport_of(entry.device).is_emulated,
+    )
 
 
 def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
@@ -59,8 +68,8 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     packed = load_module(context.inputs["graph_pack"])
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
     context.tuning_log.touch()  # DVC wants it also where nothing is measured
-    journal = Journal(context.tuning_log, backend.kernel_kind, versions(TOOLS))
     transport = transport_of(limits.device)
+    journal = Journal(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     rules = network_rules(context.settings, limits, transport.is_this_host, transport.has_tvm)
     found = tune_network(packed, backend, rules, journal, lambda: session_of(limits, target), context.progress)
     part = backend.search_part(packed, context.progress)
@@ -80,7 +89,7 @@ STAGE = Stage(
     name="tune", settings=_settings, limits=_limits, toolchain=lambda s: (*TOOLS, "xgboost", f"cc:{s.target.cc}"), run=tune,
     inputs={"graph_pack": (IR_NAME, WEIGHTS_NAME)},
     outputs=(Output("best.json"), Output("workloads.json"), Output("curve.csv", plot=CURVE)),
-    reads=(*TARGET_READS, "targets.{target}.device.key", *(f"tune.{part.name}" for part in fields(SearchSettings))),
+    reads=(*TARGET_READS, "targets.{target}.device.key", "targets.{target}.device.transport", *(f"tune.{part.name}" for part in fields(SearchSettings))),
     limit_reads=("targets.{target}.device", "deploy.device_wait_s", *(f"tune.{part.name}" for part in fields(SearchLimits))),
     measures_device=True, keeps_log=True,
 )  # fmt: skip

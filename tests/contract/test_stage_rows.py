@@ -118,7 +118,7 @@ def _others(value: Any) -> list[Any]:
     words = [
         "x86-64-v2", "x86-64-v4", "cortex-a53", "aarch64-linux-musl", "aarch64-linux-gnu", "x86_64-linux-musl", "keras", "torch", "onnx", "float16", "random",
         "rank", "reg", "minmax", "kl", "int8", "uint8", "global", "calibrated", "reference", "optimized", "pynq", "dask",
-        "tracker", "local", "other", "digits", "mine.npz", "mine.txt", "mine.pt", "mine.py:other", "1" * 64, "1 1 1 1 1",
+        "emulated", "tracker", "local", "other", "digits", "mine.npz", "mine.txt", "mine.pt", "mine.py:other", "1" * 64, "1 1 1 1 1",
         "https://example.org/other", "stretch", "bicubic", "nearest", "BGR", "mxnet", "segmentation",
     ]  # fmt: skip
     rest = [16, 1, [], ["x"], {"config": {"target": "sim"}}, {"epochs": 3}, {}]
@@ -218,7 +218,7 @@ COMPILER = (
     *IR, "tvmflow/backends", "tvmflow/building", "tvmflow/kernels", "tvmflow/passes", "tvmflow/targets",
     "tvmflow/templates", "tvmflow/tuning/traces.py", "tvmflow/vta/config.py",
 )  # fmt: skip
-DEVICE = (  # the agent lies in the cache folder
+DEVICE = (  # the agent and the emulated system lie in the cache folder
     "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/sources/tool_environments.py", "tvmflow/targets", "tvmflow/vta/config.py",
 )  # fmt: skip
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import SLUG
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.table import backend_for
-from tvmflow.devices.local import local_tracker
+from tvmflow.devices.local import Served, local_tracker
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.session import DeviceSession, open_session
 from tvmflow.devices.tracker import TrackerAddress, connect, queue_of, request_session
@@ -149,12 +149,14 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
     dies = _script(tmp_path / "dies", f"{said}; exit 3")
     with (
         pytest.raises(TrackerError, match=r"\(exit 3\): ImportError:  \[31mno library"),
-        local_tracker("k", 1, python=dies),
+        local_tracker("k", 1, served=Served((dies,))),
     ):
         pass
-    monkeypatch.setattr("tvmflow.devices.local.START_TIMEOUT_S", 0.5)
     hangs = _script(tmp_path / "hangs", f"printf '%01000d' 7 >&2; {said.replace('no', 'slow')}; exec sleep 60")
-    with pytest.raises(TrackerError, match="slow library") as error, local_tracker("k", 1, python=hangs):
+    with (
+        pytest.raises(TrackerError, match="slow library") as error,
+        local_tracker("k", 1, served=Served((hangs,), start_timeout_s=0.5)),
+    ):
         pass
     assert len(error.value.found) < 500
 
@@ -163,7 +165,7 @@ def test_a_server_that_dies_later_says_how(tmp_path: Path) -> None:
     dies = _script(tmp_path / "dies", """echo '{"port": 1}'; echo out of room >&2; exit 4""")
     with (
         pytest.raises(DeviceLostError, match=r"lost; the local server ended \(exit 4\): out of room"),
-        local_tracker("k", 1, python=dies),
+        local_tracker("k", 1, served=Served((dies,))),
     ):
         until = time.monotonic() + 10
         while not any(p.status() == psutil.STATUS_ZOMBIE for p in psutil.Process().children()):

@@ -171,7 +171,11 @@ def _measured(found: Any) -> list[tuple[str, str]]:
     rows.append(("largest error, relative to the spread of the outputs", f"{agreement['max_relative_error']:.2g}"))
     latency = found["latency"]["compute"]
     steady = "" if latency["steady"] else ", unsteady: not to be trusted"
-    rows.append(("latency, median", f"{latency['median_ms']:.4g} ms{steady}"))
+    executed = found.get("executed")
+    if executed:
+        rows.append(("executed instructions, of an emulated device", f"{executed['instructions'] / 1e6:.4g} M"))
+    else:
+        rows.append(("latency, median", f"{latency['median_ms']:.4g} ms{steady}"))
     rows.append(("operations whose schedules were measured", f"{found['coverage']:.1%}"))
     return rows
 

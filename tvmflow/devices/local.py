@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -24,8 +25,16 @@ from tvmflow.params import DeviceEntry
 from tvmflow.recipe import CODE_ROOT
 from tvmflow.targets.resolve import ResolvedTarget
 
-START_TIMEOUT_S = 90.0
 _MOST_SAID = 20_000  # bytes at the end of what a server wrote that are looked at
+
+
+@dataclass(frozen=True)
+class Served:
+    """What runs a server. python: an interpreter, with what goes before it; environment: of it, beside this process's own."""
+
+    python: tuple[str, ...] = (sys.executable,)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 90.0
 
 
 class LocalTransport(RpcTransport):
@@ -57,24 +66,24 @@ def this_unit() -> str:
 
 @contextlib.contextmanager
 def local_tracker(
-    key: str, threads: int, target: ResolvedTarget | None = None, python: str = sys.executable
+    key: str, threads: int, target: ResolvedTarget | None = None, served: Served = Served()
 ) -> Iterator[TrackerAddress]:
     """Start a tracker and a server on loopback with a key and a number of threads; yield the tracker's address.
 
-    target: the server provides what libraries of this target call. python: of another environment, so that another TVM serves.
+    target: the server provides what libraries of this target call. served: what runs it, where that is not this Python.
     Raises TrackerError.
     """
-    served = ["--target", json.dumps(target.to_json())] if target is not None else []
+    provided = ["--target", json.dumps(target.to_json())] if target is not None else []
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            [python, "-m", "tvmflow.devices.rpc_host", "--key", key, "--threads", str(threads), *served],
+            [*served.python, "-m", "tvmflow.devices.rpc_host", "--key", key, "--threads", str(threads), *provided],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
-            env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "TVM_NUM_THREADS": str(threads)},
+            env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "TVM_NUM_THREADS": str(threads), **served.environment},
         )  # fmt: skip
         try:
             import tvm  # noqa: F401  (takes seconds, while the server imports it as well)
 
-            port = _port_of(process, said)
+            port = _port_of(process, said, served.start_timeout_s)
             try:
                 yield TrackerAddress("127.0.0.1", port)
             except DeviceError as error:
@@ -95,9 +104,9 @@ def _how(process: subprocess.Popen[str], said: IO[bytes]) -> str:
     return f" (exit {process.poll()})" + (f": {words}" if words else "")
 
 
-def _port_of(process: subprocess.Popen[str], said: IO[bytes]) -> int:
+def _port_of(process: subprocess.Popen[str], said: IO[bytes], timeout_s: float) -> int:
     assert process.stdout is not None
-    timer = threading.Timer(START_TIMEOUT_S, process.kill)
+    timer = threading.Timer(timeout_s, process.kill)
     timer.start()
     line = process.stdout.readline()
     timer.cancel()
@@ -108,7 +117,7 @@ def _port_of(process: subprocess.Popen[str], said: IO[bytes]) -> int:
             process.wait(timeout=5)  # its output ends a little before it does
         raise TrackerError(
             f"the local tracker and server did not start{_how(process, said)}",
-            f"both up within {START_TIMEOUT_S:g} s",
+            f"both up within {timeout_s:g} s",
             "run 'tvmflow doctor': it checks TVM's RPC parts and free ports",
         ) from None
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.devices.rpc import RpcSession
-from tvmflow.devices.session import Array, Arrays, DeviceSession, RemoteModel, translated
+from tvmflow.devices.session import EXECUTED, Array, Arrays, DeviceSession, RemoteModel, translated
 from tvmflow.errors import StageError
 
 _ERROR_BYTES = 512  # ERROR_SIZE of runtime/rpc/rpc.c
@@ -60,6 +60,15 @@ class RemoteNetwork(RemoteModel):
         with translated(self.session.name, "timing the library"):
             timer = self._server.time_evaluator("run", self.session.device, number=1, repeat=repeat)
             return [float(s) for s in timer(self._handle, *self._inputs, *self._outputs, self._error).results]
+
+    def executed(self) -> dict[str, int] | None:
+        counters = self.session.tensor(np.zeros(len(EXECUTED), np.int64))
+        with translated(self.session.name, "counting instructions"):
+            status = int(self._server["count"](self._handle, *self._inputs, *self._outputs, counters, self._error))
+            found = counters.numpy()
+        if status:
+            raise self._refused("run")
+        return dict(zip(EXECUTED, map(int, found), strict=True)) if found[0] else None
 
     def memory_bytes(self) -> int | None:
         with translated(self.session.name, "reading the memory of its process"):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
+# What an emulated device counts, in the order of runtime/emulator/count.c.
+EXECUTED = ("instructions", "multiply_add_instructions", "multiply_adds", "loaded_bytes", "stored_bytes")
 
 
 class DeviceSession(ABC):
@@ -92,6 +94,10 @@ class RemoteModel(ABC):
     @abstractmethod
     def time_runs(self, repeat: int) -> list[float]:
         """Return `repeat` times of one run each on the device's own clock, in seconds; copies not included."""
+
+    def executed(self) -> dict[str, int] | None:
+        """Run once on the inputs that were set and return what that executed, by name of EXECUTED; None where nothing counts."""
+        return None
 
     def memory_bytes(self) -> int | None:
         """Return by how much the device's process has grown since just before it loaded the library; None where nobody knows."""

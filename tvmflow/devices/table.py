@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tvmflow.devices.agent import AgentTransport
+from tvmflow.devices.emulated import EmulatedTransport
 from tvmflow.devices.local import LocalTransport
 from tvmflow.devices.phones import PhoneTransport
 from tvmflow.devices.tracker import TrackerTransport
@@ -13,8 +14,11 @@ from tvmflow.plugins import Table
 
 TRANSPORTS: Table[Transport] = Table(
     "transports",
-    {"local": LocalTransport(), "tracker": TrackerTransport(), "agent": AgentTransport(), "adb": PhoneTransport()},
-)
+    {
+        "local": LocalTransport(), "tracker": TrackerTransport(), "agent": AgentTransport(), "adb": PhoneTransport(),
+        "emulated": EmulatedTransport(),
+    },
+)  # fmt: skip
 
 
 def transport_of(device: DeviceEntry) -> Transport:

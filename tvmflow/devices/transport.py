@@ -44,12 +44,18 @@ class Transport(ABC):
     options: what the entry may say beside `transport` and `key`.
     is_this_host: its devices compute on this machine, so a measurement there must be alone, and frameworks of this machine
     can be measured beside it.
+    is_emulated: the clock of its devices counts executed instructions, a nanosecond each, and is no time.
     has_tvm: its sessions have; where not, the tuner links what it measures so that it needs nothing.
     """
 
     options: ClassVar[type[Options]] = Options
     is_this_host: ClassVar[bool] = False
     has_tvm: ClassVar[bool] = True
+    is_emulated: ClassVar[bool] = False
+
+    def kind_of(self, kind: str) -> str:
+        """Return a kind of device as records have it: what was measured on an emulated one serves no real one."""
+        return f"{kind}-emulated" if self.is_emulated else kind
 
     @abstractmethod
     def open(

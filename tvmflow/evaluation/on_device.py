@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from tvmflow.evaluation.turns import Contestant
 from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.progress import Progress
 
+NOT_A_TIME = "emulated: not a time"
 MACHINE = "tvm_machine"  # the contestant that is our own library in TVM's virtual machine
 
 Array = np.ndarray[Any, Any]
@@ -24,13 +25,15 @@ Arrays = tuple[Array, ...]
 
 @dataclass(frozen=True)
 class DeviceRules:
-    """cold_starts: how many times the library is loaded anew. threads: of library and peers; on_this_host: where they run."""
+    """cold_starts: how many times the library is loaded anew. threads: of library and peers; on_this_host: where they run.
+    emulated: the device's clock counts instructions."""
 
     latency: LatencyRules
     cold_starts: int
     threads: int
     on_this_host: bool
     peers: tuple[Contestant, ...] = ()
+    emulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,14 @@ class ColdStart:
 class DeviceNumbers:
     """latency: of compute, copy_in and copy_out; beside: the library, its peers and, where it is another, its form in TVM's machine.
 
-    outputs: all outputs for all samples, each (N, ...).
+    outputs: all outputs for all samples, each (N, ...). executed: by one run, where something counts it.
     """
 
     cold_starts: list[ColdStart]
     latency: dict[str, Latency]
     beside: Measured
     outputs: Arrays
+    executed: dict[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as the scorecard has them: without the outputs."""
@@ -68,6 +72,7 @@ class DeviceNumbers:
             "memory_bytes": max((one.memory_bytes or 0 for one in self.cold_starts), default=0) or None,
             "latency": {name: latency.to_json() for name, latency in self.latency.items()},
             "peers": beside,
+            "executed": self.executed,
             "advantages": advantages,
             "machine": machine and {"latency": machine, "advantage": over_machine},
         }
@@ -89,6 +94,8 @@ def measure_on_device(
     """
     first = batch_at(inputs, 0, batch)
     cold = _cold_starts(session, ships, first, rules.cold_starts)
+    if rules.emulated:
+        cold = [replace(one, memory_bytes=None) for one in cold]  # the emulator's own would be among it
     model = ships.started(session)
     progress("measuring latency, in turns with the peers" if rules.peers else "measuring latency", 0, 0)
     model.set_inputs(*first)
@@ -99,11 +106,20 @@ def measure_on_device(
         other.set_inputs(*first)
         contestants.append(Contestant(MACHINE, other.time_runs))
     beside = measure_in_turns(contestants, rules.latency, rules.threads, read_cpu if rules.on_this_host else None)
+    if rules.emulated:
+        beside = Measured({name: _no_time(found) for name, found in beside.latency.items()}, {})
     latency = {"compute": beside.latency[LIBRARY], **_copy_latency(model, first, rules.latency)}
+    if rules.emulated:
+        latency = {name: _no_time(found) for name, found in latency.items()}
+    executed = model.executed()
     outputs = run_in_batches(
         model, inputs, batch, lambda done, total: progress("evaluating on the device", done, total)
     )
-    return DeviceNumbers(cold, latency, beside, outputs)
+    return DeviceNumbers(cold, latency, beside, outputs, executed)
+
+
+def _no_time(latency: Latency) -> Latency:
+    return replace(latency, steady=False, reason=NOT_A_TIME)
 
 
 def _copy_latency(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> dict[str, Latency]:

@@ -95,8 +95,14 @@ def write_scorecard(out: Path, card: dict[str, Any], outputs: Arrays, samples: S
     confusion = list(zip(samples.y.tolist(), classes.tolist(), strict=True)) if has_pairs else []  # type: ignore[union-attr]
     _write_rows(out / "confusion.csv", [("actual", "predicted"), *confusion])
     peers = [(name, peer["median_ms"]) for name, peer in sorted(card["peers"].items())]
-    latency = [("what", "median_ms"), ("tvmflow", card["latency"]["compute"]["median_ms"]), *peers]
+    ours = [] if card.get("executed") else [("tvmflow", card["latency"]["compute"]["median_ms"])]
+    latency = [("what", "median_ms"), *ours, *peers]
     _write_rows(out / "latency.csv", latency)
+
+
+def has_no_time(card: Mapping[str, Any]) -> bool:
+    """Return whether the device of a scorecard is simulated or emulated, whose own time says nothing."""
+    return bool(card.get("executed") or (card.get("part") or {}).get("simulated"))
 
 
 def _metrics(card: dict[str, Any]) -> dict[str, Any]:
@@ -109,9 +115,10 @@ def _metrics(card: dict[str, Any]) -> dict[str, Any]:
             if name == "top1_agreement" or card["agreement"][name] is not None
         },
     }
+    if has_no_time(card):
+        del metrics["latency_ms"]
+    metrics |= card.get("executed") or {}
     if card["part"]:
-        if card["part"]["simulated"]:
-            del metrics["latency_ms"]  # the simulator's own time says nothing
         metrics |= card["part"]["metrics"]
     if card["accuracy"]:
         metrics["accuracy"] = card["accuracy"]["built"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from tvmflow.artifacts import RECORD_NAME, Record, digest_of, read_record, write_atomic
 from tvmflow.errors import StoreError
 from tvmflow.evaluation.in_process import input_specs
+from tvmflow.evaluation.scorecard import has_no_time
 from tvmflow.ledger import golden
 from tvmflow.ledger.links import run_url
 from tvmflow.ledger.pyfunc import save_model
@@ -230,8 +231,7 @@ class _Recording:
             if latency.get("foreign_load") is not None:
                 numbers[f"foreign_load.{name}"] = latency["foreign_load"]
             if latency["steady"]:
-                simulated = card.get("part") and card["part"]["simulated"]  # then it is the simulator's own time
-                prefix = f"{name}_ms" if name != "compute" else ("simulator_ms" if simulated else "latency_ms")
+                prefix = f"{name}_ms" if name != "compute" else ("simulator_ms" if has_no_time(card) else "latency_ms")
                 numbers |= {
                     f"{prefix}.{stat}": latency[f"{stat}_ms"]
                     for stat in ("median", "mean", "p90", "min", "max", "std", "low", "high")
@@ -248,8 +248,11 @@ class _Recording:
             }
         if card.get("machine") and card["machine"]["latency"]["steady"]:
             numbers["machine_ms.median"] = card["machine"]["latency"]["median_ms"]
-        numbers["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
-        if card.get("first_run_ms"):
+        executed = card.get("executed") or {}
+        numbers |= {name: float(value) for name, value in executed.items()}
+        if not executed:
+            numbers["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
+        if card.get("first_run_ms") and not executed:
             numbers["first_run_ms"] = sorted(card["first_run_ms"])[len(card["first_run_ms"]) // 2]
         if card.get("memory_bytes"):
             numbers["memory_bytes"] = float(card["memory_bytes"])

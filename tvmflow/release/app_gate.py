@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tvmflow.evaluation.scorecard import has_no_time
 from tvmflow.params import Gates
 
 
@@ -54,7 +55,7 @@ def _latency(card: Mapping[str, Any]) -> float | None:
 
 def _median_of(name: str) -> Callable[[Mapping[str, Any]], float | None]:
     def median(card: Mapping[str, Any]) -> float | None:
-        values = sorted(card.get(name) or ())
+        values = sorted(card.get(name) or ()) if not has_no_time(card) else []
         return float(values[len(values) // 2]) if values else None
 
     return median

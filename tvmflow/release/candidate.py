@@ -9,6 +9,7 @@ from tvmflow.artifacts import RECORD_NAME, read_record, sha256_of
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.table import backend_for
 from tvmflow.devices.session import DeviceSession, RemoteModel, open_session
+from tvmflow.devices.table import transport_of
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import DeviceLostError, StoreError
 from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_interleaved
@@ -83,6 +84,9 @@ class Candidate:
                         raise
                     models.append(model)
                 a, b = models
+                if transport_of(entry.device).is_emulated:  # its clock counts instructions
+                    counts = [round(1e9 * model.time_runs(1)[0]) for model in models]
+                    return compare_exact(counts[0], counts[1], "executed instructions")
                 costs = [cost_of_one_run(backend, session, model) for model in models]
                 if costs[0] is not None and costs[1] is not None:
                     return compare_exact(costs[0], costs[1], "estimated cycles")

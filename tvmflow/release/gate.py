@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.evaluation.comparison import Comparison
+from tvmflow.evaluation.scorecard import has_no_time
 from tvmflow.params import ReleaseParams
 
 
@@ -27,9 +28,8 @@ def judge(
 
 def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
     reasons = []
-    simulated = (card.get("part") or {}).get("simulated")  # then that latency is the simulator's own
     latency = card["latency"]["compute"]
-    if not simulated and not latency["steady"]:
+    if not has_no_time(card) and not latency["steady"]:
         why = latency.get("reason") or f"spread {latency['spread']:.0%}"
         reasons.append(f"its latency was too unsteady to be trusted: {why}")
     if card.get("coverage", 0.0) < rules.min_coverage:

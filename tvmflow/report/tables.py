@@ -83,9 +83,17 @@ def shown_latency(latency: dict[str, Any]) -> str:
     return latency.get("reason") or f"unsteady (±{latency['spread']:.0%})"
 
 
+def shown_executed(executed: dict[str, int]) -> str:
+    """Return what one run executes on an emulated device, which has no time."""
+    share = executed["multiply_add_instructions"] / executed["instructions"]
+    return f"{executed['instructions'] / 1e6:.4g} M instructions, {share:.0%} multiply-adds (emulated: not a time)"
+
+
 def shown_compute(card: dict[str, Any]) -> str:
-    """Return the latency of a cell's library; of a simulated device the estimate, since the simulator's time says nothing."""
-    part = card["part"]
+    """Return the latency of a cell's library; of a simulated or emulated device what stands for it."""
+    part, executed = card["part"], card.get("executed")
+    if executed:
+        return shown_executed(executed)
     if part and part["simulated"]:
         return f"≈ {part['estimated_ms']:.3g} ms, simulated"
     return shown_latency(card["latency"]["compute"])
@@ -173,6 +181,8 @@ def latency_table(card: dict[str, Any]) -> Grid:
     title = f"execution time of {card['cell']}, batch {card['batch']}, {card['device']['threads']} threads"
     if card["part"] and card["part"]["simulated"]:
         title += ", of the simulator"
+    if card.get("executed"):
+        title = f"{card['cell']}: {shown_executed(card['executed'])}"
     cold = sorted(card["cold_start_ms"])
     caption = f"cold start (load and first run): {cold[len(cold) // 2]:.2f} ms, median of {len(cold)}"
     reasons = [f"{name}: {shown_latency(latency)}" for name, latency in measured.items() if not latency["steady"]]

@@ -65,6 +65,8 @@ function peerOf(card, name) {
 const latencyText = (latency) => (latency.steady ? ms(latency.median_ms) : latency.reason ?? "unsteady");
 
 function computeText(card) {
+  const executed = card.executed;
+  if (executed) return `${number(executed.instructions / 1e6)} M instructions, ${percent(executed.multiply_add_instructions / executed.instructions)} multiply-adds (emulated: not a time)`;
   if (card.part && card.part.simulated) return `≈ ${ms(card.part.estimated_ms)}, simulated`;
   return latencyText(card.latency.compute);
 }

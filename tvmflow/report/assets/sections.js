@@ -20,7 +20,7 @@ function matrixCell(cell) {
   if (!cell) return "";
   if (!cell.card) return h("span", {class: "tie"}, "not measured");
   const card = cell.card, last = newest(cell), compute = card.latency.compute;
-  const simulated = Boolean(card.part?.simulated), steady = compute.steady || simulated;
+  const simulated = Boolean(card.part?.simulated || card.executed), steady = compute.steady || simulated;
   const champion = cell.history.findLast((row) => row.roles.includes("champion"));
   const lines = [h("b", {class: steady ? "" : "warn"}, computeText(card))];
   if (compute.steady && !simulated && typeof compute.low_ms === "number") lines.push(h("small", null, rangeText(compute)));
