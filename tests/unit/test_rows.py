@@ -40,7 +40,11 @@ def test_what_is_shipped_is_in_the_tables() -> None:
     ("path", "value", "says"),
     [
         ("targets/local-cpu/kind", "opencl", "targets.local-cpu.kind: no 'opencl'; legal: llvm, vta"),
-        ("targets/local-cpu/device/transport", "adb", "device.transport: no 'adb'; legal: emulated, local, tracker"),
+        (
+            "targets/local-cpu/device/transport",
+            "adb",
+            "device.transport: no 'adb'; legal: adb, agent, emulated, local, tracker",
+        ),
         ("models/digits_torch/framework", "caffe", "framework: no 'caffe'; legal: keras, mxnet"),
         ("models/digits_torch/framework", "onnx", "weights: a model of onnx comes from {file: ...}"),
         ("tune/tuner", "annealing", "tune.tuner: no 'annealing'; legal: ga, grid, random, xgb"),

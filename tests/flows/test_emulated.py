@@ -1,0 +1,64 @@
+"""A cell on an emulated arm64 board: every stage, through a tracker; counted instructions in place of times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import tvmflow
+from tvmflow.devices.emulation.system import EmulatedSystem
+from tvmflow.devices.session import EXECUTED
+from tvmflow.errors import DeviceError
+from tvmflow.evaluation.scorecard import has_no_time
+from tvmflow.release.gate import judge
+from tvmflow.report.tables import shown_compute
+from tvmflow.workspace import find_workspace
+
+CELL = "digits_torch@arm64-emulated:float32"
+pytestmark = pytest.mark.heavy
+
+
+def _quick(params: dict[str, Any]) -> None:
+    params["cells"] = {
+        "emulated": dict(zip(("model", "target", "precision"), CELL.replace("@", ":").split(":"), strict=True))
+    }
+    params["fetch"] |= {"evaluation_samples": 50, "calibration_samples": 20}
+    params["tune"] |= {"trials_per_workload": 1, "total_trials": 2, "measure_min_ms": 1.0}
+    params["evaluate"] |= {"min_seconds": 0.01, "min_runs": 3, "warmup_runs": 1}
+    params["release"] |= {"min_coverage": 0.0}
+
+
+def test_a_cell_goes_all_the_way(emulated: EmulatedSystem, make_workspace: Callable[..., Path]) -> None:
+    root = make_workspace(_quick)
+    try:
+        emulated.packages()
+    except DeviceError as error:
+        pytest.skip(str(error))
+    said = tvmflow(root, "run", CELL).stdout
+    assert "emulated: not a time" in said
+    folder = root / "artifacts" / "evaluate" / "digits_torch.arm64-emulated.float32"
+    card = json.loads((folder / "scorecard.json").read_text())
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert card["device"] | {"key": ""} == {
+        "key": "",
+        "kind": "cpu-cortex-a76-t1-emulated",
+        "unit": "emulated-cortex-a76",
+        "threads": 1,
+    }
+    assert (
+        tuple(card["executed"]) == tuple(sorted(EXECUTED))
+        and metrics["instructions"] == card["executed"]["instructions"]
+    )
+    assert card["executed"]["instructions"] > card["executed"]["multiply_add_instructions"] > 0
+    assert has_no_time(card) and "latency_ms" not in metrics and not card["peers"] and card["memory_bytes"] is None
+    assert {latency["reason"] for latency in card["latency"].values()} == {"emulated: not a time"}
+    assert "M instructions" in shown_compute(card)
+    assert judge(card, None, None, find_workspace(root).params.release).passed, "a latency that is none is no reason"
+    log = next((root / "artifacts" / "tuning_log").glob("*")).read_text().splitlines()
+    kinds = {json.loads(line)["device_kind"] for line in log if "device_kind" in line}
+    assert kinds == {"cpu-cortex-a76-t1-emulated"}, "what is no time serves no real board"
+    assert (folder / "latency.csv").read_text().split() == ["what,median_ms"]
