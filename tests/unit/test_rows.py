@@ -42,8 +42,8 @@ def test_what_is_shipped_is_in_the_tables() -> None:
         ("targets/local-cpu/kind", "opencl", "targets.local-cpu.kind: no 'opencl'; legal: llvm, vta"),
         (
             "targets/local-cpu/device/transport",
-            "adb",
-            "device.transport: no 'adb'; legal: adb, agent, emulated, local, tracker",
+            "bluetooth",
+            "device.transport: no 'bluetooth'; legal: adb, agent, emulated, local, tracker",
         ),
         ("models/digits_torch/framework", "caffe", "framework: no 'caffe'; legal: keras, mxnet"),
         ("models/digits_torch/framework", "onnx", "weights: a model of onnx comes from {file: ...}"),
