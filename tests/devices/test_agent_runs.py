@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import random
 import signal
 import struct
 import threading
@@ -238,3 +239,44 @@ def test_sensors_that_are_off_are_not_believed() -> None:
 def test_it_is_small(program: Path, tmp_path: Path) -> None:
     size = build_agent(tmp_path / "small", ["gcc"]).stat().st_size
     assert size < 200_000
+
+
+# -- kills --
+
+
+@pytest.mark.parametrize("runs", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_kills_lose_no_run_and_no_file(
+    agent: RunningAgent, libraries: dict[str, Path], tmp_path: Path, runs: int
+) -> None:
+    """A killed library costs its run, a killed session its connection: each is done again, and gives the right output."""
+    chance, done, lost = random.Random(5), 0, 0
+    stack = contextlib.ExitStack()
+    session, network = None, None
+    while done < runs:
+        assert lost < 3 * runs
+        try:
+            if session is None:
+                stack.close()
+                session = stack.enter_context(session_with(agent, SessionLimits(60.0, 20.0)))
+                network = None
+            network = network or opened(session, libraries["DOUBLES"])
+            if chance.random() < 0.3:
+                victim = chance.choice(descendants(agent.process.pid))
+                threading.Timer(chance.random() * 2e-3, _kill, (victim,)).start()
+            x = X + done
+            assert np.array_equal(network.run(x)[0], 2 * x)
+            done += 1
+        except DeviceLostError as error:
+            lost += 1
+            network = None
+            if "failed while" in str(error):
+                session = None
+    stack.close()
+    assert lost > 0 and agent.process.poll() is None
+    names = {path.name for path in (tmp_path / "store").iterdir()}
+    assert names == {"lock", hashlib.sha256(libraries["DOUBLES"].read_bytes()).hexdigest()}
+
+
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
