@@ -27,7 +27,7 @@ from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.quantizer import quantize_int8, quantize_vta
 from tvmflow.quantization.report import sqnr_db
 from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.extract import Found, extract
+from tvmflow.vta.extract import Chain, extract
 from tvmflow.vta.region import Sum
 
 pytestmark = pytest.mark.heavy
@@ -254,7 +254,7 @@ def test_a_residual_sum_and_its_operands_have_one_scale_where_calibrated() -> No
     (total,) = (
         f.operator
         for f in extraction.items
-        if isinstance(f, Found) and isinstance(f.operator, Sum) and len(f.operator.inputs) == 2
+        if isinstance(f, Chain) and isinstance(f.operator, Sum) and len(f.operator.inputs) == 2
     )
     assert isinstance(total, Sum) and total.lefts == (0, 0) and (total.tail.right, total.tail.half) == (0, 0)
     assert report.output_sqnr_db > 25

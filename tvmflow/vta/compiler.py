@@ -219,10 +219,10 @@ class _Compiler:
 def conv_workloads(config: VtaConfig, region: Region) -> dict[str, tuple[str, ConvJob]]:
     """Return workload key -> (name of the first layer that has it, job), in the order of the network."""
     compiler = _Compiler(config, region, "optimized", {})
-    found: dict[str, tuple[str, ConvJob]] = {}
+    workloads: dict[str, tuple[str, ConvJob]] = {}
     for name, job in compiler.jobs.items():
-        found.setdefault(workload_key(config, job), (name, job))
-    return found
+        workloads.setdefault(workload_key(config, job), (name, job))
+    return workloads
 
 
 def search_tiles(config: VtaConfig, region: Region) -> dict[str, TileRecord]:

@@ -78,10 +78,10 @@ class Counters:
 
 def count(config: VtaConfig, instructions: Iterable[Instruction]) -> Counters:
     """Return the counters of some instructions."""
-    found = Counters()
+    counters = Counters()
     for instruction in instructions:
-        found.add(config, instruction)
-    return found
+        counters.add(config, instruction)
+    return counters
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvmflow.errors import ProgramError, UnknownNameError
 from tvmflow.ir.graph import Graph, Step
 from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.extract import Extraction, Found, extract, layer_name
+from tvmflow.vta.extract import Chain, Extraction, extract, layer_name
 from tvmflow.vta.region import Conv, Region
 
 Piece = Region | tuple[Step, ...]
@@ -41,58 +41,58 @@ def split(graph: Graph, config: VtaConfig, start: str = "auto", stop: str = "aut
     the kind of operator before whose next one it ends. Raises UnknownNameError for what is neither, ProgramError when nothing is
     left for VTA.
     """
-    found = extract(graph, config)
-    bounds = _bounds(found, start, stop)
-    runs = _runs(found, bounds)
+    extraction = extract(graph, config)
+    bounds = _bounds(extraction, start, stop)
+    runs = _runs(extraction, bounds)
     if not runs:
         raise ProgramError(f"no layers between start {start!r} and stop {stop!r}", "start before stop")
     pieces: list[Piece] = []
     at = 0
     for first, last in runs:
-        pieces += [tuple(found.steps_of(found.items[at:first])), _region(found, first, last)]
+        pieces += [tuple(extraction.steps_of(extraction.items[at:first])), _region(extraction, first, last)]
         at = last
-    pieces.append(tuple(found.steps_of(found.items[at:])))
-    layers = tuple(tuple(_name(item) for item in found.items[first:last]) for first, last in runs)
-    return Split(tuple(pieces), layers, _reasons(found, runs, bounds))
+    pieces.append(tuple(extraction.steps_of(extraction.items[at:])))
+    layers = tuple(tuple(_name(item) for item in extraction.items[first:last]) for first, last in runs)
+    return Split(tuple(pieces), layers, _reasons(extraction, runs, bounds))
 
 
-def _name(item: Found | Step) -> str:
-    return layer_name(item.operator.name) if isinstance(item, Found) else ""
+def _name(item: Chain | Step) -> str:
+    return layer_name(item.operator.name) if isinstance(item, Chain) else ""
 
 
-def _region(found: Extraction, first: int, last: int) -> Region:
+def _region(extraction: Extraction, first: int, last: int) -> Region:
     """Return the operators of a run; its outputs are what anybody outside reads."""
-    inside = [item for item in found.items[first:last] if isinstance(item, Found)]
+    inside = [item for item in extraction.items[first:last] if isinstance(item, Chain)]
     own = {item.operator.name for item in inside}
-    outside = found.steps_of([*found.items[:first], *found.items[last:]])
-    read = {name for step in outside for name in step.refs} | set(found.graph.outputs)
-    inputs = {n: found.shapes[n] for item in inside for n in item.operator.inputs if n not in own}
+    outside = extraction.steps_of([*extraction.items[:first], *extraction.items[last:]])
+    read = {name for step in outside for name in step.refs} | set(extraction.graph.outputs)
+    inputs = {n: extraction.shapes[n] for item in inside for n in item.operator.inputs if n not in own}
     outputs = tuple(item.operator.name for item in inside if item.operator.name in read)
     return Region(inputs, tuple(item.operator for item in inside), outputs)
 
 
-def _bounds(found: Extraction, start: str, stop: str) -> Run:
+def _bounds(extraction: Extraction, start: str, stop: str) -> Run:
     """Return [first, last) items between start and stop."""
-    names = [_name(item) for item in found.items]
+    names = [_name(item) for item in extraction.items]
     if not any(names):
-        reasons = "; ".join(f"{name}: {why}" for name, why in list(found.reasons.items())[:3])
+        reasons = "; ".join(f"{name}: {why}" for name, why in list(extraction.reasons.items())[:3])
         raise ProgramError(
             f"nothing in this network that VTA can compute{' (' + reasons + ')' if reasons else ''}",
             "int8 convolutions with power-of-two scales", "use precision vta_int8",
         )  # fmt: skip
-    first = 0 if start == "auto" else _place(found, names, "start", start, 0)
+    first = 0 if start == "auto" else _place(extraction, names, "start", start, 0)
     if start != "auto" and start not in names:
         first += 1
-    return first, len(names) if stop == "auto" else _place(found, names, "stop", stop, first)
+    return first, len(names) if stop == "auto" else _place(extraction, names, "stop", stop, first)
 
 
-def _place(found: Extraction, names: list[str], word: str, wanted: str, begin: int) -> int:
+def _place(extraction: Extraction, names: list[str], word: str, wanted: str, begin: int) -> int:
     """Return where a layer is, or the first layer or operator of a kind from `begin` on."""
     if wanted in names:
         return names.index(wanted)
     kind, kinds = wanted.removeprefix("relax."), set[str]()
-    for at, item in enumerate(found.items):
-        steps = item.steps if isinstance(item, Found) else (item,)
+    for at, item in enumerate(extraction.items):
+        steps = item.steps if isinstance(item, Chain) else (item,)
         own = {step.op.removeprefix("relax.") for step in steps if step.op != "constant"}
         layers = {layer_name(step.name) for step in steps if not step.name.startswith("lv")}
         if kind in own | layers | {layer.rstrip("0123456789") for layer in layers} and at >= begin:
@@ -102,19 +102,19 @@ def _place(found: Extraction, names: list[str], word: str, wanted: str, begin: i
     raise UnknownNameError(f"no layer {wanted!r} on VTA, and no operator of that name ({word})", legal=legal)
 
 
-def _runs(found: Extraction, bounds: Run) -> list[Run]:
+def _runs(extraction: Extraction, bounds: Run) -> list[Run]:
     """Return the runs of layers between the bounds: those with a convolution, or all when none has one."""
     runs, begin = [], bounds[0]
     for at in range(bounds[0], bounds[1] + 1):
-        if at == bounds[1] or not isinstance(found.items[at], Found):
+        if at == bounds[1] or not isinstance(extraction.items[at], Chain):
             if begin < at:
                 runs.append((begin, at))
             begin = at + 1
-    return [run for run in runs if _multiplies(found.items[run[0] : run[1]])] or runs
+    return [run for run in runs if _multiplies(extraction.items[run[0] : run[1]])] or runs
 
 
-def _multiplies(items: Sequence[Found | Step]) -> bool:
-    return any(isinstance(item, Found) and isinstance(item.operator, Conv) for item in items)
+def _multiplies(items: Sequence[Chain | Step]) -> bool:
+    return any(isinstance(item, Chain) and isinstance(item.operator, Conv) for item in items)
 
 
 # -- reasons ----------------------------------------------------------------------------------------------------------
@@ -126,18 +126,20 @@ _WHY = {
 }  # fmt: skip
 
 
-def _reasons(found: Extraction, runs: list[Run], bounds: Run) -> dict[str, str]:
+def _reasons(extraction: Extraction, runs: list[Run], bounds: Run) -> dict[str, str]:
     """Return, for every layer on the CPU, why it is there."""
     inside = {at for first, last in runs for at in range(first, last)}
     quantized = {
-        step.name.removesuffix("_scaled_input") for step in found.graph.steps if step.name.endswith("_scaled_input")
+        step.name.removesuffix("_scaled_input")
+        for step in extraction.graph.steps
+        if step.name.endswith("_scaled_input")
     }
-    reasons = dict(found.reasons)
-    for at, item in enumerate(found.items):
+    reasons = dict(extraction.reasons)
+    for at, item in enumerate(extraction.items):
         if at in inside:
             continue
         name = _name(item)
-        if isinstance(item, Found):
+        if isinstance(item, Chain):
             reasons[name] = "no convolution beside it" if bounds[0] <= at < bounds[1] else "outside of start and stop"
         elif (name := _layer_of(item, quantized)) and name not in reasons:
             op = item.op.removeprefix("relax.")
@@ -146,7 +148,7 @@ def _reasons(found: Extraction, runs: list[Run], bounds: Run) -> dict[str, str]:
             elif item.dtype != "int8":
                 reasons[name] = _WHY.get(item.op, f"VTA has no {op}: computed in {item.dtype}")
             else:
-                reasons[name] = _integer_reason(found.graph, item)
+                reasons[name] = _integer_reason(extraction.graph, item)
     return reasons
 
 

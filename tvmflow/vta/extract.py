@@ -27,7 +27,7 @@ class _NotVta(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class Chain:
     """An operator and the steps that it stands for; its value is that of the last step."""
 
     operator: Operator
@@ -39,14 +39,14 @@ class Extraction:
     """items: operators and CPU steps in order; glue: steps that only operators read; reasons: step -> why it stays on the CPU."""
 
     graph: Graph
-    items: list[Found | Step] = field(default_factory=list)
+    items: list[Chain | Step] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
     glue: dict[str, Step] = field(default_factory=dict)
 
-    def steps_of(self, items: list[Found | Step]) -> list[Step]:
+    def steps_of(self, items: list[Chain | Step]) -> list[Step]:
         """Return the steps that items stand for, with the glue that they read, in the order of the graph."""
-        wanted = {step.name for item in items for step in (item.steps if isinstance(item, Found) else (item,))}
+        wanted = {step.name for item in items for step in (item.steps if isinstance(item, Chain) else (item,))}
         for step in reversed(self.graph.steps):
             if step.name in wanted:
                 wanted |= {name for name in step.refs if name in self.glue}
@@ -67,30 +67,30 @@ class _Extractor:
     def __init__(self, graph: Graph, config: VtaConfig) -> None:
         self.graph, self.config, self.users = graph, config, graph.users()
         self.steps = {step.name: step for step in graph.steps}
-        self.found = Extraction(graph)
+        self.extraction = Extraction(graph)
         self.not_negative: set[str] = set()
 
     def run(self) -> Extraction:
-        operators: dict[str, Found] = {}
+        operators: dict[str, Chain] = {}
         inner: set[str] = set()
         for step in self.graph.steps:
             if step.name in inner:
                 continue
             try:
-                found = self._operator(step)
+                chain = self._operator(step)
             except (_NotVta, ProgramError) as error:
-                self.found.reasons[layer_name(step.name)] = str(error).splitlines()[0]
+                self.extraction.reasons[layer_name(step.name)] = str(error).splitlines()[0]
                 continue
-            if found is not None:
-                operators[found.steps[-1].name] = found
-                inner |= {s.name for s in found.steps}
-        self.found.glue = {name: self.steps[name] for name in self._glue(inner)}
+            if chain is not None:
+                operators[chain.steps[-1].name] = chain
+                inner |= {s.name for s in chain.steps}
+        self.extraction.glue = {name: self.steps[name] for name in self._glue(inner)}
         for step in self.graph.steps:
             if step.name in operators:
-                self.found.items.append(operators[step.name])
-            elif step.name not in inner and step.name not in self.found.glue:
-                self.found.items.append(step)
-        return self.found
+                self.extraction.items.append(operators[step.name])
+            elif step.name not in inner and step.name not in self.extraction.glue:
+                self.extraction.items.append(step)
+        return self.extraction
 
     def _glue(self, inner: set[str]) -> set[str]:
         """Return widening casts and shifts that operators read through, when nobody else does."""
@@ -119,24 +119,24 @@ class _Extractor:
 
     # -- operators --
 
-    def _operator(self, step: Step) -> Found | None:
-        makers: dict[str, Callable[[Step], Found | None]] = {
+    def _operator(self, step: Step) -> Chain | None:
+        makers: dict[str, Callable[[Step], Chain | None]] = {
             "relax.nn.conv2d": self._conv, "relax.nn.conv2d_transpose": self._conv, "relax.matmul": self._dense, "relax.add": self._sum,
             "relax.nn.max_pool2d": self._pool, "relax.astype": self._alone,
         }  # fmt: skip
         if step.op not in makers:
             return None
-        found = makers[step.op](step)
-        if found is None:
+        chain = makers[step.op](step)
+        if chain is None:
             return None
-        operator = found.operator
+        operator = chain.operator
         for name in operator.inputs:
-            self.found.shapes[name] = self._shape(name)
-        data = self.found.shapes[operator.inputs[0]]
+            self.extraction.shapes[name] = self._shape(name)
+        data = self.extraction.shapes[operator.inputs[0]]
         check_operator(self.config, operator, data)
-        self.found.shapes[operator.name] = self._image(found.steps[-1].shape)
-        if operator.shape_of(data) != self.found.shapes[operator.name]:
-            raise _NotVta(f"a shape {self.found.shapes[operator.name]} that its attributes do not give")
+        self.extraction.shapes[operator.name] = self._image(chain.steps[-1].shape)
+        if operator.shape_of(data) != self.extraction.shapes[operator.name]:
+            raise _NotVta(f"a shape {self.extraction.shapes[operator.name]} that its attributes do not give")
         low = (
             operator.tail.low
             if not isinstance(operator, MaxPool)
@@ -144,9 +144,9 @@ class _Extractor:
         )
         if low >= 0:
             self.not_negative.add(operator.name)
-        return found
+        return chain
 
-    def _conv(self, step: Step) -> Found | None:
+    def _conv(self, step: Step) -> Chain | None:
         if step.dtype != "int32" or not isinstance(step.args[1], np.ndarray) or not isinstance(step.args[0], Ref):
             return None
         attrs = step.call.attrs
@@ -162,9 +162,9 @@ class _Extractor:
             steps[-1].name, step.args[0].name, step.args[1], tail, (strides[0], strides[1]),
             (padding[0], padding[1], padding[2], padding[3]), int(attrs.groups), transposed, (extra[0], extra[1]),
         )  # fmt: skip
-        return Found(conv, (step, *steps))
+        return Chain(conv, (step, *steps))
 
-    def _dense(self, step: Step) -> Found | None:
+    def _dense(self, step: Step) -> Chain | None:
         weight = step.args[1]
         if step.dtype != "int32" or not isinstance(weight, np.ndarray) or not isinstance(step.args[0], Ref):
             return None
@@ -177,9 +177,9 @@ class _Extractor:
             raise _NotVta("a product that is not (N, K) x (K, M) of int8")
         tail, steps = self._tail(step)
         filters = np.ascontiguousarray(weight.T)[:, :, None, None]
-        return Found(Conv(steps[-1].name, step.args[0].name, filters, tail), (step, *steps))
+        return Chain(Conv(steps[-1].name, step.args[0].name, filters, tail), (step, *steps))
 
-    def _sum(self, step: Step) -> Found | None:
+    def _sum(self, step: Step) -> Chain | None:
         if step.dtype != "int32" or len(step.refs) != 2 or len(set(step.refs)) != 2:
             return None
         operands = [self._operand(name) for name in step.refs]
@@ -189,7 +189,7 @@ class _Extractor:
         if tail.bias is not None or tail.right > MAX_RIGHT:
             raise _NotVta("a sum with a bias or a wide shift")
         names, lefts = zip(*(operand for operand in operands if operand is not None), strict=True)
-        return Found(Sum(steps[-1].name, tuple(names), tuple(lefts), tail), (step, *steps))
+        return Chain(Sum(steps[-1].name, tuple(names), tuple(lefts), tail), (step, *steps))
 
     def _operand(self, name: str) -> tuple[str, int] | None:
         """Return (int8 value, left shift) behind a widened value."""
@@ -200,7 +200,7 @@ class _Extractor:
             return None
         return step.refs[0], left
 
-    def _alone(self, step: Step) -> Found | None:
+    def _alone(self, step: Step) -> Chain | None:
         """An activation, or a change of scale, of one int8 value: astype, tail."""
         if step.dtype != "int32" or self._dtype(step.refs[0]) != "int8" or len(self.users[step.name]) != 1:
             return None
@@ -221,12 +221,12 @@ class _Extractor:
         tail, steps = self._tail(step)
         if tail.bias is not None or tail.right > MAX_RIGHT:
             raise _NotVta("a change of scale with a bias or a wide shift")
-        return Found(Sum(steps[-1].name, (step.refs[0],), (0,), tail), (step, *steps))
+        return Chain(Sum(steps[-1].name, (step.refs[0],), (0,), tail), (step, *steps))
 
     def _is_sum(self, step: Step) -> bool:
         return step.op == "relax.add" and len(step.refs) == 2
 
-    def _pool(self, step: Step) -> Found | None:
+    def _pool(self, step: Step) -> Chain | None:
         if step.dtype != "int8":
             return None
         attrs, name = step.call.attrs, step.refs[0]
@@ -239,7 +239,7 @@ class _Extractor:
         pool = MaxPool(
             step.name, name, (size[0], size[1]), (strides[0], strides[1]), (pads[0], pads[1], pads[2], pads[3])
         )
-        return Found(pool, (step,))
+        return Chain(pool, (step,))
 
     # -- tails --
 

@@ -18,19 +18,19 @@ WRITTEN_BY = "what graph_pack or build wrote"
 def parse(data: bytes) -> dict[str, Any]:
     """Return the object of a JSON text. Raises ProgramError for anything else, for a key written twice, for NaN and deep nesting."""
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_refuse)
+        described = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"a damaged VTA program or region: {_short(str(error))}", WRITTEN_BY) from None
-    if not isinstance(found, dict):
-        raise wrong("description", found, "an object")
-    return found
+    if not isinstance(described, dict):
+        raise wrong("description", described, "an object")
+    return described
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ValueError(f"a key written twice among {sorted(name for name, _ in pairs)}")
-    return found
+    return members
 
 
 def _refuse(word: str) -> Any:
@@ -73,10 +73,10 @@ def items(where: str, value: object, low: int = 0, high: int = MAX_ITEMS) -> lis
 
 def names(where: str, value: object, low: int = 0, high: int = MAX_ITEMS) -> tuple[str, ...]:
     """Return different names."""
-    found = tuple(name(where, item) for item in items(where, value, low, high))
-    if len(set(found)) != len(found):
-        raise wrong(where, list(found), "every name once")
-    return found
+    entries = tuple(name(where, item) for item in items(where, value, low, high))
+    if len(set(entries)) != len(entries):
+        raise wrong(where, list(entries), "every name once")
+    return entries
 
 
 def wholes(where: str, value: object, count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
@@ -93,9 +93,9 @@ def members(where: str, value: object, required: Mapping[str, Any] | set[str]) -
 
 def array(where: str, arrays: Mapping[str, Array], key: str, dtype: str, ndim: int) -> Array:
     """Return one of the arrays, of the given type and number of dimensions."""
-    found = arrays.get(key)
-    if found is None or found.dtype != np.dtype(dtype) or found.ndim != ndim:
+    stored = arrays.get(key)
+    if stored is None or stored.dtype != np.dtype(dtype) or stored.ndim != ndim:
         raise wrong(
-            where, "nothing" if found is None else f"{found.dtype} {found.shape}", f"{dtype} of {ndim} dimensions"
+            where, "nothing" if stored is None else f"{stored.dtype} {stored.shape}", f"{dtype} of {ndim} dimensions"
         )
-    return found
+    return stored

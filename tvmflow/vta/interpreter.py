@@ -91,8 +91,8 @@ class Interpreter:
         self._check(memory, at)
         if not self.written[memory][at]:
             raise ProgramError(f"a read of {memory.name} element {at}, which nothing has written")
-        found: Array = self.memories[memory][at]
-        return found
+        element: Array = self.memories[memory][at]
+        return element
 
     def _write(self, memory: Memory, at: int, value: Array | int) -> None:
         self._check(memory, at)

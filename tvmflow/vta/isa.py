@@ -215,26 +215,26 @@ def _layout(config: VtaConfig, opcode: int) -> _Layout:
 
 def _values(instruction: Instruction) -> dict[str, int]:
     flags = instruction.flags
-    found = {
+    values = {
         "pop_prev": int(flags.pop_prev), "pop_next": int(flags.pop_next), "push_prev": int(flags.push_prev),
         "push_next": int(flags.push_next),
     }  # fmt: skip
     if isinstance(instruction, Finish):
-        return {"opcode": FINISH, **found}
+        return {"opcode": FINISH, **values}
     if isinstance(instruction, Mem):
-        found |= {name: getattr(instruction, name) for name in _MEM_NUMBERS}
-        return {"opcode": STORE if instruction.is_store else LOAD, **found, "memory": instruction.memory}
-    found |= {name: getattr(instruction, name) for name in _LOOPS}
+        values |= {name: getattr(instruction, name) for name in _MEM_NUMBERS}
+        return {"opcode": STORE if instruction.is_store else LOAD, **values, "memory": instruction.memory}
+    values |= {name: getattr(instruction, name) for name in _LOOPS}
     if isinstance(instruction, Gemm):
         return {
-            "opcode": GEMM, **found, "reset": int(instruction.reset), "wgt_out": instruction.wgt_out,
+            "opcode": GEMM, **values, "reset": int(instruction.reset), "wgt_out": instruction.wgt_out,
             "wgt_in": instruction.wgt_in,
         }  # fmt: skip
     imm = instruction.imm or 0
     if not IMMEDIATE_MIN <= imm <= IMMEDIATE_MAX:
         raise ProgramError(f"immediate {imm} of {instruction.op.name}", f"{IMMEDIATE_MIN} to {IMMEDIATE_MAX}")
     return {
-        "opcode": ALU, **found, "reset": 0, "alu_op": instruction.op, "use_imm": int(instruction.imm is not None),
+        "opcode": ALU, **values, "reset": 0, "alu_op": instruction.op, "use_imm": int(instruction.imm is not None),
         "imm": imm & 0xFFFF,
     }  # fmt: skip
 

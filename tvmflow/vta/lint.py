@@ -42,21 +42,21 @@ class DeviceRules:
 
 def lint(program: Program, rules: DeviceRules | None = None) -> list[str]:
     """Return what is wrong, one line each; an empty list when nothing is."""
-    found: list[str] = []
+    faults: list[str] = []
     for launch in program.launches:
         try:
-            found += [f"{launch.name}: {text}" for text in _Linter(program, launch, rules).run()]
+            faults += [f"{launch.name}: {text}" for text in _Linter(program, launch, rules).run()]
         except ProgramError as error:
-            found.append(f"{launch.name}: {error.found}")
-    return found
+            faults.append(f"{launch.name}: {error.found}")
+    return faults
 
 
 def check_program(program: Program) -> None:
     """Raise ProgramError when a program breaks the rules of its own target."""
-    found = lint(program, DeviceRules.of(program.config))
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise ProgramError(f"{found[0]}{more}", f"a program that {program.config.target} can run")
+    faults = lint(program, DeviceRules.of(program.config))
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise ProgramError(f"{faults[0]}{more}", f"a program that {program.config.target} can run")
 
 
 @dataclass
@@ -103,15 +103,15 @@ class _Linter:
         self.clocks = {module: np.zeros(len(Module), np.int64) for module in Module}
         self.tokens: list[deque[Array]] = [deque() for _ in QUEUES]
         self.loaded, self.stored = _Spans(), _Spans()
-        self.found: list[str] = []
+        self.faults: list[str] = []
 
     def run(self) -> list[str]:
         instructions = self.launch.instructions
         if not instructions or not isinstance(instructions[-1], Finish):
-            self.found.append("does not end with FINISH")
-            return self.found
+            self.faults.append("does not end with FINISH")
+            return self.faults
         if instructions[-1].flags.pop_prev or instructions[-1].flags.pop_next:
-            self.found.append("FINISH waits for a token")
+            self.faults.append("FINISH waits for a token")
         check_steps(instructions, self.launch.name)
         for instruction in in_order(self.launch):
             self._step(instruction)
@@ -119,7 +119,7 @@ class _Linter:
             own = sum(instruction.module is module for instruction in instructions)
             if self.clocks[Module.COMPUTE][module] < own:
                 self._note(f"FINISH may come before {module.name} is done")
-        return self.found
+        return self.faults
 
     def _step(self, instruction: Instruction) -> None:
         module = instruction.module
@@ -141,7 +141,7 @@ class _Linter:
             self._compute(i, clock, number)
 
     def _note(self, text: str) -> None:
-        self.found.append(text)
+        self.faults.append(text)
 
     # -- access --
 

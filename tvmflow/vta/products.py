@@ -65,34 +65,34 @@ class Fold:
 @lru_cache(maxsize=4096)
 def fold(config: VtaConfig, places: Places, taps: int, line: Dimension) -> tuple[Fold, bool]:
     """Return the fold of so many taps (or lines of taps) with the fewest micro-ops, and whether one instruction adds them up."""
-    found = [
+    folds = [
         Fold(places[a], places[b], tuple(place for at, place in enumerate(places) if at not in (a, b)))
         for a, b in ((0, 1), (0, 2), (1, 2))
     ]
-    found += _split(places)
+    folds += _split(places)
     if line.count > 1:
-        found += [Fold(place, line, (*places[:at], *places[at + 1 :]), True) for at, place in enumerate(places)]
+        folds += [Fold(place, line, (*places[:at], *places[at + 1 :]), True) for at, place in enumerate(places)]
 
     def width(each: Fold) -> int:
         return math.prod(place.count for place in each.places)
 
-    found = [each for each in found if width(each) <= config.depth(Memory.UOP) and _encodes(config, each)]
-    legal = [each for each in found if width(each) >= 3 or (taps * line.count == 1)]
+    folds = [each for each in folds if width(each) <= config.depth(Memory.UOP) and _encodes(config, each)]
+    legal = [each for each in folds if width(each) >= 3 or (taps * line.count == 1)]
     if legal:
         return min(legal, key=lambda each: width(each) * (1 if each.by_line else line.count)), True
-    return min((each for each in found if not each.by_line), key=width), False
+    return min((each for each in folds if not each.by_line), key=width), False
 
 
 def _split(places: Places) -> list[Fold]:
     """Return folds in which some rows or columns join the output blocks, so that three places differ."""
     blocks, rows, columns = places
-    found = []
+    folds = []
     for down, right in ((2, 1), (1, 2), (3, 1), (1, 3), (2, 2), (5, 1), (1, 5), (7, 1), (1, 7)):
         if rows.count % down or columns.count % right or blocks.count * down * right < 3:
             continue
         inner = (replace(rows, count=down), replace(columns, count=right), blocks)
-        found.append(Fold(_every(rows, down), _every(columns, right), inner))
-    return found
+        folds.append(Fold(_every(rows, down), _every(columns, right), inner))
+    return folds
 
 
 def _every(dimension: Dimension, step: int) -> Dimension:

@@ -256,7 +256,9 @@ class LaunchBuilder:
         wait = Mem(Memory.UOP)
         at = self._emit(wait)
         for module in (Module.LOAD, Module.STORE):
-            last = max((i for i, found in enumerate(self.instructions) if found.module is module), default=_NEVER)
+            last = max(
+                (i for i, instruction in enumerate(self.instructions) if instruction.module is module), default=_NEVER
+            )
             self._wait(module, Module.COMPUTE, np.array([last]), at)
         if wait.flags.pop_prev or wait.flags.pop_next:
             self._emit(Finish())

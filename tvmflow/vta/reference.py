@@ -53,17 +53,18 @@ def reference_tile(config: VtaConfig, g: Geometry) -> ReferenceTile:
     known = TOPHUB.get((g.rows.size, g.ci, g.co, g.kernel[0], g.rows.src))
     if known is not None and g.groups == 1 and config.block == 16 and _fits(config, g, known):
         return known
-    found = [
+    fitting = [
         tile
         for rows, columns, co in itertools.product(_parts(g.rows.out), _parts(g.columns.out), _parts(g.co_group))
         for threads in ("co", "h", "")
         if _fits(config, g, tile := ReferenceTile(rows, columns, co, threads))
     ]
-    if not found:
+    if not fitting:
         raise ProgramError(f"a convolution of {g.rows.size} x {g.columns.size}", f"one that fits {config.name}")
     # Three rows or more put the taps of a tile into one instruction.
     return max(
-        found, key=lambda t: (t.rows >= 3 or g.taps == 1, bool(t.threads), t.rows * t.columns * t.co, t.columns, t.rows)
+        fitting,
+        key=lambda t: (t.rows >= 3 or g.taps == 1, bool(t.threads), t.rows * t.columns * t.co, t.columns, t.rows),
     )
 
 

@@ -138,27 +138,27 @@ class Region:
 
     def shapes(self) -> dict[str, Shape]:
         """Return the shape of every value."""
-        found = dict(self.inputs)
+        shapes = dict(self.inputs)
         for operator in self.operators:
-            found[operator.name] = operator.shape_of(found[operator.inputs[0]])
-        return found
+            shapes[operator.name] = operator.shape_of(shapes[operator.inputs[0]])
+        return shapes
 
     def users(self) -> dict[str, list[Operator]]:
         """Return who reads each value."""
-        found: dict[str, list[Operator]] = {name: [] for name in (*self.inputs, *(op.name for op in self.operators))}
+        users: dict[str, list[Operator]] = {name: [] for name in (*self.inputs, *(op.name for op in self.operators))}
         for operator in self.operators:
             for name in operator.inputs:
-                found[name].append(operator)
-        return found
+                users[name].append(operator)
+        return users
 
 
 def run_region(region: Region, values: Mapping[str, Array]) -> dict[str, Array]:
     """Return every value of a region for its inputs, in numpy."""
-    found = dict(values)
+    results = dict(values)
     for operator in region.operators:
-        data = [found[name] for name in operator.inputs]
-        found[operator.name] = _run(operator, data)
-    return found
+        data = [results[name] for name in operator.inputs]
+        results[operator.name] = _run(operator, data)
+    return results
 
 
 def _run(operator: Operator, data: list[Array]) -> Array:
@@ -280,18 +280,18 @@ def notes_from(text: Mapping[str, Any]) -> dict[str, Any]:
 
 def region_from(text: Mapping[str, Any], arrays: Mapping[str, Array]) -> Region:
     """Return the region of a description and its arrays. Raises ProgramError when they are not what `region_to_blob` writes."""
-    found = fields.members("region", dict(text), {"kind", "inputs", "operators", "outputs", "notes"})
+    members = fields.members("region", dict(text), {"kind", "inputs", "operators", "outputs", "notes"})
     notes_from(text)
-    if found["kind"] != "region" or not isinstance(found["inputs"], dict):
-        raise fields.wrong("kind and inputs", (found["kind"], found["inputs"]), "a region, and an object of shapes")
-    names = fields.names("inputs", list(found["inputs"]), 1)
-    inputs = {name: _bounded(name, fields.wholes(name, found["inputs"][name], 4, (1, _MAX_SIDE))) for name in names}
+    if members["kind"] != "region" or not isinstance(members["inputs"], dict):
+        raise fields.wrong("kind and inputs", (members["kind"], members["inputs"]), "a region, and an object of shapes")
+    names = fields.names("inputs", list(members["inputs"]), 1)
+    inputs = {name: _bounded(name, fields.wholes(name, members["inputs"][name], 4, (1, _MAX_SIDE))) for name in names}
     shapes, operators, used = dict(inputs), [], set[str]()
-    for entry in fields.items("operators", found["operators"], 1):
+    for entry in fields.items("operators", members["operators"], 1):
         operator = _operator(entry, arrays, shapes, used)
         shapes[operator.name] = _bounded(operator.name, operator.shape_of(shapes[operator.inputs[0]]))
         operators.append(operator)
-    outputs = fields.names("outputs", found["outputs"], 1)
+    outputs = fields.names("outputs", members["outputs"], 1)
     if set(arrays) != used or not set(outputs) <= {operator.name for operator in operators}:
         raise fields.wrong("arrays and outputs", (sorted(arrays), outputs), "those of the operators")
     return Region(inputs, tuple(operators), outputs)
@@ -350,19 +350,19 @@ def _operator(entry: Any, arrays: Mapping[str, Array], shapes: Mapping[str, Shap
 
 
 def _pair(where: str, value: object, bounds: tuple[int, int]) -> tuple[int, int]:
-    found = fields.wholes(where, value, 2, bounds)
-    return found[0], found[1]
+    pair = fields.wholes(where, value, 2, bounds)
+    return pair[0], pair[1]
 
 
 def _tail(name: str, value: object, arrays: Mapping[str, Array], channels: int, used: set[str]) -> Tail:
-    found = fields.members(f"{name}.tail", value, {*_TAIL, "saturates"})
-    numbers = {key: fields.whole(f"{name}.tail.{key}", found[key], *bounds) for key, bounds in _TAIL.items()}
-    if type(found["saturates"]) is not bool or numbers["low"] > numbers["high"]:
-        raise fields.wrong(f"{name}.tail", found, "saturates true or false, low up to high")
+    members = fields.members(f"{name}.tail", value, {*_TAIL, "saturates"})
+    numbers = {key: fields.whole(f"{name}.tail.{key}", members[key], *bounds) for key, bounds in _TAIL.items()}
+    if type(members["saturates"]) is not bool or numbers["low"] > numbers["high"]:
+        raise fields.wrong(f"{name}.tail", members, "saturates true or false, low up to high")
     bias = None
     if f"{name}.bias" in arrays:
         bias = fields.array(f"{name}.bias", arrays, f"{name}.bias", "int32", 1)
         used.add(f"{name}.bias")
         if bias.shape != (channels,):
             raise fields.wrong(f"{name}.bias", bias.shape, f"({channels},)")
-    return Tail(bias, **numbers, saturates=found["saturates"])
+    return Tail(bias, **numbers, saturates=members["saturates"])

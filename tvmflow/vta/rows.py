@@ -84,12 +84,12 @@ class Strip:
 @lru_cache(maxsize=4096)
 def strips(axis: Axis, columns: int) -> tuple[Strip, ...]:
     """Return the tiles of an axis, `columns` outputs each."""
-    found = []
+    tiles = []
     for first in range(0, axis.out, columns):
         count = min(columns, axis.out - first)
         low, window = axis.window(first, count)
-        found.append(Strip(first, count, low, window, max(0, min(low + window, axis.size) - max(low, 0))))
-    return tuple(found)
+        tiles.append(Strip(first, count, low, window, max(0, min(low + window, axis.size) - max(low, 0))))
+    return tuple(tiles)
 
 
 @lru_cache(maxsize=4096)
@@ -98,7 +98,7 @@ def row_plan(axis: Axis, rows: int, rolling: bool) -> RowPlan:
     step = axis.src if axis.is_sparse else 1
     low = min(offset for phase in axis.phases for _, offset in phase)
     height = rows // axis.dst * axis.src  # of a chunk, when rolling
-    found: list[tuple[int, int, list[tuple[int, int, int, int, int]]]] = []
+    tile_reads: list[tuple[int, int, list[tuple[int, int, int, int, int]]]] = []
     read: dict[int, set[int]] = defaultdict(set)
     for number, first in enumerate(range(0, axis.out, rows)):
         count, reads = min(rows, axis.out - first), []
@@ -112,11 +112,11 @@ def row_plan(axis: Axis, rows: int, rolling: bool) -> RowPlan:
                         chunk = (row - low) // height if rolling else number
                         reads.append((phase, chunk, turn, tap, row))
                         read[chunk].add(row)
-        found.append((first, count, reads))
+        tile_reads.append((first, count, reads))
     chunks = {chunk: (min(lines), (max(lines) - min(lines)) // step + 1) for chunk, lines in sorted(read.items())}
     tiles = tuple(
         RowTile(first, count, _pieces(reads, chunks, step), tuple(sorted({chunk for _, chunk, *_ in reads})))
-        for first, count, reads in found
+        for first, count, reads in tile_reads
     )
     return RowPlan(tiles, chunks, step)
 

@@ -48,26 +48,26 @@ _PROGRAM = {"kind", "config", "launches", "constants_at", "dram_bytes", "values"
 
 def program_from(text: Mapping[str, Any], arrays: Mapping[str, Array]) -> Program:
     """Return the program of a description and its arrays. Raises ProgramError when they are not what `program_to_blob` writes."""
-    found = fields.members("program", dict(text), _PROGRAM)
+    members = fields.members("program", dict(text), _PROGRAM)
     fields.members("arrays", dict(arrays), {"instructions", "constants"})
-    if found["kind"] != "program":
-        raise fields.wrong("kind", found["kind"], "program")
+    if members["kind"] != "program":
+        raise fields.wrong("kind", members["kind"], "program")
     try:
-        config = VtaConfig.from_json(found["config"])
+        config = VtaConfig.from_json(members["config"])
     except TvmflowError as error:
         raise fields.wrong("config", error.found, error.expected) from None
     words = fields.array("instructions", arrays, "instructions", "uint64", 2)
     constants = fields.array("constants", arrays, "constants", "uint8", 1)
-    dram_bytes = fields.whole("dram_bytes", found["dram_bytes"], PAGE, MAX_DRAM_BYTES)
-    constants_at = fields.whole("constants_at", found["constants_at"], PAGE, dram_bytes - constants.size)
+    dram_bytes = fields.whole("dram_bytes", members["dram_bytes"], PAGE, MAX_DRAM_BYTES)
+    constants_at = fields.whole("constants_at", members["constants_at"], PAGE, dram_bytes - constants.size)
     held = (constants_at, constants_at + constants.size)
-    values = [_tensor(config, entry, dram_bytes, held) for entry in fields.items("values", found["values"])]
+    values = [_tensor(config, entry, dram_bytes, held) for entry in fields.items("values", members["values"])]
     tensors = dict(zip(fields.names("values", [tensor.name for tensor in values]), values, strict=True))
-    ends = [fields.names(word, found[word], 1) for word in ("inputs", "outputs")]
+    ends = [fields.names(word, members[word], 1) for word in ("inputs", "outputs")]
     if not {*ends[0], *ends[1]} <= set(tensors):
         raise fields.wrong("inputs and outputs", ends, f"among the values {sorted(tensors)}")
     inputs, outputs = (tuple(tensors[name] for name in names) for names in ends)
-    launches = _launches(config, found["launches"], words)
+    launches = _launches(config, members["launches"], words)
     return Program(config, launches, constants, constants_at, dram_bytes, tuple(values), inputs, outputs)
 
 
@@ -87,10 +87,10 @@ def _launches(config: VtaConfig, value: object, words: Array) -> tuple[Launch, .
 
 def _tensor(config: VtaConfig, entry: object, dram_bytes: int, held: tuple[int, int]) -> Tensor:
     """Return one tensor; held: first and last address of the constants, which no tensor may touch."""
-    found = fields.members("values", entry, {"name", "address", "shape"})
-    name = fields.name("values.name", found["name"])
-    shape = fields.wholes(f"{name}.shape", found["shape"], 6, (1, MAX_DRAM_BYTES))
-    tensor = Tensor(name, fields.whole(f"{name}.address", found["address"], PAGE, dram_bytes), shape)
+    members = fields.members("values", entry, {"name", "address", "shape"})
+    name = fields.name("values.name", members["name"])
+    shape = fields.wholes(f"{name}.shape", members["shape"], 6, (1, MAX_DRAM_BYTES))
+    tensor = Tensor(name, fields.whole(f"{name}.address", members["address"], PAGE, dram_bytes), shape)
     end = tensor.address + tensor.nbytes
     if shape[4:] != (config.batch, config.block) or end > dram_bytes or (tensor.address < held[1] and held[0] < end):
         raise fields.wrong(
@@ -305,9 +305,9 @@ def layer_values(program: Program, inputs: Mapping[str, Array], shapes: Mapping[
     tensors = {tensor.name: tensor for tensor in program.values}
     for tensor in program.inputs:
         write_tensor(memory, tensor, pack(program.config, inputs[tensor.name]))
-    found: dict[str, Array] = {}
+    results: dict[str, Array] = {}
     for launch in program.launches:
         machine.forget()
         run_launch(launch, machine)
-        found[launch.name] = unpack(read_tensor(memory, tensors[launch.name]), shapes[launch.name])
-    return found
+        results[launch.name] = unpack(read_tensor(memory, tensors[launch.name]), shapes[launch.name])
+    return results

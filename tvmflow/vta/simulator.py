@@ -25,65 +25,65 @@ _SOURCE = """
 @T.prim_func(s_tir=True)
 def check(uops: T.Buffer(({uop_depth},), "uint32"), has_uop: T.Buffer(({uop_depth},), "int8"),
           has_inp: T.Buffer(({inp_depth},), "int8"), has_wgt: T.Buffer(({wgt_depth},), "int8"),
-          has_acc: T.Buffer(({acc_depth},), "int8"), dims: T.Buffer((11,), "int32"), found: T.Buffer((2,), "int32"),
+          has_acc: T.Buffer(({acc_depth},), "int8"), dims: T.Buffer((11,), "int32"), fault: T.Buffer((2,), "int32"),
           steps: T.Buffer((1,), "int64")):
-    # steps: how often the loops turn; found: what is wrong (1 uop, 2 dst, 3 src, 4 wgt beyond the end; 5 to 8 the same, never written), and which index
-    found[0] = 0
-    found[1] = 0
+    # steps: how often the loops turn; fault: what is wrong (1 uop, 2 dst, 3 src, 4 wgt beyond the end; 5 to 8 the same, never written), and which index
+    fault[0] = 0
+    fault[1] = 0
     steps[0] = T.int64(0)
     for o in range(dims[0]):
         for i in range(dims[1]):
             for u in range(dims[3] - dims[2]):
                 steps[0] = steps[0] + T.int64(1)
-                if found[0] == 0:
+                if fault[0] == 0:
                     at: T.let[T.int32] = dims[2] + u
                     if at >= {uop_depth}:
-                        found[0] = 1
-                        found[1] = at
+                        fault[0] = 1
+                        fault[1] = at
                     else:
                         if has_uop[at] == T.int8(0):
-                            found[0] = 5
-                            found[1] = at
+                            fault[0] = 5
+                            fault[1] = at
                         else:
                             dst: T.let[T.int32] = T.Cast("int32", uops[at] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
                             src: T.let[T.int32] = T.Cast("int32", (uops[at] >> T.uint32({src_shift})) & T.uint32({src_mask})) + o * dims[6] + i * dims[7]
                             wgt: T.let[T.int32] = T.Cast("int32", (uops[at] >> T.uint32({wgt_shift})) & T.uint32({wgt_mask})) + o * dims[8] + i * dims[9]
                             if dst >= {acc_depth}:
-                                found[0] = 2
-                                found[1] = dst
+                                fault[0] = 2
+                                fault[1] = dst
                             else:
                                 if dims[10] == 1:
                                     has_acc[dst] = T.int8(1)
                                 else:
                                     if has_acc[dst] == T.int8(0):
-                                        found[0] = 6
-                                        found[1] = dst
+                                        fault[0] = 6
+                                        fault[1] = dst
                                     else:
                                         if dims[10] == 0:
                                             if src >= {inp_depth}:
-                                                found[0] = 3
-                                                found[1] = src
+                                                fault[0] = 3
+                                                fault[1] = src
                                             else:
                                                 if has_inp[src] == T.int8(0):
-                                                    found[0] = 7
-                                                    found[1] = src
+                                                    fault[0] = 7
+                                                    fault[1] = src
                                                 else:
                                                     if wgt >= {wgt_depth}:
-                                                        found[0] = 4
-                                                        found[1] = wgt
+                                                        fault[0] = 4
+                                                        fault[1] = wgt
                                                     else:
                                                         if has_wgt[wgt] == T.int8(0):
-                                                            found[0] = 8
-                                                            found[1] = wgt
+                                                            fault[0] = 8
+                                                            fault[1] = wgt
                                         else:
                                             if src >= {acc_depth}:
-                                                found[0] = 3
-                                                found[1] = src
+                                                fault[0] = 3
+                                                fault[1] = src
                                             else:
                                                 if dims[10] == 2:
                                                     if has_acc[src] == T.int8(0):
-                                                        found[0] = 7
-                                                        found[1] = src
+                                                        fault[0] = 7
+                                                        fault[1] = src
 
 
 @T.prim_func(s_tir=True)

@@ -144,30 +144,30 @@ def measure(config: VtaConfig, job: ConvJob, tile: Tile | None) -> tuple[Counter
 
 def search(config: VtaConfig, job: ConvJob) -> TileRecord:
     """Return the tile with the fewest cycles among those that move about the least bytes, and no more than the reference does."""
-    found: list[_Built] = []
+    built: list[_Built] = []
     for tiles in _turns(config, job):
         for tile in tiles:
             try:
-                found.append((*measure(config, job, tile), tile))
+                built.append((*measure(config, job, tile), tile))
             except ProgramError:  # a field that the tile needs is too narrow on this design
                 continue
-        if found:
+        if built:
             break
-    if not found:
+    if not built:
         g = job.geometry
         raise ProgramError(
             f"a convolution {g.kernel} of {g.ci} to {g.co} blocks", f"one of which some tile fits {config.name}"
         )
-    least = min(counters.dram_nbytes for counters, _, _ in found)
-    near = [entry for entry in found if entry[0].dram_nbytes <= NEAR * least]
-    counters, cycles, best = min(_no_worse(config, job, found, near), key=lambda entry: entry[1])
-    return TileRecord(workload_key(config, job), config.name, best, counters.five_bytes, cycles, len(found))
+    least = min(counters.dram_nbytes for counters, _, _ in built)
+    near = [entry for entry in built if entry[0].dram_nbytes <= NEAR * least]
+    counters, cycles, best = min(_no_worse(config, job, built, near), key=lambda entry: entry[1])
+    return TileRecord(workload_key(config, job), config.name, best, counters.five_bytes, cycles, len(built))
 
 
 _Built = tuple[Counters, int, Tile | None]
 
 
-def _no_worse(config: VtaConfig, job: ConvJob, found: list[_Built], near: list[_Built]) -> list[_Built]:
+def _no_worse(config: VtaConfig, job: ConvJob, built: list[_Built], near: list[_Built]) -> list[_Built]:
     """Return those that move no more than the reference: of the near ones, of all, with single slots, or the reference itself.
 
     Single slots need the fewest micro-ops, and of a small convolution those decide.
@@ -180,13 +180,13 @@ def _no_worse(config: VtaConfig, job: ConvJob, found: list[_Built], near: list[_
         return near
 
     def lean() -> Iterator[_Built]:
-        for tile in {tile: None for _, _, tile in found if tile is not None}:
+        for tile in {tile: None for _, _, tile in built if tile is not None}:
             for inputs, weights in ((2, 1), (1, 2), (1, 1)):
                 single = replace(tile, inputs=inputs, weights=weights, accumulators=1)
                 if layout_of(config, job, single) is not None:
                     yield (*measure(config, job, single), single)
 
-    for entries in (near, found, lean()):
+    for entries in (near, built, lean()):
         kept = [e for e in entries if e[0].five_bytes <= limit.five_bytes and e[0].dram_nbytes <= limit.dram_nbytes]
         if kept:
             return kept

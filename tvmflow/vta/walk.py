@@ -213,14 +213,14 @@ class Walk:
     def _met(self, inner: list[int], counts: list[int], kept: int, sweep: int) -> int:
         """Return what is still there of the inner loop's values when the sweep after `sweep` begins."""
         turns, _ = self.order
-        found, left, visit = 0, kept, (sweep + 1) * len(inner) - 1
+        met, left, visit = 0, kept, (sweep + 1) * len(inner) - 1
         for size in inner if sweep % 2 else reversed(inner):
             back = visit % 2 if turns else sweep % 2
             last = counts[:left] if back else counts[-left:]
-            found, left, visit = found + size * sum(last), left - len(last), visit - 1
+            met, left, visit = met + size * sum(last), left - len(last), visit - 1
             if left <= 0:
                 break
-        return found
+        return met
 
 
 # -- the chip ---------------------------------------------------------------------------------------------------------
