@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
+import shutil
 import subprocess
 import zipfile
 from dataclasses import replace
@@ -181,3 +184,22 @@ def test_arrays_are_numpys(dtype: str, shape: tuple[int, ...], tmp_path: Path) -
     assert np.array_equal(array_of(npy_bytes(array), "a", dtype, shape), array)
     with pytest.raises(BundleError, match="no array"):
         array_of(npy_bytes(array), "a", dtype, (*shape, 2))
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK: apt-get install openjdk-17-jdk-headless")
+def test_its_java_class_opens_the_library(unpacked: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "unpacked"
+    shutil.copytree(unpacked, folder)
+    readme = (folder / "README.md").read_text()
+    [native] = re.findall(r"`(cc .*tvmflow_jni\.c.*)`", readme)
+    home = Path(str(shutil.which("javac"))).resolve().parent.parent
+    subprocess.run(native, shell=True, cwd=folder, env={**os.environ, "JAVA_HOME": str(home)}, check=True)  # noqa: S602
+    (tmp_path / "App.java").write_text(
+        "public class App { public static void main(String[] words) {\n"
+        '  try (tvmflow.Network network = new tvmflow.Network(words[0])) { System.out.println(String.join(" ", network.getLabels())); } } }\n'
+    )
+    classes = ["javac", "-d", str(tmp_path), str(tmp_path / "App.java"), "java/tvmflow/Network.java"]
+    subprocess.run(classes, cwd=folder, check=True)
+    [library] = _json(folder, "manifest.json")["libraries"]
+    run = ["java", f"-Djava.library.path={folder}", "-cp", str(tmp_path), "App", str(folder / library["file"])]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.split() == list(LABELS)

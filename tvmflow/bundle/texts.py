@@ -27,6 +27,8 @@ In C or C++, from the folder of this file:
   opened with `dlopen` it is `tvmflow_network` in every library.
 - `examples/app.c` is a whole program: it runs arrays from `.npy` files, as those under `cells/*/golden/`.
 - In Python with numpy: `from tvmflow_network import Network` with `python/` on the path, then `Network("{first}")(image)`.
+- In Java or Kotlin: `java/tvmflow/Network.java`, and its native part, for Android by the NDK's clang with `--target=aarch64-linux-android24`:
+  `cc -std=c11 -O2 -shared -fPIC -Iinclude -I$JAVA_HOME/include -I$JAVA_HOME/include/linux java/tvmflow_jni.c -o libtvmflow_jni.so -ldl`.
 - `manifest.json` has inputs, outputs, preprocessing and labels; `cells/*/card.md` tells what was measured.
 - `provenance.dsse.json` holds the digest of every file and the signature; `tvmflow verify` checks both, and each library.
 """

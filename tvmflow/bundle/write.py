@@ -65,6 +65,7 @@ def contents(parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None) -
     files: Content = {
         "include/tvmflow.h": RUNTIME / "include" / "tvmflow.h", "include/tvmflow.hpp": RUNTIME / "include" / "tvmflow.hpp",
         "python/tvmflow_network.py": RUNTIME / "python" / "tvmflow_network.py",
+        "java/tvmflow/Network.java": RUNTIME / "java" / "tvmflow" / "Network.java", "java/tvmflow_jni.c": RUNTIME / "jni" / "tvmflow_jni.c",
     }  # fmt: skip
     libraries = tuple(_add(part, files) for part in parts)
     manifest = _manifest(wish, libraries, files)
