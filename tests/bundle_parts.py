@@ -18,7 +18,7 @@ from tvmflow.building.library import build_scheduled
 from tvmflow.building.runtime import digest_of_runtime
 from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
 from tvmflow.bundle.part import Part
-from tvmflow.compilers import Command
+from tvmflow.compilers import Command, Ndk
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
 from tvmflow.passes.canonicalize import canonicalize
@@ -68,6 +68,19 @@ def small_part(folder: Path, labels: tuple[str, ...] = LABELS, version: str = "3
     outputs = run_in_batches(OpenedNetwork(folder / "build" / "network.so", 2), (x,), 1)
     save_arrays(folder / "quantize" / "reference.npz", golden=outputs)
     return replace(written(folder, built, host_mcpu(backend), labels), version=version)
+
+
+def android_part(folder: Path, mtriple: str) -> Part:
+    """Link the network for Android with the NDK that ANDROID_NDK_HOME names, beside the golden arrays of this machine's."""
+    part = small_part(folder)
+    built = write_network(
+        folder / "build" / "network.so",
+        _compiled()[0],
+        Network(CELL, (SPEC,), ("scores",), 2, LABELS),
+        Ndk().command(mtriple),
+    )
+    target = {**part.manifest["target"], "mtriple": mtriple, "cc": "ndk"}
+    return written(folder, built, target, LABELS)
 
 
 def host_mcpu(backend: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tvmflow.api.opening import CellName, Where, cell_of, opened
 from tvmflow.errors import StoreError, UsageError
@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 
 def bundle(
     *cells: CellName, output: Path | str | None = None, workspace: Where = None, abis: Sequence[str] | None = None,
-    newest: bool = False, key: Path | str | None = None, unsigned: bool = False, wheel: bool = False,
+    newest: bool = False, key: Path | str | None = None, unsigned: bool = False,
+    kind: Literal["zip", "wheel", "aar"] = "zip", group: str | None = None,
 ) -> tuple[Path, Manifest]:  # fmt: skip
     """Write the champions of cells as one signed archive for an app. Returns where it is, and its manifest.
 
     output: default MODEL.zip in the current folder; abis: that the bundle has to have, those of its cells by default; newest: the libraries in the
     cells' folders instead of the champions; key: file of the private key, by default what TVMFLOW_SIGNING_KEY holds;
-    unsigned: without a key; wheel: as a Python wheel in the folder `output`, of cells for one ABI. Raises StoreError where a cell has no champion, BundleError for what cannot be in a bundle.
+    unsigned: without a key; kind: `wheel` writes a Python wheel into the folder `output`, of cells for one ABI, `aar` an Android library in a Maven repository
+    there, under `group`. Raises StoreError where a cell has no champion, BundleError for what cannot be in a bundle.
     """
+    from tvmflow.bundle.aar import GROUP, write_aar
     from tvmflow.bundle.wheel import write_wheel
     from tvmflow.bundle.write import Wish, write_bundle
 
@@ -39,14 +42,18 @@ def bundle(
     wanted = [cell_of(where, cell) for cell in cells]
     if not wanted:
         raise UsageError("no cells for the bundle", "at least one", "name them: tvmflow bundle CELL...")
-    signer = signer_of(key, unsigned)
+    if group is not None and kind != "aar":
+        raise UsageError("a Maven group for no AAR", "a group with the format aar alone")
+    signer, is_file = signer_of(key, unsigned), kind == "zip"
     name = "-".join(dict.fromkeys(cell.model for cell in wanted))[:64]
-    path, wish = Path(output or ("." if wheel else f"{name}.zip")), Wish(name, abis=tuple(abis) if abis else None)
-    if not (path if wheel else path.parent).is_dir():
-        raise UsageError(f"no folder {path if wheel else path.parent}", "one that is there, for the bundle")
+    path, wish = Path(output or (f"{name}.zip" if is_file else ".")), Wish(name, abis=tuple(abis) if abis else None)
+    if not (path.parent if is_file else path).is_dir():
+        raise UsageError(f"no folder {path.parent if is_file else path}", "one that is there, for the bundle")
     with parts_of(where, wanted, newest) as parts:
-        if wheel:
+        if kind == "wheel":
             return write_wheel(path, parts, wish, signer)
+        if kind == "aar":
+            return write_aar(path, parts, wish, signer, group or GROUP)
         return path, write_bundle(path, parts, wish, signer)
 
 

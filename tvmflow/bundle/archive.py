@@ -143,6 +143,12 @@ class Archive:
         }
         return found
 
+    def renamed(self, names: Mapping[str, str]) -> Archive:
+        """Return a view of some files by other names; names: the view's -> the archive's."""
+        view = copy.copy(self)
+        view.entries = {new: self.entries[old] for new, old in names.items()}
+        return view
+
     def read(self, name: str) -> bytes:
         """Return a small file of the archive whole. Raises BundleError where there is none, or one that is not small."""
         entry = self.entries.get(name)

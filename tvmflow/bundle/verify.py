@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from tvmflow.artifacts import sha256_of
 from tvmflow.building.runtime import RUNTIME
-from tvmflow.bundle import signing
+from tvmflow.bundle import aar, signing
 from tvmflow.bundle.abis import abi_named
 from tvmflow.bundle.archive import MAX_TEXT_BYTES, Archive
 from tvmflow.bundle.manifest import ENVELOPE, MANIFEST, Library, Manifest, read_manifest
@@ -81,9 +81,13 @@ def verify(path: Path, trust: Trust) -> Verified:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "a bundle") from None
     with archive:
-        if path.suffix == SUFFIX:
+        if path.suffix in (aar.SUFFIX, SUFFIX):
             _check_whole(path, trust)
-            archive = archive.below(package_of(list(archive.entries)))
+            archive = (
+                aar.bundle_in(archive)
+                if path.suffix == aar.SUFFIX
+                else archive.below(package_of(list(archive.entries)))
+            )
         manifest = _check_digests(archive, signing.opened(archive.read(ENVELOPE), trust.key))
         _check_version(manifest, trust.at_least)
         with tempfile.TemporaryDirectory(prefix="tvmflow-verify-") as folder:
@@ -93,7 +97,7 @@ def verify(path: Path, trust: Trust) -> Verified:
 
 
 def _check_whole(path: Path, trust: Trust) -> None:
-    """Hold a wheel against the signed statement that lies beside it."""
+    """Hold a wheel or an AAR against the signed statement that lies beside it."""
     if trust.key is None:
         return
     beside = path.with_name(path.name + BESIDE)
@@ -102,7 +106,7 @@ def _check_whole(path: Path, trust: Trust) -> None:
             raise BundleError(f"{beside.name} has {beside.stat().st_size} bytes", f"at most {MAX_TEXT_BYTES}")
         data = beside.read_bytes()
     except OSError:
-        raise SignatureError(f"no {beside.name} beside the wheel", "the envelope that was written with it") from None
+        raise SignatureError(f"no {beside.name} beside {path.name}", "the envelope that was written with it") from None
     _compare("the statement beside it", {path.name: sha256_of(path)}, subjects(signing.opened(data, trust.key)))
 
 

@@ -18,11 +18,15 @@ Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do without a signatu
 def bundle(
     cells: CellNames,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The archive, of a wheel its folder; default: MODEL.zip.")
+        Path | None,
+        typer.Option("--output", "-o", help="The archive, of a wheel or AAR its folder; default: MODEL.zip."),
     ] = None,
     abi: Annotated[list[str], typer.Option("--abi", help="An ABI that the bundle must have, and no other.")] = [],  # noqa: B006
     newest: Annotated[bool, typer.Option("--newest", help="What was built last instead of the champions.")] = False,
-    kind: Annotated[Literal["zip", "wheel"], typer.Option("--format", help="zip, or a Python wheel.")] = "zip",
+    kind: Annotated[
+        Literal["zip", "wheel", "aar"], typer.Option("--format", help="zip, a Python wheel, or an Android library.")
+    ] = "zip",
+    group: Annotated[str | None, typer.Option("--group", help="The Maven group of an AAR, as com.example.")] = None,
     key: KeyFile = None,
     unsigned: Unsigned = False,
     as_json: Json = False,
@@ -38,7 +42,8 @@ def bundle(
         newest=newest,
         key=key,
         unsigned=unsigned,
-        wheel=kind == "wheel",
+        kind=kind,
+        group=group,
     )
     if as_json:
         show_json({"bundle": str(path), "manifest": manifest.model_dump(mode="json", by_alias=True)})
