@@ -113,7 +113,7 @@ def test_digits_equal_this_machines_outputs(
     if precision != "float32":
         module = in_precision(module, precision, x)
     here = expected(module, x)
-    for processor in ("cortex-a53", "cortex-a76"):
+    for processor in ("cortex-a53", "cortex-a76") if precision == "int8" else ("cortex-a76",):
         found, counts = Built(tmp_path, module, processor, ("scores",)).outputs(runner, emulated, processor, x)
         error = np.abs(found - here).max() / here.std()
         assert error <= BOUNDS[precision] and np.ptp(found) > 0
