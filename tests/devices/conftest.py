@@ -13,7 +13,7 @@ from tvmflow.devices.agent_program import RunningAgent, build_agent, running_age
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_agent(tmp_path_factory.mktemp("agent") / "tvmflow-agent", ["gcc", "-g"])
+    return build_agent(tmp_path_factory.mktemp("agent") / "tvmflow-agent", ["g++", "-g"])
 
 
 @pytest.fixture(scope="session")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tests.conftest import shared_folder
+from tests.conftest import shared_folder, tvmflow
 from tests.devices.agents import BACKEND, X
 from tests.devices.fake_phone import FakePhone
 from tests.faults.here import QUICK_RULES
@@ -248,3 +251,50 @@ def test_tuning_goes_on_when_one_of_two_phones_is_unplugged(adb: str, program: P
             subprocess.run([adb, "disconnect", phone.serial], capture_output=True, check=False)
     assert gone and report.measured >= 4 and not report.fleet.given_up
     assert {record.status for record in journal.known()} == {OK}
+
+
+def test_a_phone_is_made_ready_until_ctrl_c_and_then_as_it_was(
+    phone: FakePhone, make_workspace: Callable[..., Path], libraries: dict[str, Path]
+) -> None:
+    root = make_workspace()
+    Phone(phone.serial)
+    listed = json.loads(tvmflow(root, "devices", "--json").stdout)
+    mine = next(row for row in listed if row.get("serial") == phone.serial)
+    assert (mine["model"], mine["android"], mine["abi"], mine["battery"], mine["state"]) == (
+        "Fake 7",
+        "15",
+        "x86_64",
+        73,
+        "authorized",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "tvmflow",
+        "--root",
+        str(root),
+        "device",
+        "prepare",
+        phone.serial,
+        "--target",
+        "local-cpu",
+    ]
+    preparing = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert preparing.stdout is not None
+    said = [preparing.stdout.readline() for _ in range(3)]
+    try:
+        entry = re.search(r"port: (\d+), secret_file: (\S+)\}", said[1])
+        assert entry and "Fake 7" in said[0], said
+        assert (root / "agent.secret").stat().st_mode & 0o777 == 0o600
+        device = DeviceEntry.model_validate(
+            {"transport": "agent", "key": "k", "port": int(entry[1]), "secret_file": str(root / entry[2])}
+        )
+        with open_session(device, BACKEND, LIMITS) as session:
+            assert np.array_equal(_opened(session, libraries["DOUBLES"]).run(X)[0], 2 * X)
+    finally:
+        preparing.send_signal(signal.SIGINT)
+        _, error = preparing.communicate(timeout=60)
+    assert preparing.returncode == 130, error
+    calls = (phone.folder / "calls").read_text().splitlines()
+    assert calls[-2:] == ["svc power stayon true", "settings put global stay_on_while_plugged_in 0"]
+    assert list((phone.folder / "data").iterdir()) == [] and not (root / "agent.secret").exists()

@@ -5,6 +5,7 @@ from tvmflow.api.bundles import bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
 from tvmflow.api.look import devices, examine, history, plan, scorecard, status
 from tvmflow.api.opening import find_workspace, names, opened
+from tvmflow.api.phones import phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
 from tvmflow.api.releases import promote, releases, rollback
 from tvmflow.api.results import (
@@ -13,6 +14,8 @@ from tvmflow.api.results import (
     DeviceState,
     Latency,
     Measurement,
+    PhoneState,
+    ReadyPhone,
     RetuneResult,
     RunResult,
     Scorecard,
@@ -39,6 +42,8 @@ __all__ = [
     "DeviceState",
     "Latency",
     "Measurement",
+    "PhoneState",
+    "ReadyPhone",
     "RetuneResult",
     "RunResult",
     "Scorecard",
@@ -62,7 +67,9 @@ __all__ = [
     "new_keys",
     "opened",
     "params_schema",
+    "phones",
     "plan",
+    "prepared_phone",
     "predict",
     "promote",
     "records",

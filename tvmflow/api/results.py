@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from tvmflow.errors import TvmflowError
@@ -80,6 +81,34 @@ class DeviceState:
     def to_json(self) -> dict[str, Any]:
         own = {"target": self.target, "kind": self.kind, "key": self.key, "transport": self.transport}
         return {**own, **self.counts, "state": self.state}
+
+
+@dataclass(frozen=True)
+class PhoneState:
+    """A phone at this machine. state: authorized, or what keeps it from being used; battery: percent; "" and None: not told."""
+
+    serial: str
+    state: str
+    model: str = ""
+    android: str = ""
+    soc: str = ""
+    abi: str = ""
+    features: str = ""
+    battery: int | None = None
+    celsius: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ReadyPhone:
+    """A phone on which the agent listens. port: of this machine; secret_file: what `transport: agent` needs."""
+
+    serial: str
+    model: str
+    port: int
+    secret_file: Path
 
 
 @dataclass(frozen=True)

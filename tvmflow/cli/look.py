@@ -42,15 +42,19 @@ def status(as_json: Json = False) -> None:
 
 @app.command()
 def devices(as_json: Json = False) -> None:
-    """List the devices of every target and their state at the tracker."""
+    """List the devices of every target and their state, and the phones that adb sees."""
     from tvmflow import api
 
     rows = [device.to_json() for device in api.devices(open_workspace())]
+    phones = [phone.to_json() for phone in api.phones()]
     if as_json:
-        show_json(rows)
+        show_json([*rows, *phones])
         return
     columns = ("target", "kind", "key", "transport", "state")
     show_table("devices", columns, ([row[column] for column in columns] for row in rows))
+    if phones:
+        names = ("serial", "model", "android", "soc", "abi", "battery", "celsius", "state")
+        show_table("phones", names, (["" if row[name] is None else str(row[name]) for name in names] for row in phones))
     suggest("tvmflow run MODEL@TARGET:PRECISION")
 
 

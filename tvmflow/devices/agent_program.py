@@ -6,6 +6,7 @@ import contextlib
 import json
 import secrets
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,26 +16,23 @@ from tvmflow.errors import DeviceError, ToolchainError, last_words
 from tvmflow.recipe import RUNTIME
 
 START_TIMEOUT_S = 30.0
-_FLAGS = (
-    "-std=c11",
-    "-O2",
-    "-Wall",
-    "-Wextra",
-    "-fPIE",
-    "-pie",
-    "-Wl,--as-needed",
-    "-Wl,-z,relro",
-    "-Wl,-z,now",
-    "-Wl,-z,max-page-size=16384",
-    "-s",
-)
+_COMPILE = ("-x", "c", "-std=c11", "-O2", "-Wall", "-Wextra", "-fPIE")
+_LINK = ("-pie", "-Wl,--as-needed", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,max-page-size=16384", "-s")
 
 
 def build_agent(path: Path, compiler: Sequence[str]) -> Path:
     """Compile the agent. compiler: of C, with what chooses its processor. Raises ToolchainError."""
-    sources = sorted(str(file) for file in (RUNTIME / "agent").glob("*.c"))
     include = [f"-I{RUNTIME / 'include'}", f"-ffile-prefix-map={RUNTIME}=runtime"]
-    command = [*compiler, *_FLAGS, *include, "-x", "c", *sources, "-x", "none", "-o", str(path), "-pthread", "-ldl"]
+    with tempfile.TemporaryDirectory(prefix="tvmflow-agent-") as folder:
+        objects = []
+        for source in sorted((RUNTIME / "agent").glob("*.c")):
+            objects.append(f"{folder}/{source.stem}.o")
+            _run([*compiler, *_COMPILE, *include, "-c", str(source), "-o", objects[-1]])
+        _run([*compiler, *_LINK, "-o", str(path), *objects, "-pthread", "-ldl"])
+    return path
+
+
+def _run(command: Sequence[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, timeout=300, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -43,9 +41,8 @@ def build_agent(path: Path, compiler: Sequence[str]) -> Path:
         ) from None
     if done.returncode:
         raise ToolchainError(
-            f"{compiler[0]} does not compile the agent: {last_words(done.stderr)}", "a compiler of C11 for the device"
+            f"{command[0]} does not compile the agent: {last_words(done.stderr)}", "a compiler of C11 for the device"
         )
-    return path
 
 
 def new_secret() -> bytes:

@@ -157,7 +157,7 @@ class AgentConnection:
             if version != VERSION:
                 raise AgentVersionError(
                     f"the agent of device {self.name!r} at {self.place} has version {version}, and this tvmflow speaks version {VERSION}",
-                    "an agent of the same tvmflow", "end it and start the one that 'tvmflow device agent' makes now",
+                    "an agent of the same tvmflow", "end it, and compile and start runtime/agent of this tvmflow",
                 )  # fmt: skip
             nonces = nonce + answer[-_NONCE:]
             self._socket.sendall(_proof(secret, b"host", nonces))

@@ -165,6 +165,29 @@ def prepared(phone: Phone, facts: PhoneFacts, program: Path, folder: str = FOLDE
                 phone.end_forward(port)
 
 
+@contextlib.contextmanager
+def awake(phone: Phone) -> Iterator[None]:
+    """Keep a phone's screen and processor on while it is plugged in; afterwards it is as it was."""
+    setting = "settings {} global stay_on_while_plugged_in {}"
+    before = phone.shell(setting.format("get", "")).strip()
+    phone.shell("svc power stayon true")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(DeviceError):
+            phone.shell(setting.format("put", before if before.isdigit() else "0"))
+
+
+@contextlib.contextmanager
+def remove(phone: Phone, folder: str = FOLDER) -> Iterator[None]:
+    """Delete our folder on a phone at the end."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(DeviceError):
+            phone.shell(f"rm -rf {folder}")
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     with contextlib.suppress(OSError):
