@@ -19,7 +19,7 @@ DISTINCT = {*BACKENDS} - {"llvm"}  # that mean nothing else in code
 # The rows, and what belongs to one of them.
 ROWS = (
     "tvmflow/backends/", "tvmflow/vta/", "tvmflow/passes/offload_vta.py", "tvmflow/devices/vta_rpc_server.py",
-    "tvmflow/devices/local.py", "tvmflow/devices/tracker.py", "tvmflow/devices/table.py", "tvmflow/devices/agent.py", "tvmflow/devices/phones.py",
+    "tvmflow/devices/local.py", "tvmflow/devices/tracker.py", "tvmflow/devices/table.py", "tvmflow/devices/agent.py", "tvmflow/devices/adb_transport.py",
     "tvmflow/devices/emulated.py",
     "tvmflow/targets/cpu_features.py",  # what an LLVM target has, of tvm.target.Target
     "tvmflow/toolchain.py",  # "llvm" is a tool there
@@ -31,7 +31,7 @@ OWNED = (
     "tvmflow.devices.local",
     "tvmflow.devices.tracker",
     "tvmflow.devices.agent",
-    "tvmflow.devices.phones",
+    "tvmflow.devices.adb_transport",
 )
 
 

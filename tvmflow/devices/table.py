@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tvmflow.devices.adb_transport import PhoneTransport
 from tvmflow.devices.agent import AgentTransport
 from tvmflow.devices.emulated import EmulatedTransport
 from tvmflow.devices.local import LocalTransport
-from tvmflow.devices.phones import PhoneTransport
 from tvmflow.devices.tracker import TrackerTransport
 from tvmflow.devices.transport import Transport
 from tvmflow.errors import UnknownNameError
