@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { DOUBLES, FORGETS, STOPS, READS_NOTHING, BAD_INSTRUCTION, REFUSES, EXITS, GROWS };
+enum { DOUBLES, FORGETS, STOPS, READS_NOTHING, BAD_INSTRUCTION, REFUSES, EXITS, GROWS, DOT_PRODUCT };
 #define SIZE 1024
 
 static const int64_t shape[] = {1, SIZE};
@@ -36,6 +36,10 @@ static tvmflow_status run(tvmflow_instance *instance, const void *const *inputs,
   if (KIND == STOPS && x[0] > 1) raise(SIGSTOP);
   if (KIND == READS_NOTHING) *(volatile int *)0 = 1;
   if (KIND == BAD_INSTRUCTION) __builtin_trap();
+#ifdef __aarch64__
+  if (KIND == DOT_PRODUCT)
+    __asm__ volatile(".inst 0x4e829420" ::: "v0"); /* sdot v0.4s, v1.16b, v2.16b */
+#endif
   if (KIND == REFUSES) return TVMFLOW_KERNEL_FAILED;
   if (KIND == EXITS) exit(3);
   if (KIND == GROWS) memset(grown = malloc(8 << 20), 1, 8 << 20);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ BACKEND = CpuBackend(host_target())
 LIMITS = SessionLimits(60.0, 0.0)
 
 
-def compiled(folder: Path, kind: str, compiler: str = "gcc", salt: int = 0) -> Path:
+def compiled(folder: Path, kind: str, compiler: Sequence[str] = ("gcc",), salt: int = 0) -> Path:
     """Return a library of a kind; salt: makes it another file."""
     path = folder / f"{kind.lower()}-{salt}.so"
     source = Path(__file__).parent / "agent_library.c"
@@ -37,7 +37,7 @@ def compiled(folder: Path, kind: str, compiler: str = "gcc", salt: int = 0) -> P
         f"-Wl,-soname,l{salt}.so",
     ]
     subprocess.run(
-        [compiler, *options, f"-I{REPOSITORY / 'runtime' / 'include'}", str(source), "-o", str(path)], check=True
+        [*compiler, *options, f"-I{REPOSITORY / 'runtime' / 'include'}", str(source), "-o", str(path)], check=True
     )
     return path
 
