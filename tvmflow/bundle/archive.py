@@ -137,11 +137,9 @@ class Archive:
 
     def below(self, prefix: str) -> Archive:
         """Return a view of the files below a folder, by their names in it."""
-        found = copy.copy(self)
-        found.entries = {
-            name.removeprefix(prefix): one for name, one in self.entries.items() if name.startswith(prefix)
-        }
-        return found
+        view = copy.copy(self)
+        view.entries = {name.removeprefix(prefix): one for name, one in self.entries.items() if name.startswith(prefix)}
+        return view
 
     def renamed(self, names: Mapping[str, str]) -> Archive:
         """Return a view of some files by other names; names: the view's -> the archive's."""
@@ -160,13 +158,13 @@ class Archive:
 
     def sha256(self, name: str) -> str:
         """Return the sha256 of a file's bytes. Raises BundleError where they are not those of its CRC."""
-        found, crc = hashlib.sha256(), 0
+        digest, crc = hashlib.sha256(), 0
         for block in self._blocks(self.entries[name]):
-            found.update(block)
+            digest.update(block)
             crc = zlib.crc32(block, crc)
         if crc != self.entries[name].crc:
             raise BundleError(f"{name} was altered: its bytes have another CRC", "the bytes that were written")
-        return found.hexdigest()
+        return digest.hexdigest()
 
     def extract(self, name: str, target: Path) -> None:
         """Write a file of the archive to a path."""

@@ -144,7 +144,7 @@ def _symbols(dynamic: Any) -> tuple[set[str], set[str]]:
     return undefined, defined
 
 
-def _refuse(found: set[str], what: str, expected: str) -> None:
-    if found:
-        shown = ", ".join(ascii(name)[1:-1][:80] for name in sorted(found)[:8])
+def _refuse(names: set[str], what: str, expected: str) -> None:
+    if names:
+        shown = ", ".join(ascii(name)[1:-1][:80] for name in sorted(names)[:8])
         raise BundleError(f"it {what} {shown}", expected)

@@ -51,9 +51,9 @@ class Part:
     @property
     def entry(self) -> Mapping[str, Any]:
         """The model's entry in params.yaml when the weights were fetched."""
-        found: Mapping[str, Any] = self.records["fetch"].recipe["params"]["model"]
-        return found
+        model: Mapping[str, Any] = self.records["fetch"].recipe["params"]["model"]
+        return model
 
     def _json(self, stage: str, name: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = json.loads(self.path(stage, name).read_text(encoding="utf-8"))
-        return found
+        value: Mapping[str, Any] = json.loads(self.path(stage, name).read_text(encoding="utf-8"))
+        return value

@@ -18,9 +18,9 @@ def sbom(manifest: Manifest, parts: Sequence[Part]) -> bytes:
     whole = {"type": "application", "name": manifest.name, "version": str(manifest.version or 0), "bom-ref": "bundle"}
     components, dependencies = [], [{"ref": "bundle", "dependsOn": [library.soname for library in manifest.libraries]}]
     for library, part in zip(manifest.libraries, parts, strict=True):
-        found = _components(library, part, manifest)
-        components += found
-        dependencies += [{"ref": library.soname, "dependsOn": [one["bom-ref"] for one in found[1:]]}]
+        own = _components(library, part, manifest)
+        components += own
+        dependencies += [{"ref": library.soname, "dependsOn": [one["bom-ref"] for one in own[1:]]}]
     digests = json.dumps({name: file.sha256 for name, file in manifest.files.items()}, sort_keys=True)
     value = {
         "bomFormat": "CycloneDX", "specVersion": "1.6", "serialNumber": f"urn:uuid:{uuid.uuid5(_SPACE, digests)}", "version": 1,

@@ -66,9 +66,9 @@ def subjects(data: bytes) -> dict[str, str]:
         value = json.loads(data)
         if (value["_type"], value["predicateType"]) != (_TYPE, _PREDICATE):
             raise ValueError("another type")
-        found = {str(one["name"]): str(one["digest"]["sha256"]) for one in value["subject"]}
-        if len(found) != len(value["subject"]):
+        digests = {str(one["name"]): str(one["digest"]["sha256"]) for one in value["subject"]}
+        if len(digests) != len(value["subject"]):
             raise ValueError("a name twice")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BundleError("the bundle's statement is damaged", "an in-toto statement as tvmflow writes it") from None
-    return found
+    return digests

@@ -119,13 +119,13 @@ def example(library: Library) -> bytes:
 
 def card(library: Library, part: Part) -> bytes:
     """Return the model card of a cell: what it is, what was measured, what it was made of."""
-    found, made = part.card, library.made
+    scorecard, made = part.card, library.made
     lines = [f"# {library.cell}", "", *_table(("what", "value"), _facts(library, part)), "", "## Measured", ""]
     lines += [
-        f"On {found['device']['kind']} ({found['device']['key']}), with {found['device']['threads']} threads.",
+        f"On {scorecard['device']['kind']} ({scorecard['device']['key']}), with {scorecard['device']['threads']} threads.",
         "",
     ]
-    lines += _table(("what", "value"), _measured(found))
+    lines += _table(("what", "value"), _measured(scorecard))
     lines += ["", "## Inputs and outputs", ""]
     tensors = [("input", one) for one in library.inputs] + [("output", one) for one in library.outputs]
     lines += _table(
@@ -157,28 +157,28 @@ def _facts(library: Library, part: Part) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _measured(found: Any) -> list[tuple[str, str]]:
+def _measured(scorecard: Any) -> list[tuple[str, str]]:
     rows = []
-    if found["accuracy"]:
-        shares = found["accuracy"]
+    if scorecard["accuracy"]:
+        shares = scorecard["accuracy"]
         rows.append(
             (
                 "accuracy",
                 f"{shares['built']:.2%} of {shares['samples']} samples; the source framework {shares['source']:.2%}",
             )
         )
-    agreement = found["agreement"]
+    agreement = scorecard["agreement"]
     if agreement["top1_agreement"] is not None:
         rows.append(("top-1 agreement with the source", f"{agreement['top1_agreement']:.2%}"))
     rows.append(("largest error, relative to the spread of the outputs", f"{agreement['max_relative_error']:.2g}"))
-    latency = found["latency"]["compute"]
+    latency = scorecard["latency"]["compute"]
     steady = "" if latency["steady"] else ", unsteady: not to be trusted"
-    executed = found.get("executed")
+    executed = scorecard.get("executed")
     if executed:
         rows.append(("executed instructions, of an emulated device", f"{executed['instructions'] / 1e6:.4g} M"))
     else:
         rows.append(("latency, median", f"{latency['median_ms']:.4g} ms{steady}"))
-    rows.append(("operations whose schedules were measured", f"{found['coverage']:.1%}"))
+    rows.append(("operations whose schedules were measured", f"{scorecard['coverage']:.1%}"))
     return rows
 
 

@@ -15,12 +15,12 @@ from tvmflow.errors import AgreementError, BundleError, first_line
 
 def try_library(library: dict[str, Any], folder: str) -> dict[str, Any]:
     """Return what a library needs, and what running it gave. Raises BundleError. folder: with the library and its arrays."""
-    found = Library.model_validate_json(json.dumps(library))
-    abi, place = abi_named(found.abi), Path(folder) / found.soname
-    needed = check_shared_object(place, abi, found.soname, found.symbol)["needed"]
+    parsed = Library.model_validate_json(json.dumps(library))
+    abi, place = abi_named(parsed.abi), Path(folder) / parsed.soname
+    needed = check_shared_object(place, abi, parsed.soname, parsed.symbol)["needed"]
     return {
         "needed": needed,
-        "ran": _run(found, Path(folder)) if abi.runs_here else f"not run here: it is for {abi.name}",
+        "ran": _run(parsed, Path(folder)) if abi.runs_here else f"not run here: it is for {abi.name}",
     }
 
 
@@ -36,7 +36,7 @@ def _run(library: Library, folder: Path) -> str:
         network = OpenedNetwork(folder / library.soname, library.threads)
         _check_described(library, network.network)
         results = run_in_batches(network, inputs, library.inputs[0].shape[0])
-        found = check_outputs(
+        agreement = check_outputs(
             "this library", "golden", results, outputs, library.golden.max_relative_error, library.task
         )
     except AgreementError as error:
@@ -47,7 +47,7 @@ def _run(library: Library, folder: Path) -> str:
         ) from None
     if all(a.tobytes() == b.tobytes() for a, b in zip(results, outputs, strict=True)):
         return f"{len(inputs[0])} golden inputs, outputs equal bit for bit"
-    return f"{len(inputs[0])} golden inputs, largest error {found.max_relative_error:.2g}, at most {library.golden.max_relative_error:g}"
+    return f"{len(inputs[0])} golden inputs, largest error {agreement.max_relative_error:.2g}, at most {library.golden.max_relative_error:g}"
 
 
 def _missing_features(library: Library) -> list[str]:

@@ -112,11 +112,11 @@ def _check_whole(path: Path, trust: Trust) -> None:
 
 def _check_digests(archive: Archive, statement: bytes) -> Manifest:
     """Hold every file against statement and manifest; none may lack in one of them, and none may be more than they name."""
-    found = {name: archive.sha256(name) for name in archive.entries}
+    digests = {name: archive.sha256(name) for name in archive.entries}
     signed = subjects(statement)
-    _compare("the statement", {name: digest for name, digest in found.items() if name != ENVELOPE}, signed)
+    _compare("the statement", {name: digest for name, digest in digests.items() if name != ENVELOPE}, signed)
     manifest = read_manifest(archive.read(MANIFEST))
-    others = {name: digest for name, digest in found.items() if name not in (ENVELOPE, MANIFEST)}
+    others = {name: digest for name, digest in digests.items() if name not in (ENVELOPE, MANIFEST)}
     _compare("the manifest", others, {name: file.sha256 for name, file in manifest.files.items()})
     for name, file in manifest.files.items():
         if archive.entries[name].size != file.size:
@@ -124,13 +124,13 @@ def _check_digests(archive: Archive, statement: bytes) -> Manifest:
     return manifest
 
 
-def _compare(where: str, found: dict[str, str], named: dict[str, str]) -> None:
-    for name in sorted(found.keys() | named.keys()):
+def _compare(where: str, digests: dict[str, str], named: dict[str, str]) -> None:
+    for name in sorted(digests.keys() | named.keys()):
         if name not in named:
             raise BundleError(f"{name} has no digest in {where}", "no file but those that it names")
-        if name not in found:
+        if name not in digests:
             raise BundleError(f"{name!a} is missing", f"every file that {where} names")
-        if found[name] != named[name]:
+        if digests[name] != named[name]:
             raise BundleError(f"{name} was altered: its digest is not that of {where}", "the bytes that were written")
 
 
@@ -165,7 +165,7 @@ def _check_library(archive: Archive, library: Library, folder: Path) -> CheckedL
     )
     arguments = {"library": library.model_dump(mode="json"), "folder": str(folder)}
     try:
-        found: dict[str, Any] = run_in_sandbox("tvmflow.bundle.trial:try_library", arguments, policy)
+        trial: dict[str, Any] = run_in_sandbox("tvmflow.bundle.trial:try_library", arguments, policy)
     except ModelFileError as error:
         raise BundleError(error.found, "a library that runs its golden inputs") from None
-    return CheckedLibrary(library.cell, library.abi, library.file, tuple(found["needed"]), found["ran"])
+    return CheckedLibrary(library.cell, library.abi, library.file, tuple(trial["needed"]), trial["ran"])

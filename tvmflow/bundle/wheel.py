@@ -98,22 +98,22 @@ def _tag(manifest: Manifest) -> str:
 
 
 def _glibc(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"GLIBC_(\d+)\.(\d+)(\.\d+)?", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"GLIBC_(\d+)\.(\d+)(\.\d+)?", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _record(files: Content, own: str) -> bytes:
     lines = []
     for name in sorted(files):
-        found = described(files[name])
-        digest = base64.urlsafe_b64encode(bytes.fromhex(found.sha256)).rstrip(b"=").decode()
-        lines.append(f"{name},sha256={digest},{found.size}")
+        file = described(files[name])
+        digest = base64.urlsafe_b64encode(bytes.fromhex(file.sha256)).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{file.size}")
     return "\n".join([*lines, f"{own},,", ""]).encode()
 
 
 def package_of(names: Sequence[str]) -> str:
     """Return the folder of a wheel's files that are the bundle's. Raises BundleError where there is none, or more than one."""
-    found = {f"{name.split('/')[0]}/{INSIDE}/" for name in names if name.split("/")[1:2] == [INSIDE]}
-    if len(found) != 1:
-        raise BundleError(f"{len(found)} bundles in a wheel", "one, as tvmflow writes it")
-    return found.pop()
+    packages = {f"{name.split('/')[0]}/{INSIDE}/" for name in names if name.split("/")[1:2] == [INSIDE]}
+    if len(packages) != 1:
+        raise BundleError(f"{len(packages)} bundles in a wheel", "one, as tvmflow writes it")
+    return packages.pop()
