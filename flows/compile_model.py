@@ -14,8 +14,8 @@ from tvmflow.ledger.dvc import publish
 def compile_model(cell: str, root: str = "") -> dict[str, str]:
     """Compile one cell and record with DVC what was made. Returns stage -> hit, restored or made."""
     workspace = workspace_of(root)
-    found = workspace.params.cell(cell)
-    tag_run([str(found)])
-    outcomes = walk(workspace, found, COMPILE_STAGES)
-    publish(workspace, [found], COMPILE_STAGES)
+    wanted = workspace.params.cell(cell)
+    tag_run([str(wanted)])
+    outcomes = walk(workspace, wanted, COMPILE_STAGES)
+    publish(workspace, [wanted], COMPILE_STAGES)
     return outcomes

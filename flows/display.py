@@ -121,8 +121,8 @@ class Display:
             elif text == "hit":
                 self._say(f"{cell} {stage}: hit")
             elif text in ("done", "failed"):
-                found = self.running.pop(key, None)
-                self._say(f"{cell} {stage}: {text}, {now - (found.started if found else now):.1f} s")
+                running = self.running.pop(key, None)
+                self._say(f"{cell} {stage}: {text}, {now - (running.started if running else now):.1f} s")
             elif key in self.running:
                 self._progress(self.running[key], text, done, total, now)
 

@@ -14,9 +14,9 @@ from tvmflow.ledger.dvc import publish
 def evaluate_model(cell: str, root: str = "", again: bool = False) -> dict[str, str]:
     """Deploy and evaluate one cell that is built. `again` measures even when nothing changed."""
     workspace = workspace_of(root)
-    found = workspace.params.cell(cell)
-    tag_run([str(found)])
-    outcomes = walk(workspace, found, EVALUATE_STAGES, again=("evaluate",) if again else ())
-    show_cell(workspace, found)
-    publish(workspace, [found], EVALUATE_STAGES)
+    wanted = workspace.params.cell(cell)
+    tag_run([str(wanted)])
+    outcomes = walk(workspace, wanted, EVALUATE_STAGES, again=("evaluate",) if again else ())
+    show_cell(workspace, wanted)
+    publish(workspace, [wanted], EVALUATE_STAGES)
     return outcomes

@@ -21,8 +21,8 @@ def ended(results: list[dict[str, Any]], also: str = "") -> Any:
 
 def results_of(state: Any) -> list[dict[str, Any]]:
     """Return the results of a flow that ended, well or not. Raises what ended it where it has none."""
-    found = state.result(raise_on_failure=False)
-    if not isinstance(found, list):
-        found = state.result()
-    results: list[dict[str, Any]] = found
+    result = state.result(raise_on_failure=False)
+    if not isinstance(result, list):
+        result = state.result()
+    results: list[dict[str, Any]] = result
     return results

@@ -71,21 +71,21 @@ def refresh(workspace: Workspace) -> bool:
 
 
 def _stage(stage: AnyStage, program: str = "python -m tasks") -> dict[str, Any]:
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "cmd": f"{program} {stage.name} ${{item.model}}@${{item.target}}:${{item.precision}}",
         "deps": [*_code(stage), *_inputs(stage)],
         "params": params_of(stage),
     }
     folder = f"artifacts/{stage.name}/{_SLUG}"
     if not stage.outputs:
-        return found | {"outs": [folder]}
+        return entry | {"outs": [folder]}
     plain = [output.name for output in stage.outputs if not output.is_metric and output.plot is None]
-    found["outs"] = [f"{folder}/{name}" for name in (*plain, RECORD_NAME)]
+    entry["outs"] = [f"{folder}/{name}" for name in (*plain, RECORD_NAME)]
     if stage.keeps_log:
-        found["outs"].append({f"artifacts/tuning_log/{_SLUG}.jsonl": {"persist": True}})
+        entry["outs"].append({f"artifacts/tuning_log/{_SLUG}.jsonl": {"persist": True}})
     metrics = [f"{folder}/{output.name}" for output in stage.outputs if output.is_metric]
     plots = [{f"{folder}/{output.name}": dict(output.plot)} for output in stage.outputs if output.plot is not None]
-    return found | ({"metrics": metrics} if metrics else {}) | ({"plots": plots} if plots else {})
+    return entry | ({"metrics": metrics} if metrics else {}) | ({"plots": plots} if plots else {})
 
 
 def _code(stage: AnyStage) -> list[str]:
@@ -98,14 +98,14 @@ def _code(stage: AnyStage) -> list[str]:
 
 
 def _inputs(stage: AnyStage) -> list[str]:
-    found = []
+    paths = []
     for source, only in stage.inputs.items():
         folder = f"artifacts/{source}/{_SLUG}"
         if only is None or not STAGES[source].outputs:
-            found.append(folder)
+            paths.append(folder)
         else:
-            found += [f"{folder}/{name}" for name in only]
-    return found
+            paths += [f"{folder}/{name}" for name in only]
+    return paths
 
 
 def params_of(stage: AnyStage) -> list[str]:

@@ -130,11 +130,11 @@ def check_server(url: str) -> None:
         response = requests.get(f"{url.rstrip('/')}/health", timeout=20)
         if response.ok or response.status_code in (401, 403):
             return
-        found = f"the server responds with {response.status_code} {response.reason}"
+        reason = f"the server responds with {response.status_code} {response.reason}"
     except (requests.RequestException, ValueError) as error:
-        found = "nothing responds" if isinstance(error, requests.ConnectionError) else first_line(error)
+        reason = "nothing responds" if isinstance(error, requests.ConnectionError) else first_line(error)
     raise StageError(
-        f"no Prefect server at {url}: {found}",
+        f"no Prefect server at {url}: {reason}",
         "in PREFECT_API_URL the address of a running server, as http://127.0.0.1:4200/api",
         "start it with 'prefect server start', correct the address, or unset PREFECT_API_URL where no schedule is needed",
     )

@@ -36,8 +36,8 @@ def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str,
     else:
         text = f"{name} {'would be' if dry_run else 'is'} the champion now (was {before}{ratio})"
         if not dry_run:
-            found = {"comparison": comparison.to_json() if comparison else None, "scorecard": candidate.card}
-            promote(workspace, candidate.version, text, {**found, "rules": workspace.params.release.model_dump()})
+            evidence = {"comparison": comparison.to_json() if comparison else None, "scorecard": candidate.card}
+            promote(workspace, candidate.version, text, {**evidence, "rules": workspace.params.release.model_dump()})
     return {
         "passed": verdict.passed,
         "promoted": verdict.passed and not dry_run,
@@ -51,17 +51,17 @@ def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str,
 def release_model(cell: str, root: str = "", dry_run: bool = False) -> Any:
     """Release the newest library of a cell if the gate lets it pass; where it does not, the run ends as Refused, a failure."""
     workspace = workspace_of(root)
-    found = workspace.params.cell(cell)
-    tag_run([str(found)])
-    verdict = decide(workspace, found, dry_run)
-    create_markdown_artifact(verdict["text"], key="release", description=f"release of {found}")
-    show_cell(workspace, found)
+    wanted = workspace.params.cell(cell)
+    tag_run([str(wanted)])
+    verdict = decide(workspace, wanted, dry_run)
+    create_markdown_artifact(verdict["text"], key="release", description=f"release of {wanted}")
+    show_cell(workspace, wanted)
     return verdict if verdict["passed"] else Failed(name="Refused", message=verdict["text"][:500], data=verdict)
 
 
 def run_release(workspace: Workspace, cell: Cell, dry_run: bool) -> dict[str, Any]:
     """Run the flow. Returns the verdict, also where the gate refused."""
     state: Any = release_model(str(cell), str(workspace.root), dry_run, return_state=True)
-    found = state.result(raise_on_failure=False)
-    verdict: dict[str, Any] = found if isinstance(found, dict) else state.result()
+    result = state.result(raise_on_failure=False)
+    verdict: dict[str, Any] = result if isinstance(result, dict) else state.result()
     return verdict

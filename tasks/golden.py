@@ -22,10 +22,10 @@ def golden_outputs(context: StageContext[Any, Any], model: Runner) -> Arrays:
     return run_in_batches(model, golden_inputs(context), read_description(context.inputs["fetch"]).batch)
 
 
-def check_outputs(context: StageContext[Any, Any], stage: str, found: Arrays, bound: float) -> Agreement:
+def check_outputs(context: StageContext[Any, Any], stage: str, outputs: Arrays, bound: float) -> Agreement:
     """Compare outputs for the golden inputs with the quantized module's. Raises AgreementError naming the stage."""
     reference = load_arrays(context.inputs["quantize"] / "reference.npz", "golden")
-    return check_golden(stage, found, reference, bound, read_description(context.inputs["fetch"]).task)
+    return check_golden(stage, outputs, reference, bound, read_description(context.inputs["fetch"]).task)
 
 
 def check_module(context: StageContext[Any, Any], stage: str, model: Runner, bound: float) -> Agreement:

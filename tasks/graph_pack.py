@@ -41,8 +41,8 @@ def graph_pack(context: StageContext[GraphPackSettings, None]) -> dict[str, Any]
     block = None if settings.channel_block == "auto" else settings.channel_block
     module, facts = backend_of(settings.target).pack(module, block)
     save_module(module, context.out)
-    found = check_module(context, "graph_pack", LocalRunner(module, host_backend()), settings.max_relative_error)
-    return {"golden": found.to_json(), **facts}
+    agreement = check_module(context, "graph_pack", LocalRunner(module, host_backend()), settings.max_relative_error)
+    return {"golden": agreement.to_json(), **facts}
 
 
 STAGE = Stage(

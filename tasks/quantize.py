@@ -68,8 +68,8 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     outputs = run_in_batches(runner, golden, batch)
     reference = load_arrays(context.inputs["import_model"] / "reference.npz", "golden")
     with _hint_of_scale(settings, report):
-        found = check_golden("quantize", outputs, reference, settings.max_relative_error, task)
-    facts: dict[str, Any] = {"golden": found.to_json()}
+        agreement = check_golden("quantize", outputs, reference, settings.max_relative_error, task)
+    facts: dict[str, Any] = {"golden": agreement.to_json()}
     if settings.precision in INTEGER:
         facts["definition"] = check_definition(module, golden, batch, outputs).to_json()
         facts |= {

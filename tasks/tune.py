@@ -71,17 +71,19 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     transport = transport_of(limits.device)
     journal = Journal(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     rules = network_rules(context.settings, limits, transport.is_this_host, transport.has_tvm)
-    found = tune_network(packed, backend, rules, journal, lambda: session_of(limits, target), context.progress)
+    outcome = tune_network(packed, backend, rules, journal, lambda: session_of(limits, target), context.progress)
     part = backend.search_part(packed, context.progress)
-    write_best(context.out / "best.json", backend.kernel_kind, found.used, found.report.best, found.winograd, part)
-    curve = write_curve(context.out / "curve.csv", found.used, journal.known())
-    kernels = write_kernels(context.out / "workloads.json", found.used, found.report)
+    write_best(
+        context.out / "best.json", backend.kernel_kind, outcome.used, outcome.report.best, outcome.winograd, part
+    )
+    curve = write_curve(context.out / "curve.csv", outcome.used, journal.known())
+    kernels = write_kernels(context.out / "workloads.json", outcome.used, outcome.report)
     return {
-        "workloads": found.tuned,
+        "workloads": outcome.tuned,
         "kernels": kernels,
         **curve,
-        "winograd": len(found.winograd),
-        **costs(found.report),
+        "winograd": len(outcome.winograd),
+        **costs(outcome.report),
     }
 
 
