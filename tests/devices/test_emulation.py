@@ -12,7 +12,9 @@ import pytest
 
 from tvmflow.devices.emulation.processors import PROCESSORS, processor_named
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
+from tvmflow.devices.table import transport_of
 from tvmflow.errors import DeviceError, UnknownNameError
+from tvmflow.params import DeviceEntry
 
 LOOP = """
 import ctypes, json, sys, time
@@ -73,6 +75,14 @@ def test_a_machine_without_apt_says_so(tmp_path: Path, monkeypatch: pytest.Monke
         emulated_system()
     assert "apt-get" in str(caught.value) and "TVMFLOW_CACHE" in str(caught.value)
     assert [file.suffix for file in (tmp_path / "arm64").iterdir()] == [".lock"]  # nothing half made is left
+
+
+def test_looking_at_a_board_makes_no_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVMFLOW_CACHE", str(tmp_path))
+    board = DeviceEntry.model_validate({"transport": "emulated", "key": "arm64", "processor": "cortex-a72"})
+    state = transport_of(board).state(board)
+    assert state.is_there and "cortex-a72" in state.text and "first use" in state.text
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_processes_make_one_system(tmp_path: Path) -> None:

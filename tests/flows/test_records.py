@@ -79,6 +79,7 @@ def test_every_reading_command_gives_json(finished: Path) -> None:
         "x86-64-v3",
         "rk3399",
         "raspberry-pi-5",
+        "arm64-emulated",
         "linux-arm64",
         "vta-sim",
         "vta-sim-reference",

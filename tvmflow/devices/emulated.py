@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from tvmflow.devices.emulation.processors import PROCESSORS, Processor
-from tvmflow.devices.emulation.system import emulated_system
+from tvmflow.devices.emulation.system import emulated_system, is_made
 from tvmflow.devices.local import Served, local_tracker
 from tvmflow.devices.rpc import RpcTransport
 from tvmflow.devices.tracker import request_session
@@ -67,8 +67,8 @@ class EmulatedTransport(RpcTransport):
             yield Link(remote, f"emulated-{processor.name}")
 
     def state(self, device: DeviceEntry) -> DeviceState:
-        emulated_system()
-        return DeviceState(True, f"{self._processor(device).name}, emulated on this machine", {})
+        when = "" if is_made() else "; the arm64 system is made on first use"
+        return DeviceState(True, f"{self._processor(device).name}, emulated on this machine{when}", {})
 
     def _processor(self, device: DeviceEntry) -> Processor:
         return PROCESSORS[read_options(EmulatedOptions, device.options, "device").processor]

@@ -90,9 +90,16 @@ class EmulatedSystem:
 
 def emulated_system() -> EmulatedSystem:
     """Return the emulated system, made now if it is not there: some 35 MB to download. Raises DeviceError where it cannot be."""
-    release = _release()
-    folder = cache_folder() / "arm64" / f"{release}-{digest_of([*_IN_ROOT, _MADE_AS, platform.machine()])[:12]}"
-    return EmulatedSystem(_made(folder, _fill))
+    return EmulatedSystem(_made(_folder(), _fill))
+
+
+def is_made() -> bool:
+    """Return whether the emulated system is there already."""
+    return _folder().is_dir()
+
+
+def _folder() -> Path:
+    return cache_folder() / "arm64" / f"{_release()}-{digest_of([*_IN_ROOT, _MADE_AS, platform.machine()])[:12]}"
 
 
 def counter_plugin() -> Path:
