@@ -41,17 +41,17 @@ def run(
     if again or not all(_is_done(where, cell) for cell in wanted):
         refused = _preflight(where, wanted, show_progress)
         if len(refused) == len(wanted):
-            found = [refused[str(cell)] for cell in wanted]
+            cell_results = [refused[str(cell)] for cell in wanted]
         else:  # with all of them: Prefect is to know which were refused
             if show_progress:
                 sys.stderr.write("starting Prefect ...\n")
-            found = _sweep(where, wanted, refused, again, _display(len(wanted), show_progress, tuning_lines))
+            cell_results = _sweep(where, wanted, refused, again, _display(len(wanted), show_progress, tuning_lines))
     else:
-        found = [{"cell": str(cell), "outcomes": {}, "error": None} for cell in wanted]
+        cell_results = [{"cell": str(cell), "outcomes": {}, "error": None} for cell in wanted]
         if show_progress:
             sys.stderr.write("nothing to do: every stage is up to date\n")
     results = []
-    for cell, result in zip(wanted, found, strict=True):
+    for cell, result in zip(wanted, cell_results, strict=True):
         is_finished = result["error"] is None or result["failed_stage"] == "publish"
         results.append(RunResult.of(result, scorecard(where, cell) if is_finished else None))
     if check:
@@ -90,13 +90,13 @@ def _preflight(workspace: Workspace, cells: list[Cell], show_progress: bool) -> 
     from tasks.table import STAGES
     from tvmflow.report.plans import plan_cells
 
-    found = {}
+    refused = {}
     for name, error in plan_cells(workspace, cells, STAGES, look=True)[1].items():
         if not error.retryable:
-            found[name] = {"cell": name, "outcomes": {}, "error": error.to_json(), "failed_stage": "preflight"}
+            refused[name] = {"cell": name, "outcomes": {}, "error": error.to_json(), "failed_stage": "preflight"}
         elif show_progress:
             sys.stderr.write(f"{name}: {error}\n")
-    return found
+    return refused
 
 
 def _sweep(
@@ -163,8 +163,8 @@ def retune(
     with spare_processes():
         wait_for_prefect()
         with _display(len(wanted), show_progress, tuning_lines):
-            found = run_retune(where, [str(cell) for cell in wanted], force)
-    results = tuple(RetuneResult.of(result) for result in found)
+            retuned = run_retune(where, [str(cell) for cell in wanted], force)
+    results = tuple(RetuneResult.of(result) for result in retuned)
     if check:
         raise_failures([RunResult(r.cell, r.outcomes, r.error, "retune") for r in results])
     return results

@@ -122,12 +122,12 @@ def measure(timed_runs: TimedRuns, rules: LatencyRules) -> Latency:
 def of_turns(turns: Sequence[Turn], rules: LatencyRules, threads: int) -> Latency:
     """Return the statistics of all runs of all turns."""
     times = [time_s for turn in turns for time_s in turn.times_s]
-    found = summarize(times, rules, foreign_load(turns), busy_threads(turns), threads)
+    latency = summarize(times, rules, foreign_load(turns), busy_threads(turns), threads)
     interval = median_interval_s(turns)
     if interval is None:
-        return found
+        return latency
     low, high = interval
-    return replace(found, low_ms=min(1e3 * low, found.median_ms), high_ms=max(1e3 * high, found.median_ms))
+    return replace(latency, low_ms=min(1e3 * low, latency.median_ms), high_ms=max(1e3 * high, latency.median_ms))
 
 
 def summarize(
@@ -149,8 +149,8 @@ def summarize(
 
 def _why_not(ours: Latency, theirs: Latency, rules: LatencyRules, threads: int) -> str | None:
     """Return what forbids a ratio. A wide spread does not: the interval over the rounds knows of it."""
-    for found in (ours, theirs):
-        reason = _disturbed(found.foreign_load, found.busy_threads, rules, threads)
+    for latency in (ours, theirs):
+        reason = _disturbed(latency.foreign_load, latency.busy_threads, rules, threads)
         if reason is not None:
             return reason
     return None
