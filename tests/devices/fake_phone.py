@@ -62,7 +62,7 @@ class FakePhone:
 
     def __exit__(self, *_: object) -> None:
         self.unplug()
-        self._listener.close()
+        self.vanish()
 
     def unplug(self) -> None:
         """Break every connection and take no new one; what ran on the phone ends, as when adbd loses its host."""
@@ -70,6 +70,12 @@ class FakePhone:
         for connection in self._connections:
             connection.end()
         self._connections.clear()
+
+    def vanish(self) -> None:
+        """Refuse every new connection, for good."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone leaves a thread that accepts one more
+        self._listener.close()
 
     def plug_in(self) -> None:
         self._plugged = True

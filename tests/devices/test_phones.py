@@ -148,7 +148,7 @@ def test_a_phone_that_nobody_confirmed_is_told_apart(adb: str, program: Path, tm
 
 
 def test_a_phone_that_is_not_there_is_told_apart(phone: FakePhone, program: Path) -> None:
-    phone._listener.close()
+    phone.vanish()
     with (
         pytest.raises(DeviceUnpluggedError, match="is not attached") as error,
         open_session(_device(program, phone), BACKEND, LIMITS),
