@@ -60,7 +60,9 @@ def devices(workspace: Where = None) -> tuple[DeviceState, ...]:
     for name, target in opened(workspace).params.targets.items():
         device, kind = target.device, backend_for(target).device_kind
         try:
-            state = transport_of(device).state(device)
+            transport = transport_of(device)
+            kind = transport.kind_of(kind)
+            state = transport.state(device)
             states.append(DeviceState(name, kind, device.key, device.transport, state.text, state.counts))
         except TvmflowError as error:
             states.append(DeviceState(name, kind, device.key, device.transport, error.found))
