@@ -151,6 +151,7 @@ def test_a_compiler_that_hangs_without_computing_blames_nobody(shared: tuple[Bui
         "knobs": KNOBS[0],
         "target": pool.target.to_json(),
         "path": str(pool.folder / "x.so"),
+        "self_contained": False,
     }
     reply = process.ask({**request, "function": str(pool._function_file(KERNEL))}, 6.0)
     assert reply["status"] == UNKNOWN and "longer than 6 s" in reply["error"]
