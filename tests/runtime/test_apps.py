@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = Plan(memories, values, (), (0,), (1,), ((0, 1),), ())
     image = ImageInput(recipe_for([shape], how), value_table(1, how, "float32"))
     network = Network("tiny@host:float32", (TensorSpec("x", shape),), ("scores",), 2, LABELS, image)
-    link(path, SimpleNamespace(mod=SimpleNamespace(imports=[])), plan, network, Command(("g++",)))
+    link(path, [], plan, network, Command(("g++",)))
     return path
 
 

@@ -6,7 +6,6 @@ import ctypes
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,13 +158,7 @@ def test_a_built_library_has_the_preprocessing_of_its_model(tmp_path: Path) -> N
     shape, how = (2, 3, 20, 24), Preprocess.model_validate({"preset": "torchvision"})
     image = ImageInput(recipe_for([shape], how), value_table(3, how, "float32"))
     network = Network("any@host:any", (TensorSpec("x", shape),), ("y",), 2, image=image)
-    link(
-        tmp_path / "network.so",
-        SimpleNamespace(mod=SimpleNamespace(imports=[])),
-        _handing_out(shape),
-        network,
-        Command(("g++",)),
-    )
+    link(tmp_path / "network.so", [], _handing_out(shape), network, Command(("g++",)))
     opened = OpenedNetwork(tmp_path / "network.so", 2).network
     frames, expected = [], []
     for at, size in enumerate([(90, 60), (31, 200)]):

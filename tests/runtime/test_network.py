@@ -183,7 +183,7 @@ def test_kernels_are_the_objects_of_the_executable(scheduled: Scheduled, tmp_pat
 
     keep.output_format = "so"  # type: ignore[attr-defined]
     scheduled.executable.export_library(str(tmp_path / "library.so"), fcompile=keep)
-    ours = [file.read_bytes() for file in kernel_objects(scheduled.executable, tmp_path)]
+    ours = [file.read_bytes() for file in kernel_objects(scheduled.executable.mod.imports, tmp_path)]
     assert ours and all(file in given for file in ours)
 
 

@@ -33,7 +33,7 @@ def write_kernel(path: Path, executable: Any, function: Any, target: ResolvedTar
     plan = Plan(tuple(memories), values, (step,), tuple(range(last)), (last,), (), ())
     inputs = tuple(TensorSpec(f"p{at}", *kind) for at, kind in enumerate(kinds[:-1]))
     network = Network("kernel", inputs, ("output",), target.threads)
-    link(path, executable, plan, network, target.compiler, _runtime(target.compiler))
+    link(path, [executable.mod], plan, network, target.compiler, _runtime(target.compiler))
 
 
 @functools.cache

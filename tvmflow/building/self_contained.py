@@ -77,7 +77,7 @@ class Network:
 def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: Command) -> dict[str, Any]:
     """Write the shared object of a network; returns what its manifest says. Raises StageError where there can be none."""
     plan = plan_of(scheduled.module)
-    link(path, scheduled.executable, plan, network, compiler)
+    link(path, scheduled.executable.mod.imports, plan, network, compiler)
     file = describe_file(path)
     return {
         "file": path.name, "sha256": file.sha256, "size": file.size, "abi_version": ABI_VERSION, "symbol": network.symbol, "soname": network.soname,
@@ -86,15 +86,15 @@ def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: 
 
 
 def link(
-    path: Path, executable: Any, plan: Plan, network: Network, compiler: Command, runtime: Sequence[Path] = ()
+    path: Path, kernels: Sequence[Any], plan: Plan, network: Network, compiler: Command, runtime: Sequence[Path] = ()
 ) -> None:
-    """Link kernels, plan, weights and runtime. runtime: its objects, where they are compiled already.
+    """Link kernels, plan, weights and runtime. kernels: TVM's modules of them; runtime: its objects, where there are any.
 
     Raises StageError where the compiler refuses.
     """
     with tempfile.TemporaryDirectory(prefix="tvmflow-link-") as name:
         folder = Path(name)
-        objects = kernel_objects(executable, folder)
+        objects = kernel_objects(kernels, folder)
         write_constants(folder / "constants.bin", plan)
         (folder / "plan.c").write_text(tables(plan, network), encoding="ascii")
         (folder / "constants.S").write_text(_ASSEMBLY.format(page=_PAGE, file="constants.bin"), encoding="ascii")
@@ -160,16 +160,15 @@ def _binding() -> Any:
     return module
 
 
-def kernel_objects(executable: Any, folder: Path) -> list[Path]:
-    """Write the object files of an executable's kernels. Raises StageError for code that is none of the CPU's."""
-    found = []
-    modules = executable.mod.imports or [executable.mod]  # a kernel alone is the module itself
+def kernel_objects(modules: Sequence[Any], folder: Path) -> list[Path]:
+    """Write the object files of TVM's modules of kernels. Raises StageError for code that is none of the CPU's."""
+    objects = []
     for at, module in enumerate(modules):
         if module.kind not in _OBJECT_KINDS:
             raise StageError(f"a module of kind {module.kind!r} among the kernels", "code for the CPU")
-        found.append(folder / f"kernels{at}.o")
-        module.write_to_file(str(found[-1]), "o")
-    return found
+        objects.append(folder / f"kernels{at}.o")
+        module.write_to_file(str(objects[-1]), "o")
+    return objects
 
 
 def write_constants(path: Path, plan: Plan) -> None:
