@@ -19,6 +19,7 @@ from tvmflow.digests import Digests, OutputFile
 from tvmflow.errors import StoreError, first_line
 
 RECORD_NAME = "record.json"
+LIBRARIES = ("library.so", "network.so")  # of build: the form for TVM, and the one that ships where a library has it
 RECORD_SCHEMA = 1
 
 

@@ -89,7 +89,12 @@ class LedgerBench:
             self.run_id = str(client.create_run(experiment).info.run_id)
         self.minute += 1
         sha256 = digest_of(library)
-        tags = {"library_sha256": sha256, "library_dvc_md5": sha256[:32], "measured": f"{self.minute:06}"}
+        tags = {
+            "library_sha256": sha256,
+            "library_dvc_md5": sha256[:32],
+            "network_sha256": "",
+            "measured": f"{self.minute:06}",
+        }
         register_version(client, cell, self.logged.model_id, self.run_id, tags)
         return sha256
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tvmflow.bundle.part import Part
     from tvmflow.bundle.signing import KeyPair
     from tvmflow.bundle.verify import Verified
+    from tvmflow.ledger.registry import Version
     from tvmflow.params import Cell
     from tvmflow.workspace import Workspace
 
@@ -88,17 +89,17 @@ def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Par
     from tvmflow.ledger.chains import bring, chain_of
 
     version = None if newest else _champion(workspace, cell)
-    records = chain_of(workspace, STAGES, cell, version[1] if version else None)
+    records = chain_of(workspace, STAGES, cell, (version.sha256, version.network_sha256) if version else None)
     for stage, files in FILES.items():
         for file in files:
             if file == "network.so" and file not in records[stage].outputs:
                 continue  # a part of it is an accelerator's: the bundle says so
             bring(workspace, records[stage], file, folder / stage / file)
-    return Part(str(cell), cell.slug, records, folder, version[0] if version else None)
+    return Part(str(cell), cell.slug, records, folder, version.version if version else None)
 
 
-def _champion(workspace: Workspace, cell: Cell) -> tuple[str, str]:
-    """Return version and library's sha256 of a cell's champion. Raises StoreError where there is none."""
+def _champion(workspace: Workspace, cell: Cell) -> Version:
+    """Return a cell's champion. Raises StoreError where there is none."""
     from tvmflow.ledger.registry import CHAMPION, version_by_alias
 
     version = version_by_alias(workspace, cell, CHAMPION)
@@ -107,7 +108,7 @@ def _champion(workspace: Workspace, cell: Cell) -> tuple[str, str]:
             f"{cell} has no champion", "a library that passed the release gate",
             f"run 'tvmflow run {cell}' and 'tvmflow promote {cell}'; --newest takes what was built last",
         )  # fmt: skip
-    return version.version, version.sha256
+    return version
 
 
 def verify_bundle(

@@ -36,17 +36,17 @@ def promote(cell: CellName, workspace: Where = None, dry_run: bool = False) -> V
 
 def _champion_already(workspace: Workspace, cell: Cell) -> Verdict | None:
     """Return the verdict where the newest library is the champion, found without Prefect and MLflow. Raises StoreError."""
-    from tvmflow.artifacts import RECORD_NAME, read_record, sha256_of
+    from tvmflow.artifacts import LIBRARIES, RECORD_NAME, read_record, sha256_of
     from tvmflow.ledger.store_paths import champion_with
 
     folder = workspace.folder("build", cell)
     if not (folder / RECORD_NAME).is_file():
         raise StoreError(f"{cell} was never built", "a measured library", f"run 'tvmflow run {cell}'")
-    wanted = read_record(folder / RECORD_NAME).outputs["library.so"].sha256
-    library = folder / "library.so"
-    if not library.is_file() or sha256_of(library) != wanted:
+    outputs = read_record(folder / RECORD_NAME).outputs
+    wanted = {name: outputs[name].sha256 for name in LIBRARIES if name in outputs}
+    if any(not (folder / name).is_file() or sha256_of(folder / name) != wanted[name] for name in wanted):
         return None  # the gate says what is wrong with it
-    version = champion_with(workspace, cell.slug, wanted)
+    version = champion_with(workspace, cell.slug, wanted["library.so"], wanted.get("network.so", ""))
     if version is None:
         return None
     text = f"{cell.slug} version {version} is the champion already"

@@ -134,9 +134,11 @@ def bring(workspace: Workspace, record: Record, name: str, target: Path) -> None
 
 
 def chain_of(
-    workspace: Workspace, stages: Mapping[str, AnyStage], cell: Cell, library_sha256: str | None
+    workspace: Workspace, stages: Mapping[str, AnyStage], cell: Cell, library: tuple[str, str] | None
 ) -> dict[str, Record]:
     """Return stage -> record of a library with its last measurement; None: of the library in the cell's folders.
+
+    library: sha256 of library.so and of network.so, which is "" where none is known.
 
     Raises StoreError where it was never measured, or its records are gone.
     """
@@ -145,11 +147,11 @@ def chain_of(
         for record in reversed(records.get("evaluate", [])):
             chain = {"evaluate": record}
             follow(stages, records, record, chain)
-            if record.cell == str(cell) and _is_complete(chain) and _is_library(chain["build"], library_sha256):
+            if record.cell == str(cell) and _is_complete(chain) and _is_library(chain["build"], library):
                 return {stage: chain[stage] for stage in stages if stage in chain}
-        if library_sha256 is None:
+        if library is None:
             break
-    what = f"with sha256 {library_sha256[:12]}" if library_sha256 else "in its folders"
+    what = f"with sha256 {library[0][:12]}" if library else "in its folders"
     raise StoreError(
         f"the library of {cell} {what} has no measurement that can be found", "the records of all its stages",
         f"run 'tvmflow run {cell}'; 'dvc fetch --all-commits' brings older records",
@@ -160,5 +162,8 @@ def _is_complete(chain: Mapping[str, Record]) -> bool:
     return {"fetch", "import_model", "quantize", "graph_pack", "tune", "build"} <= set(chain)
 
 
-def _is_library(build: Record, sha256: str | None) -> bool:
-    return sha256 is None or build.outputs["library.so"].sha256 == sha256
+def _is_library(build: Record, library: tuple[str, str] | None) -> bool:
+    if library is None:
+        return True
+    network = build.outputs.get("network.so")
+    return build.outputs["library.so"].sha256 == library[0] and library[1] in ("", network.sha256 if network else "")

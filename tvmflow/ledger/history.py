@@ -46,10 +46,11 @@ def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
     client = open_mlflow(workspace)
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     aliases = all_aliases(workspace)
-    versions: dict[tuple[str, str], str] = {}
+    versions: dict[tuple[str, str, str], str] = {}
     for name in aliases:
         for version in client.search_model_versions(f"name = '{name}'"):
-            versions[name, version.tags.get("library_sha256", "")] = str(version.version)
+            digests = (version.tags.get("library_sha256", ""), version.tags.get("network_sha256", ""))
+            versions[name, *digests] = str(version.version)
     runs = _runs(client, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
     complete = [run for run in runs if run.data.tags.get("tvmflow.complete") == "true"]
     before: dict[str, Any] = {}
@@ -71,10 +72,10 @@ def _runs(client: Any, experiments: list[str], where: str) -> Iterator[Any]:
             return
 
 
-def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str, str], str]) -> dict[str, Any]:
+def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str, str, str], str]) -> dict[str, Any]:
     tags, metrics = run.data.tags, run.data.metrics
     name = registry_name(Cell(model=tags["model"], target=tags["target"], precision=tags["precision"]))
-    number = versions.get((name, tags["library.sha256"]), "")
+    number = versions.get((name, tags["library.sha256"], tags.get("network.sha256", "")), "")
     roles = [alias for alias, version in aliases.get(name, {}).items() if version == number and number]
     median = metrics.get("latency_ms.median")
     return {

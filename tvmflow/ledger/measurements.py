@@ -161,7 +161,7 @@ class _Recording:
     @functools.cached_property
     def _tags(self) -> dict[str, str]:
         device, build = self.card["device"], self.records["build"]
-        library = build.outputs["library.so"]
+        library, network = build.outputs["library.so"], build.outputs.get("network.so")
         return {
             "tvmflow.kind": "measurement",
             "tvmflow.measurement": self.digest,
@@ -173,6 +173,8 @@ class _Recording:
             "device.kind": device["kind"],
             "library.sha256": library.sha256,
             "library.dvc_md5": library.md5,
+            "network.sha256": network.sha256 if network else "",
+            "network.dvc_md5": network.md5 if network else "",
             "git.commit": self.commit,
             "latency.steady": str(self.card["latency"]["compute"]["steady"]).lower(),
             **{f"toolchain.{name}": text for name, text in self._toolchain.items()},
@@ -187,7 +189,10 @@ class _Recording:
 
     def _version_tags(self) -> dict[str, str]:
         tags = self._tags
-        chosen = ("cell", "precision", "library.sha256", "library.dvc_md5", "device.key", "device.kind", "git.commit")
+        chosen = (
+            "cell", "precision", "library.sha256", "library.dvc_md5", "network.sha256", "network.dvc_md5", "device.key", "device.kind",
+            "git.commit",
+        )  # fmt: skip
         picked = {name.replace(".", "_"): tags[name] for name in chosen}
         picked |= {f"toolchain_{name}": text for name, text in self._toolchain.items() if ":" not in name}
         measured = self.records["evaluate"].created

@@ -26,7 +26,10 @@ CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 
 @dataclass(frozen=True)
 class Version:
-    """A registered library. `tags` carry cell, digests, toolchain and the measurement that it was registered with."""
+    """A registered library. `tags` carry cell, digests, toolchain and the measurement that it was registered with.
+
+    Its identity is that of both files: sha256 of library.so, which needs TVM, and of network.so, which ships ("" for none).
+    """
 
     name: str
     version: str
@@ -40,6 +43,19 @@ class Version:
     @property
     def dvc_md5(self) -> str:
         return self.tags["library_dvc_md5"]
+
+    @property
+    def known_network(self) -> str | None:
+        """Return the sha256 of network.so, "" where the library has none, None for a version of before, which does not say."""
+        return self.tags.get("network_sha256")
+
+    @property
+    def network_sha256(self) -> str:
+        return self.known_network or ""
+
+    @property
+    def network_dvc_md5(self) -> str:
+        return self.tags.get("network_dvc_md5", "")
 
 
 def registry_name(cell: Cell) -> str:
@@ -69,9 +85,9 @@ def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: st
     """Register a library and make it the challenger; a library that is registered already keeps its version."""
     name = registry_name(cell)
     make_name(client, name)
-    known = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{tags['library_sha256']}'")
-    if known:
-        version = max(known, key=lambda v: int(v.version))
+    known = find_library(client, name, tags["library_sha256"], tags.get("network_sha256", ""))
+    if known is not None and known.known_network is not None:
+        version = client.get_model_version(name, known.version)
         for key, value in tags.items():
             client.set_model_version_tag(name, version.version, key, value)
     else:
@@ -100,9 +116,11 @@ def version_by_alias(workspace: Workspace, cell: Cell, alias: str) -> Version | 
     return find_alias(open_registry(workspace), registry_name(cell), alias)
 
 
-def version_by_sha256(workspace: Workspace, cell: Cell, sha256: str) -> Version | None:
-    """Return the version of a library, None when it was never registered."""
-    return find_library(open_registry(workspace), registry_name(cell), sha256)
+def version_by_sha256(
+    workspace: Workspace, cell: Cell, sha256: str, network_sha256: str | None = None
+) -> Version | None:
+    """Return the version of a library, None when it was never registered; see find_library."""
+    return find_library(open_registry(workspace), registry_name(cell), sha256, network_sha256)
 
 
 def all_aliases(workspace: Workspace) -> dict[str, dict[str, str]]:
@@ -135,10 +153,15 @@ def find_alias(client: MlflowClient, name: str, alias: str) -> Version | None:
         raise
 
 
-def find_library(client: MlflowClient, name: str, sha256: str) -> Version | None:
-    """Return the version of a library, None when it was never registered under this name."""
+def find_library(client: MlflowClient, name: str, sha256: str, network_sha256: str | None = None) -> Version | None:
+    """Return the newest version of a library, None when it was never registered under this name.
+
+    network_sha256: of network.so, "" where there is none, None for any. Versions of before say nothing of it: they come last.
+    """
     matches = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{sha256}'")
-    return _version(max(matches, key=lambda v: int(v.version))) if matches else None
+    versions = [version for version in map(_version, matches) if network_sha256 in (None, version.known_network)]
+    versions = versions or [version for version in map(_version, matches) if version.known_network is None]
+    return max(versions, key=lambda version: int(version.version), default=None)
 
 
 def _version(version: Any) -> Version:

@@ -107,6 +107,7 @@ def change(
         "name": version.name,
         "version": version.version,
         "sha256": version.sha256,
+        "network_sha256": version.known_network,
         "when": when,
         "why": why,
     }
@@ -149,6 +150,7 @@ def _record(client: MlflowClient, workspace: Workspace, name: str, number: int, 
     line["sha256"], line["before_sha256"] = (
         version.tags["library_sha256"] if version else None for version in versions
     )
+    line["network_sha256"] = versions[0].tags.get("network_sha256") if versions[0] else None
     text = json.dumps(line, sort_keys=True)
     known = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     if text not in known:
@@ -171,7 +173,7 @@ def restore(client: MlflowClient, workspace: Workspace) -> list[str]:
     for name, changes in lines.items():
         if find_alias(client, name, CHAMPION) is None:
             for line in changes:
-                version = find_library(client, name, line["sha256"])
+                version = find_library(client, name, line["sha256"], line.get("network_sha256"))
                 if version is not None:
                     before = find_alias(client, name, CHAMPION)
                     release = Release(

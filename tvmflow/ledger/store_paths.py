@@ -170,7 +170,7 @@ def holds_measurement(workspace: Workspace, run_id: str) -> bool:
     )
 
 
-def champion_with(workspace: Workspace, name: str, sha256: str) -> str | None:
+def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: str) -> str | None:
     """Return the version that is champion of a registry name if it is this library, else None; needs no MLflow.
 
     None too for a store on a server: that one has to be asked through MLflow. Raises StoreError.
@@ -182,13 +182,13 @@ def champion_with(workspace: Workspace, name: str, sha256: str) -> str | None:
         return None
     rows = ask(
         workspace,
-        "SELECT alias.version FROM registered_model_aliases AS alias JOIN model_version_tags AS tag "
-        "ON tag.name = alias.name AND tag.version = alias.version WHERE alias.name = ? AND alias.alias = 'champion' "
-        "AND tag.key = 'library_sha256' AND tag.value = ?",
+        "SELECT alias.version, tag.key, tag.value FROM registered_model_aliases AS alias JOIN model_version_tags AS tag "
+        "ON tag.name = alias.name AND tag.version = alias.version WHERE alias.name = ? AND alias.alias = 'champion'",
         name,
-        sha256,
     )
-    return str(rows[0][0]) if rows else None
+    tags = {str(key): str(value) for _, key, value in rows}
+    same = tags.get("library_sha256") == sha256 and tags.get("network_sha256", network_sha256) == network_sha256
+    return str(rows[0][0]) if same else None
 
 
 def _store_error(workspace: Workspace, error: BaseException) -> StoreError:

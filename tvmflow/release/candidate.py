@@ -1,17 +1,24 @@
-"""Compare a cell's newest library with the champion on the cell's device, and judge it."""
+"""Compare a cell's newest library with the champion on the cell's device, and judge it.
+
+Compared is what ships: network.so with network.so, through whatever reaches the device; library.so with library.so in TVM's virtual
+machine where one of them has no other form.
+"""
 
 from __future__ import annotations
 
+import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from tvmflow.artifacts import RECORD_NAME, read_record, sha256_of
+from tvmflow.artifacts import LIBRARIES, RECORD_NAME, read_record, sha256_of
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.table import backend_for
+from tvmflow.devices.remote_network import Form, in_machine, shipped
 from tvmflow.devices.session import DeviceSession, RemoteModel, open_session
 from tvmflow.devices.table import transport_of
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.errors import DeviceLostError, StoreError
+from tvmflow.errors import DeviceLostError, StageError, StoreError
 from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_interleaved
 from tvmflow.ledger import dvc
 from tvmflow.ledger.history import champion_accuracy
@@ -28,13 +35,15 @@ class Candidate:
 
     def __init__(self, workspace: Workspace, cell: Cell) -> None:
         self.workspace, self.cell = workspace, cell
-        self.library = workspace.folder("build", cell) / "library.so"
-        record = read_record(workspace.folder("build", cell) / RECORD_NAME)
-        if sha256_of(self.library) != record.outputs["library.so"].sha256:
-            raise StoreError(
-                f"{self.library} was altered", "the bytes of its record", f"run 'tvmflow run {cell}' again"
-            )
-        version = version_by_sha256(workspace, cell, record.outputs["library.so"].sha256)
+        self.folder = workspace.folder("build", cell)
+        outputs = read_record(self.folder / RECORD_NAME).outputs
+        for name in LIBRARIES:
+            if name in outputs and sha256_of(self.folder / name) != outputs[name].sha256:
+                raise StoreError(
+                    f"{self.folder / name} was altered", "the bytes of its record", f"run 'tvmflow run {cell}' again"
+                )
+        network = outputs["network.so"].sha256 if "network.so" in outputs else ""
+        version = version_by_sha256(workspace, cell, outputs["library.so"].sha256, network)
         card = scorecard(workspace, cell)
         if version is None or card is None:
             raise StoreError(
@@ -64,25 +73,10 @@ class Candidate:
         entry, rules = params.targets[self.cell.target], params.release
         limits = SessionLimits(params.deploy.session_timeout_s + 600, params.deploy.device_wait_s)
         with tempfile.TemporaryDirectory() as folder:
-            old = Path(folder) / "champion.so"
-            _champion_bytes(self.workspace, champion, old)
+            old, new = self._forms(champion, Path(folder))
             backend = backend_for(entry)
             with open_session(entry.device, backend, limits) as session:
-                inputs = self._inputs()
-                models = []
-                for path in (old, self.library):
-                    try:
-                        model = session.model(path)
-                        model.set_inputs(*inputs)
-                        model.invoke()
-                    except DeviceLostError as error:
-                        if path == old:
-                            raise StoreError(
-                                f"version {champion.version}, built with TVM {champion.tags.get('toolchain_tvm')}, "
-                                f"does not run under this TVM: {error.found}"
-                            ) from error
-                        raise
-                    models.append(model)
+                models = [self._started(session, old, champion), self._started(session, new)]
                 a, b = models
                 if transport_of(entry.device).is_emulated:  # its clock counts instructions
                     counts = [round(1e9 * model.time_runs(1)[0]) for model in models]
@@ -91,6 +85,38 @@ class Candidate:
                 if costs[0] is not None and costs[1] is not None:
                     return compare_exact(costs[0], costs[1], "estimated cycles")
                 return compare_interleaved(a.time_runs, b.time_runs, rules.compare_rounds, rules.confidence)
+
+    def _forms(self, champion: Version, folder: Path) -> tuple[Form, Form]:
+        """Bring the champion into a folder; returns its form and the candidate's, both of one kind. Raises StoreError."""
+        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        new = shipped(self.folder, manifest)
+        old = folder / "champion.so"
+        if champion.network_sha256 and self.version.network_sha256:
+            dvc.file_by_md5(self.workspace, champion.network_dvc_md5, champion.network_sha256, old)
+            return replace(new, file=old), new
+        has_tvm = transport_of(self.workspace.params.targets[self.cell.target].device).has_tvm
+        if not has_tvm:
+            raise StoreError(
+                f"version {champion.version} has no network.so that is known, and device {self.cell.target!r} no TVM"
+            )
+        _champion_bytes(self.workspace, champion, old)
+        machine = in_machine(self.folder)
+        return replace(machine, file=old), machine
+
+    def _started(self, session: DeviceSession, form: Form, champion: Version | None = None) -> RemoteModel:
+        """Start a form and run it once. champion: it is one. Raises StoreError for a champion that does not run any more."""
+        try:
+            model = form.started(session)
+            model.set_inputs(*self._inputs())
+            model.invoke()
+        except (DeviceLostError, StageError) as error:
+            if champion is None:
+                raise
+            built = champion.tags.get("toolchain_tvm")
+            raise StoreError(
+                f"version {champion.version}, built with TVM {built}, does not run any more: {error.found}"
+            ) from error
+        return model
 
     def _inputs(self) -> Arrays:
         tensors = list(self.workspace.params.models[self.cell.model].tensors.values())
