@@ -54,6 +54,7 @@ class Session:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.unit, self.build = f"unit-{world.sessions}", "fake 1"
         self.loads = 0
 
     def rest(self) -> None:
@@ -137,6 +138,7 @@ def test_every_job_is_measured_once_by_many_devices(world: World) -> None:
     assert {m.status for m in found} == {OK} and world.sessions == 3
     assert all(m.seconds[0] == 0.001 * (int(m.job.library.name[1:]) + 1) and m.canary_s == 0.001 for m in found)
     assert fleet.counts.lost == 0
+    assert {m.unit for m in found} <= {"unit-1", "unit-2", "unit-3"} and {m.build for m in found} == {"fake 1"}
 
 
 def test_a_lost_device_loses_no_job_and_writes_nothing_slow(world: World) -> None:

@@ -41,6 +41,7 @@ class LedgerBench:
         # What the next measurements are made with, and what they find.
         self.toolchain, self.params, self.code = {"tvm": "0.27", "llvm": "20"}, dict[str, Any](seed=0), dict[str, str]()
         self.latency: dict[str, Any] = dict(LATENCY)
+        self.unit, self.build = "board-1", "debian 13"
         self.day, self.tuned = 0, dict[str, Any]()  # tuned: the facts of `tune`
 
     def cell(self, model: str, target: str = "local-cpu", precision: str = "float32") -> Cell:
@@ -114,8 +115,8 @@ class LedgerBench:
 
     def _card(self, cell: Cell, library: str) -> dict[str, Any]:
         return {
-            "cell": str(cell), "device": {"key": cell.target, "kind": "cpu-test-t2", "threads": 2}, "batch": 1,
-            "library_bytes": len(library), "coverage": 1.0, "cold_start_ms": [1.0], "peers": {}, "part": None,
+            "cell": str(cell), "device": {"key": cell.target, "kind": "cpu-test-t2", "threads": 2, "unit": self.unit, "build": self.build},
+            "batch": 1, "library_bytes": len(library), "coverage": 1.0, "cold_start_ms": [1.0], "peers": {}, "part": None,
             "latency": {name: self.latency for name in ("compute", "copy_in", "copy_out")}, "quantization": {},
             "agreement": {"top1_agreement": 1.0, "max_relative_error": 0.0, "sqnr_db": 200.0, "samples": 8},
             "agreement_by_step": {}, "accuracy": {**dict.fromkeys(FORMS, 0.9), "samples": 8}, "minute": self.minute,

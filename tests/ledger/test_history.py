@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.ledger.ledger_bench import LedgerBench
 from tvmflow.ledger.history import changes, measurements
-from tvmflow.ledger.store_paths import open_mlflow
+from tvmflow.ledger.store_paths import experiment_id, open_mlflow
+from tvmflow.ledger.trend import EXPERIMENT
 from tvmflow.params import STAGE_NAMES
 
 
@@ -55,3 +56,23 @@ def test_history_has_intervals_and_what_changed_at_each_step(ledger: LedgerBench
     kernels = {name: value for name, value in run.data.metrics.items() if name.startswith("tuning.kernels.")}
     assert kernels == {"tuning.kernels.re-measured": 4.0, "tuning.kernels.lost": 1.0}
     assert run.info.experiment_id == second["experiment_id"] and run.data.tags["code.tune"]
+
+
+def test_units_of_one_kind_are_told_apart(ledger: LedgerBench) -> None:
+    """In the rows, in what changed, and in the history runs: a chart has a line for each unit."""
+    cell, client = ledger.cell("digits_torch"), open_mlflow(ledger.workspace)
+    for unit, build in (("phone-a", "15/1"), ("phone-b", "15/1"), ("phone-b", "15/2"), ("phone-a", "15/1")):
+        ledger.unit, ledger.build = unit, build
+        ledger.measure(cell, "library")
+    rows = measurements(ledger.workspace, cell)
+    assert [(row["unit"], row["build"]) for row in rows][:3] == [
+        ("phone-a", "15/1"),
+        ("phone-b", "15/1"),
+        ("phone-b", "15/2"),
+    ]
+    assert rows[1]["changed"] == ["unit: phone-a -> phone-b"] and rows[2]["changed"] == ["build: 15/1 -> 15/2"]
+    runs = client.search_runs([experiment_id(client, ledger.workspace, EXPERIMENT)])
+    steps = {run.data.tags["device.unit"]: run.data.tags["tvmflow.steps"] for run in runs}
+    assert steps == {"phone-a": "2", "phone-b": "2"}
+    noted, before = _Data({"device.unit": "phone-a", "device.build": "15/1"}, {}), _Data({}, {})
+    assert changes(before, noted) == ["nothing: measured again"], "an older version did not note it"

@@ -73,7 +73,7 @@ def history(name: str, first_ms: float) -> list[dict[str, Any]]:
         run_id = hashlib.md5(f"{name} {at}".encode(), usedforsecurity=False).hexdigest()
         rows.append({
             "cell": name, "run_id": run_id, "experiment_id": "3", "url": run_url("3", run_id), "time_ms": 1_780_000_000_000 + 40 * at * DAY_MS,
-            "when": f"2026-0{at + 1}-11 10:00", "tvm": tvm, "device": "cpu-znver4-t2", "accuracy": "99.25%", "latency": f"{median:.3g} ms",
+            "when": f"2026-0{at + 1}-11 10:00", "tvm": tvm, "device": "cpu-znver4-t2", "unit": "host-1", "build": "", "accuracy": "99.25%", "latency": f"{median:.3g} ms",
             "latency_ms": median, "low_ms": 0.99 * median if kept else None, "high_ms": 1.01 * median if kept else None,
             "library_bytes": 11e6, "max_relative_error": 3e-5, "commit": "0123456789abcdef", "sha256": f"{at}" * 64, "library": f"{at}" * 12,
             "version_number": str(at + 1), "roles": roles, "version": f"{at + 1} {' '.join(roles)}".strip(),

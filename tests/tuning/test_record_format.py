@@ -46,7 +46,7 @@ HOSTILE = {
     "negative time": _with(seconds=[-1.0]), "boolean time": _with(seconds=[True]), "text for times": _with(seconds="12"),
     "text in times": _with(seconds=["1"]), "no times": _with(seconds=None), "boolean knob": _with(knobs={"a": True}),
     "float knob": _with(knobs={"a": 1.5}), "large knob": _with(knobs={"a": 1 << 63}), "list of knobs": _with(knobs=[1]),
-    "number for a name": _with(workload=3), "list for a kind": _with(device_kind=["a"]), "long name": _with(name="x" * 1001),
+    "number for a name": _with(workload=3), "list for a kind": _with(device_kind=["a"]), "number for a unit": _with(unit=1), "lines for a build": _with(build="a\nb"), "long name": _with(name="x" * 1001),
     "control characters": _with(name="\x1b[2J"), "half a character": _with(name="\ud800"), "status": _with(status="fine"),
     "list for a status": _with(status=["ok"]), "toolchain": _with(toolchain={"tvm": 1}), "extents": _with(extents=[1, 2.0]),
     "nan flops": _with(flops=math.nan), "boolean canary": _with(canary_s=True), "error": _with(error=1),
@@ -72,7 +72,7 @@ def test_a_line_that_is_no_record_is_one_error_and_nothing_is_stored(tmp_path: P
     assert ours.read_bytes() == before
     with pytest.raises(StoreError, match="line 2 of"):
         read_records(other)
-    assert len(parse_line(LINE.encode())) == 14
+    assert len(parse_line(LINE.encode())) == 16
 
 
 def test_machine_code_of_our_own_is_let_through() -> None:

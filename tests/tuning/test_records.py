@@ -13,6 +13,7 @@ from tvmflow.tuning.records import (
     COMPILE_ERROR,
     OK,
     WRONG_OUTPUT,
+    Clock,
     TuningRecord,
     append_record,
     best_of,
@@ -67,6 +68,24 @@ def test_a_clock_that_moved_does_not_choose_the_best() -> None:
     assert best_of([slow_clock, fast_clock])["k1"] == slow_clock
     without = replace(fast_clock, canary_s=0.0)
     assert best_of([slow_clock, without])["k1"] == without
+
+
+def test_units_of_one_kind_are_compared_by_their_canaries() -> None:
+    """The quick phone's own best must not win because its clock is faster."""
+    quick = [
+        replace(ONE, unit="quick", knobs={"a": at}, seconds=(s,), canary_s=0.001) for at, s in ((0, 0.010), (1, 0.020))
+    ]
+    slow = [
+        replace(ONE, unit="slow", knobs={"a": at}, seconds=(s,), canary_s=0.003) for at, s in ((2, 0.021), (3, 0.060))
+    ]
+    assert best_of(quick + slow)["k1"] == slow[0]
+    unknown = replace(slow[0], canary_s=0.0, seconds=(0.001,), unit="third")
+    assert best_of([*quick, *slow, unknown])["k1"] == slow[0], "it cannot be compared"
+    assert best_of([quick[0], replace(unknown, unit="")])["k1"].seconds == (0.001,), "a log of before says no unit"
+    clock = Clock()
+    assert [round(clock.seconds(one), 6) for one in (*quick, *slow)] == [0.010, 0.020, 0.007, 0.020]
+    assert clock.seconds(replace(quick[0], canary_s=0.002)) == 0.010, "of one unit it is what was measured"
+    assert clock.seconds(replace(quick[0], build="another")) == 0.010 and clock.seconds(unknown) == 0.001
 
 
 def test_of_schedules_alike_the_one_by_rows_is_taken() -> None:

@@ -88,7 +88,7 @@ def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
     where = opened(workspace)
     return tuple(
         Measurement(
-            cell=row["cell"], when=row["when"], tvm=row["tvm"], device=row["device"], accuracy=row["accuracy_share"],
+            cell=row["cell"], when=row["when"], tvm=row["tvm"], device=row["device"], unit=row["unit"], build=row["build"], accuracy=row["accuracy_share"],
             latency_ms=row["latency_ms"], library=row["library"], version=row["version_number"],
             roles=tuple(row["roles"]), run_id=row["run_id"], url=row["url"], row=row,
         )

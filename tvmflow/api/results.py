@@ -231,7 +231,7 @@ class RetuneResult:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement that MLflow holds. when: UTC; latency_ms: None where it was too unsteady to be believed.
+    """A measurement that MLflow holds. when: UTC; unit: which device of the kind; build: of its system; latency_ms: None where it was too unsteady to be believed.
 
     library: the first digits of its sha256; version: of the registry, '' where it has none; roles: champion, challenger,
     previous; run_id: of MLflow; url: its page in MLflow's UI.
@@ -241,6 +241,8 @@ class Measurement:
     when: str
     tvm: str
     device: str
+    unit: str
+    build: str
     accuracy: float | None
     latency_ms: float | None
     library: str

@@ -68,10 +68,10 @@ def history(cell: CellName, as_json: Json = False) -> None:
     if as_json:
         show_json(measurements)
         return
-    columns = ("when", "TVM", "device", "accuracy", "latency", "library", "version", "changed")
+    columns = ("when", "TVM", "device", "unit", "accuracy", "latency", "library", "version", "changed")
     shown = ({**row, "changed": "; ".join(row["changed"]) or "the first"} for row in measurements)
     rows = ([row[column.lower()] for column in columns] for row in shown)
-    show_table(f"measurements of {cell}", columns, rows, ("device", "version", "changed"))
+    show_table(f"measurements of {cell}", columns, rows, ("device", "unit", "version", "changed"))
     for change in api.releases(cell, workspace):
         show_text(
             f"{change.when} {change.what}: version {change.version}, before {change.before or 'none'}; {change.why}"

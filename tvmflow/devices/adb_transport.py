@@ -14,7 +14,7 @@ from pydantic import Field
 from tvmflow.backends.backend import Backend
 from tvmflow.bounds import PathText
 from tvmflow.devices.adb import Phone, attached
-from tvmflow.devices.agent import MeasuringOptions, measuring_session
+from tvmflow.devices.agent import MeasuringOptions, as_name, measuring_session
 from tvmflow.devices.agent_wire import AgentConnection
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.phones import PreparedPhone, agent_for, check_architecture, prepared
@@ -59,7 +59,7 @@ class PhoneTransport(Transport):
                     session = measuring_session(
                         connection, unit_of(serial, options.hash_serial), backend, limits, options
                     )
-                    session.build = facts.build or session.build
+                    session.build = as_name(facts.build) or session.build
                     yield session
 
     def state(self, device: DeviceEntry) -> DeviceState:

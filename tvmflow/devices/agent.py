@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import stat
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tvmflow.options import Options, read_options
 from tvmflow.params import DeviceEntry
 
 _RETRY_S = 1.0
+_LONGEST_NAME = 200
 
 
 class MeasuringOptions(Options):
@@ -80,9 +82,14 @@ def measuring_session(
     session = AgentSession(connection, unit, backend.target, limits, options.cpu_mask or 0)
     session.max_celsius = options.max_celsius
     facts = session.probe()
-    session.build = str(facts.get("build", ""))
-    session.unit = unit or str(facts.get("unit", "")) or connection.place
+    session.build = as_name(facts.get("build", ""))
+    session.unit = unit or as_name(facts.get("unit", "")) or connection.place
     return session
+
+
+def as_name(said: object) -> str:
+    """Return what a device calls itself as records and filters may have it: a line of letters, digits and few signs."""
+    return re.sub(r"[^A-Za-z0-9 .,:;/+@#()~_-]", "?", str(said))[:_LONGEST_NAME]
 
 
 def read_secret(path: Path) -> bytes:

@@ -15,6 +15,8 @@ from tvmflow.params import STAGE_NAMES, Cell
 from tvmflow.recipe import changed_parts
 from tvmflow.workspace import Workspace
 
+_OF_DEVICE = ("unit", "build")  # what differs between devices of one kind
+
 
 def all_measurements(workspace: Workspace) -> dict[str, list[dict[str, Any]]]:
     """Return cell -> its measurements, oldest first."""
@@ -85,6 +87,8 @@ def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str,
         "when": datetime.fromtimestamp(run.info.start_time / 1000, UTC).strftime("%Y-%m-%d %H:%M"),
         "tvm": tags.get("toolchain.tvm", "?"),
         "device": tags["device.kind"],
+        "unit": tags.get("device.unit", ""),
+        "build": tags.get("device.build", ""),
         "accuracy": f"{metrics['accuracy']:.2%}" if "accuracy" in metrics else "-",
         "latency": "unsteady" if median is None else f"{median:.3g} ms",
         "latency_ms": median,
@@ -114,7 +118,12 @@ def changes(before: Any, now: Any) -> list[str]:
     old, new = _tagged(before, "recipe"), _tagged(now, "recipe")
     lost = old.keys() ^ new.keys()  # a measurement that was recorded again has no stage that evaluate does not follow
     stages: dict[str, list[str]] = {}
-    for line in changed_parts(_leaves(before), _leaves(now)):
+    leaves = _leaves(before), _leaves(now)
+    for name in _OF_DEVICE:
+        if not all(one["device"][name] for one in leaves):  # an older version did not note it, or nobody knows
+            for one in leaves:
+                del one["device"][name]
+    for line in changed_parts(*leaves):
         where, _, change = line.partition(": ")
         kind, _, rest = where.partition(".")
         stage, _, leaf = rest.partition(".")
@@ -143,7 +152,8 @@ def _leaves(data: Any) -> dict[str, Any]:
     for key, value in data.params.items():
         stage, _, name = key.partition(".")
         params.setdefault(stage, {})[name] = _value(value)
-    tagged = {"device": {"device": data.tags.get("device.kind")}, "toolchain": _tagged(data, "toolchain")}
+    device = {"device": data.tags.get("device.kind")} | {name: data.tags.get(f"device.{name}") for name in _OF_DEVICE}
+    tagged = {"device": device, "toolchain": _tagged(data, "toolchain")}
     return {**tagged, "params": params, "code": _tagged(data, "code")}
 
 

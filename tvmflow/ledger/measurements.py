@@ -171,6 +171,8 @@ class _Recording:
             "precision": self.cell.precision,
             "device.key": device["key"],
             "device.kind": device["kind"],
+            "device.unit": device.get("unit", ""),
+            "device.build": device.get("build", ""),
             "library.sha256": library.sha256,
             "library.dvc_md5": library.md5,
             "network.sha256": network.sha256 if network else "",
@@ -191,7 +193,7 @@ class _Recording:
         tags = self._tags
         chosen = (
             "cell", "precision", "library.sha256", "library.dvc_md5", "network.sha256", "network.dvc_md5", "device.key", "device.kind",
-            "git.commit",
+            "device.unit", "git.commit",
         )  # fmt: skip
         picked = {name.replace(".", "_"): tags[name] for name in chosen}
         picked |= {f"toolchain_{name}": text for name, text in self._toolchain.items() if ":" not in name}

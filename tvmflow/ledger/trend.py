@@ -1,4 +1,4 @@
-"""History runs: one per cell and device, to which every measurement adds a step, for charts across time and devices.
+"""History runs: one per cell and device (its kind and its unit), to which every measurement adds a step, for charts across time and devices.
 
 They are kept in an experiment of their own, so that the runs of a model's experiment are measurements and nothing else, and can
 be compared all at once. Select the history runs of several cells or devices there and chart `latency_ms.median`.
@@ -20,7 +20,7 @@ EXPERIMENT = "history of cells"  # no model can have this name
 _SHOWN = (
     "accuracy", "latency_ms.median", "library_bytes", "cold_start_ms", "agreement.max_relative_error", "agreement.sqnr_db",
 )  # fmt: skip
-_KEPT = ("cell", "model", "target", "precision", "device.key", "device.kind")
+_KEPT = ("cell", "model", "target", "precision", "device.key", "device.kind", "device.unit")
 
 
 @dataclass(frozen=True)
@@ -52,21 +52,21 @@ def _history_run(client: MlflowClient, workspace: Workspace, tags: Mapping[str, 
     """Return the history run of a cell and device, made where it is missing."""
     experiment = experiment_id(client, workspace, EXPERIMENT)
     where = "tags.`tvmflow.kind` = 'history' and tags.cell = '{cell}' and tags.`device.kind` = '{device.kind}'"
-    where = where.replace("{cell}", tags["cell"]).replace("{device.kind}", tags["device.kind"])
-    runs = client.search_runs([experiment], where)
+    kind = where.replace("{cell}", tags["cell"]).replace("{device.kind}", tags["device.kind"])
+    runs = client.search_runs([experiment], f"{kind} and tags.`device.unit` = '{tags['device.unit']}'")
     if runs:
         return runs[0]
     kept = {name: tags[name] for name in _KEPT}
-    name = f"{tags['cell']} on {tags['device.kind']}"
+    name = f"{tags['cell']} on {tags['device.kind']}, {tags['device.unit']}"
     run = client.create_run(experiment, tags={**kept, "tvmflow.kind": "history"}, run_name=name)
-    _take_over(client, workspace, where, run.info.run_id)
+    _take_over(client, workspace, kind, run.info.run_id)
     return client.get_run(run.info.run_id)
 
 
 def _take_over(client: MlflowClient, workspace: Workspace, where: str, run_id: str) -> None:
-    """Move the steps of a history run that an older version kept among the measurements of the model."""
+    """Move the steps of a history run of an older version, which told units of a kind not apart, to the first that is measured."""
     for old in client.search_runs([e.experiment_id for e in client.search_experiments()], where):
-        if old.info.run_id == run_id:
+        if old.info.run_id == run_id or "device.unit" in old.data.tags:
             continue
         steps = [m for name in _SHOWN for m in client.get_metric_history(old.info.run_id, name)]
         for start in range(0, len(steps), 800):

@@ -131,7 +131,8 @@ def exchange(
         best = best_of([r for r in records if r.device_kind == backend.kernel_kind])
         counts["exported"] = export_metaschedule(workloads, best, backend, export)
     for record in records:
-        for name in (f"on {record.device_kind}", f"status {record.status}"):
+        measured_by = [f"by unit {record.unit}"] if record.unit else []
+        for name in (f"on {record.device_kind}", *measured_by, f"status {record.status}"):
             counts[name] = counts.get(name, 0) + 1
     return {**counts, "records": len(records), "workloads": len({r.workload for r in records})}
 

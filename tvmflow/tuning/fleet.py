@@ -63,7 +63,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """status '' means that no device could be found for it: nothing is known, nothing may be recorded."""
+    """status '' means that no device could be found for it: nothing is known, nothing may be recorded.
+
+    unit, build: of the device, "" where it is not known.
+    """
 
     job: Job
     status: str
@@ -71,6 +74,8 @@ class Measured:
     canary_s: float
     device_s: float
     error: str = ""
+    unit: str = ""
+    build: str = ""
 
 
 @dataclass
@@ -295,7 +300,8 @@ class _Slot:
         if self.abandoned:
             return
         self.busy_since, self.job = 0.0, None
-        found = Measured(job, status, seconds, self._last_canary, time.monotonic() - started, error)
+        spent_s, session = time.monotonic() - started, self._session
+        found = Measured(job, status, seconds, self._last_canary, spent_s, error, session.unit, session.build)
         self._since_canary.append(found)
         if len(self._since_canary) >= self.fleet.rules.canary_every:
             self._check_canary()

@@ -11,10 +11,10 @@ from typing import Any
 
 from tvmflow.kernels.workloads import Workload, least_bytes
 from tvmflow.tuning.origins import ORIGINS
-from tvmflow.tuning.records import TuningRecord
+from tvmflow.tuning.records import Clock, TuningRecord
 from tvmflow.tuning.state import TuneReport, fastest_kernel
 
-_NOT_FOR_BUILD = ("created", "canary_s", "error")
+_NOT_FOR_BUILD = ("created", "canary_s", "error", "unit", "build")
 _ENOUGH_TRIALS = 20  # fewer say nothing of what one takes
 
 
@@ -37,12 +37,12 @@ def write_best(
 
 def write_curve(path: Path, workloads: list[Workload], records: list[TuningRecord]) -> dict[str, float]:
     """Write trial -> summed best time of the network's kernels, from the journal in its order. Returns first and last."""
-    calls = {w.key: w.calls for w in workloads}
+    calls, clock = {w.key: w.calls for w in workloads}, Clock()
     best: dict[str, float] = {}
     rows: list[tuple[int, dict[str, float]]] = []
     for record in records:
         if record.workload in calls and record.seconds:
-            best[record.workload] = min(best.get(record.workload, float("inf")), record.median_s)
+            best[record.workload] = min(best.get(record.workload, float("inf")), clock.seconds(record))
             rows.append((len(rows) + 1, dict(best)))
     full: dict[str, float] = {}
     for _, state in rows:  # kernels not yet reached count with their first (default) time
@@ -89,6 +89,7 @@ def costs(report: TuneReport) -> dict[str, Any]:
         "seconds": report.seconds, "device_hours": report.device_s / 3600.0,
         "trials_per_minute": 60.0 * report.measured / report.seconds if report.seconds else 0.0,
         "reused": report.reused, "saved_s": per_trial * report.reused, "failures": dict(sorted(report.failures.items())),
+        "units": dict(sorted(report.units.items())),
         "devices_lost": report.fleet.lost, "retried": report.fleet.retried, "given_up": report.fleet.given_up,
         "drifts": report.fleet.drifts, "discarded": report.fleet.discarded, "notes": report.fleet.notes[-20:],
     }  # fmt: skip

@@ -184,9 +184,10 @@ def _own_code(code: list[str], trace: str, name: str) -> None:
         raise ValueError(f"{name} brings machine code that is none of ours: {_shown(sorted(set(code) - own)[0])}")
 
 
-_LATER = {"canary_s", "flops", "extents", "error"}  # older versions wrote none
+_LATER = {"canary_s", "flops", "extents", "error", "unit", "build"}  # older versions wrote none
 _FIELDS: dict[str, Callable[[object, str], Any]] = {
     "workload": _text, "name": _text, "template": _text, "knobs": _named(_integer), "trace": _trace,
     "seconds": _several(_number), "status": _status, "device_kind": _text, "toolchain": _named(_text), "created": _text,
-    "canary_s": _number, "flops": _number, "extents": _several(_extent), "error": _message,
+    "canary_s": _number, "flops": _number, "extents": _several(_extent), "error": _message, "unit": _text,
+    "build": _text,
 }  # fmt: skip

@@ -28,7 +28,7 @@ from tvmflow.tuning.record_format import (
 )  # fmt: skip
 
 __all__ = [
-    "COMPILE_ERROR", "ILLEGAL_SCHEDULE", "KERNEL_TIMEOUT", "OK", "UNKNOWN", "WRONG_OUTPUT", "TuningRecord", "append_record",
+    "COMPILE_ERROR", "ILLEGAL_SCHEDULE", "KERNEL_TIMEOUT", "OK", "UNKNOWN", "WRONG_OUTPUT", "Clock", "TuningRecord", "append_record",
     "best_of", "merge_records", "read_records", "record_of",
 ]  # fmt: skip
 UNKNOWN = ""  # a machine, a device or a network is at fault: nothing is known of the schedule, nothing is recorded
@@ -41,6 +41,7 @@ class TuningRecord:
 
     canary_s: what the device's canary took around this measurement, 0 where none ran. flops: of one call, 0 if unknown.
     extents: of the loops of the block that does the work, for cost models. error: what the compiler said, and said twice.
+    unit: which device of the kind measured it; build: of that device's system. "" where nobody knows.
     """
 
     workload: str
@@ -57,6 +58,8 @@ class TuningRecord:
     flops: float = 0.0
     extents: tuple[int, ...] = ()
     error: str = ""
+    unit: str = ""
+    build: str = ""
 
     @property
     def proven(self) -> bool:
@@ -69,6 +72,22 @@ class TuningRecord:
 
     def same_toolchain(self, toolchain: dict[str, str]) -> bool:
         return self.toolchain == toolchain
+
+
+class Clock:
+    """Makes the times of several units of one kind comparable: as seconds of the first one, by what their canaries take."""
+
+    def __init__(self) -> None:
+        self._first: TuningRecord | None = None
+
+    def seconds(self, record: TuningRecord) -> float:
+        """Return the time of a record; infinity where it failed. Without a canary it is what was measured."""
+        if not record.canary_s or not record.seconds:
+            return record.median_s
+        first = self._first = self._first or record
+        if (record.unit, record.build) == (first.unit, first.build):
+            return record.median_s
+        return record.median_s * first.canary_s / record.canary_s
 
 
 def append_record(path: Path, record: TuningRecord) -> None:
@@ -141,7 +160,7 @@ def best_of(records: list[TuningRecord]) -> dict[str, TuningRecord]:
     """Return workload -> its fastest correct record. Callers pass records of one device kind only.
 
     A clock that moves between two runs would make the wrong one best: where all records of a workload carry a canary, they
-    are compared by how many canaries they took. Of those that are as fast as the fastest, one that gives rows of the image
+    are compared by how many canaries they took. Of several units only records with a canary count, if there are any. Of those that are as fast as the fastest, one that gives rows of the image
     to threads is taken: in a network its input then lies in the cache of the core that reads it.
     """
     groups: dict[str, list[TuningRecord]] = {}
@@ -152,6 +171,8 @@ def best_of(records: list[TuningRecord]) -> dict[str, TuningRecord]:
 
 
 def _fastest(group: list[TuningRecord]) -> TuningRecord:
+    if len({(record.unit, record.build) for record in group if record.unit}) > 1:
+        group = [record for record in group if record.canary_s > 0] or group
     by_canary = all(record.canary_s > 0 for record in group)
 
     def taken(record: TuningRecord) -> float:
@@ -172,7 +193,7 @@ def failures(records: list[TuningRecord]) -> list[dict[str, Any]]:
             rows[key] = {
                 "kernel": record.name, "workload": record.workload, "template": record.template, "status": record.status,
                 "error": record.error or "not kept: an older version wrote this record", "count": count + 1,
-                "knobs": record.knobs, "device": record.device_kind, "when": record.created,
+                "knobs": record.knobs, "device": record.device_kind, "unit": record.unit, "when": record.created,
             }  # fmt: skip
     return list(rows.values())
 

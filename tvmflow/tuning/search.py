@@ -26,6 +26,7 @@ from tvmflow.tuning.records import (
     ILLEGAL_SCHEDULE,
     OK,
     UNKNOWN,
+    Clock,
     TuningRecord,
     best_of,
 )  # fmt: skip
@@ -90,6 +91,7 @@ class _Search:
         self.host_error: ToolchainError | None = None
         self.unbuilt_in_a_row = 0
         self.started = time.monotonic()
+        self.clock = Clock()
         self.old = best_of(journal.from_other_toolchains())
         self.known: dict[str, list[TuningRecord]] = {}
         for record in journal.known():
@@ -99,7 +101,7 @@ class _Search:
         for key in self.known.keys() - {search.workload.key for search in self.searches}:  # what other networks taught
             for record in self.known[key]:
                 if record.extents and record.template != REPLAYED:
-                    factory.learn(key, record.template, list(record.extents), record.knobs, record.median_s)
+                    factory.learn(key, record.template, list(record.extents), record.knobs, self.clock.seconds(record))
         self.report.searches = self.searches
         self.to_replay = [search for search in self.searches if search.workload.key in self.old]
         for search in self.searches:
@@ -125,7 +127,7 @@ class _Search:
                 self._judge_replay(search, record)
                 self.to_replay = [other for other in self.to_replay if other is not search]
             position = index.get(knob_key(record.knobs)) if record.template == search.template else None
-            search.learn(position, record.median_s)
+            search.learn(position, self.clock.seconds(record))
             self.report.reused += 1
 
     def wants_device(self) -> bool:
@@ -285,10 +287,11 @@ class _Search:
                 continue
             self.unbuilt_in_a_row = 0
             if built.status != OK:
-                self._note(candidate, built.status, (), 0.0)
+                self._note(candidate, built.status, None)
             elif built.digest in candidate.search.digests and candidate.record is None:
                 self.report.duplicates += 1
-                self._note(candidate, *candidate.search.digests[built.digest])
+                known = candidate.search.digests[built.digest]
+                self._note(candidate, known.status, known)
             else:
                 yield Job(candidate.search.workload, built.library, candidate.search.best_s, token=candidate)
 
@@ -318,24 +321,23 @@ class _Search:
             return
         self.report.measured += 1
         candidate.search.spent_s += measured.device_s
-        candidate.search.digests[candidate.built.result().digest] = (
-            measured.status,
-            measured.seconds,
-            measured.canary_s,
-        )
-        self._note(candidate, measured.status, measured.seconds, measured.canary_s, measured.error)
+        if measured.unit:
+            self.report.units[measured.unit] = self.report.units.get(measured.unit, 0) + 1
+        candidate.search.digests[candidate.built.result().digest] = measured
+        self._note(candidate, measured.status, measured)
 
-    def _note(
-        self, candidate: _Candidate, status: str, seconds: tuple[float, ...], canary_s: float, error: str = ""
-    ) -> None:
+    def _note(self, candidate: _Candidate, status: str, on_device: Measured | None) -> None:
+        """Record what came out. on_device: None for what was not measured."""
         search, built = candidate.search, candidate.built.result()
         replayed = candidate.index is None
+        found = on_device or Measured(Job(search.workload, built.library, 0.0), status, (), 0.0, 0.0)
         record = TuningRecord(
             workload=search.workload.key, name=search.workload.name, template=REPLAYED if replayed else search.template,
-            knobs=candidate.knobs, trace=None if status == ILLEGAL_SCHEDULE else built.trace, seconds=seconds,
+            knobs=candidate.knobs, trace=None if status == ILLEGAL_SCHEDULE else built.trace, seconds=found.seconds,
             status=status, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
-            created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=canary_s, flops=search.flops,
-            extents=search.extents, error="" if status == OK else error or built.error or status,
+            created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=found.canary_s, flops=search.flops,
+            extents=search.extents, error="" if status == OK else found.error or built.error or status,
+            unit=found.unit, build=found.build,
         )  # fmt: skip
         if status != OK:
             self.last_error = record.error
@@ -345,8 +347,9 @@ class _Search:
             candidate.record = record
         candidate.landed()
         search.measured += 1
-        search.learn(candidate.index, record.median_s)
-        line = task_line(self.searches, search, record.median_s, self.rules.trials)
+        seconds = self.clock.seconds(record)
+        search.learn(candidate.index, seconds)
+        line = task_line(self.searches, search, seconds, self.rules.trials)
         self.progress(line, self._trials_done(), self.rules.trials * len(self.searches))
 
     def _trials_done(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tvmflow.kernels.workloads import Workload
 from tvmflow.templates import Knobs
-from tvmflow.tuning.fleet import FleetCounts
+from tvmflow.tuning.fleet import FleetCounts, Measured
 from tvmflow.tuning.origins import NEW, REUSED
 from tvmflow.tuning.records import TuningRecord
 from tvmflow.tuning.tuners import Tuner
@@ -39,7 +39,7 @@ class WorkloadSearch:
     measured: int = 0
     before_s: float = 0.0
     replayed: str = ""
-    digests: dict[str, tuple[str, tuple[float, ...], float]] = field(default_factory=dict)
+    digests: dict[str, Measured] = field(default_factory=dict)
 
     @property
     def flops(self) -> float:
@@ -74,6 +74,7 @@ class TuneReport:
 
     replayed, lost, slower: schedules of an older toolchain that held, did not apply, or got slower; searched: workloads
     that were searched. unbuilt: candidates that this machine could not build, and of which nothing is known. failures: status -> count. device_s: seconds that devices measured, over all of them.
+    units: unit of a device -> how many schedules it measured.
     """
 
     best: dict[str, TuningRecord]
@@ -88,6 +89,7 @@ class TuneReport:
     device_s: float = 0.0
     unbuilt: int = 0
     failures: dict[str, int] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)
     fleet: FleetCounts = field(default_factory=FleetCounts)
     searches: list[WorkloadSearch] = field(default_factory=list)
 

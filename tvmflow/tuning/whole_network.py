@@ -56,10 +56,11 @@ class NetworkComparison:
         digest = hashlib.sha256(json.dumps([self._digest(now), self._digest(other)]).encode()).hexdigest()[:32]
         if digest not in self._known:
             one, two = self._measure(now, other)
+            assert self._session is not None
             record = TuningRecord(
                 workload=digest, name="whole network", template=NETWORK, knobs=other, trace=None, seconds=(two,),
                 status=OK, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
-                created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=one,
+                created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=one, unit=self._session.unit, build=self._session.build,
             )  # fmt: skip
             self.journal.add(record)
             self._known[digest] = record

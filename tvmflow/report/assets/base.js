@@ -32,11 +32,15 @@ function short(text, most = 44) {
 const verdictOf = (low, high, better) => (low > 1 ? (better === "high" ? "good" : "bad") : high < 1 ? (better === "high" ? "bad" : "good") : "tie");
 const VERDICTS = {good: "faster", tie: "no difference shown", bad: "slower"};
 
+const unitText = (row) => (row.unit ? `${row.device}, ${row.unit}` : row.device);
+
 // Latency of `now` over latency of `before`: two rows of measurements; the interval is the widest that theirs allow.
 function ratioOf(before, now) {
   if (!before || !now || typeof before.latency_ms !== "number" || typeof now.latency_ms !== "number") return {why: "no steady latency"};
   const center = now.latency_ms / before.latency_ms;
   if (before.device !== now.device) return {center, why: "different devices"};
+  if (before.unit !== now.unit) return {center, why: "different units of the device"};
+  if (before.build !== now.build) return {center, why: "different builds of the device's system"};
   if (typeof before.low_ms !== "number" || typeof now.low_ms !== "number") return {center, why: "no interval was kept"};
   const low = now.low_ms / before.high_ms, high = now.high_ms / before.low_ms;
   return {center, low, high, verdict: verdictOf(low, high, "low")};

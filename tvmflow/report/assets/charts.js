@@ -58,12 +58,12 @@ function trendChart(width, cells) {
     marks: [
       Plot.ruleX(versions, {x: "time", stroke: "var(--muted)", strokeDasharray: "4 3"}),
       Plot.text(versions, {x: "time", text: (step) => `TVM ${step.tvm}`, frameAnchor: "top", dy: -14, fill: "currentColor"}),
-      Plot.line(rows, {x: "time", y: "latency_ms", z: "cell", stroke: "cell", strokeWidth: 1.5}),
+      Plot.line(rows, {x: "time", y: "latency_ms", z: (row) => `${row.cell} ${row.device} ${row.unit}`, stroke: "cell", strokeWidth: 1.5}),
       Plot.ruleX(withRange, {x: "time", y1: "low_ms", y2: "high_ms", stroke: "cell", strokeWidth: 3}),
       Plot.dot(rows, {
         x: "time", y: "latency_ms", fill: "cell", stroke: "var(--panel)", symbol: (row) => (row.roles.includes("champion") ? "star" : "circle"),
         r: (row) => (row.roles.includes("champion") ? 7 : 4), tip: true,
-        title: (row) => [row.cell, `${row.when}, TVM ${row.tvm}, ${row.device}`, `${ms(row.latency_ms)} ${rangeText(row)}`, row.version, ...row.changed.slice(0, 6).map((line) => short(line, 60))].filter(Boolean).join("\n"),
+        title: (row) => [row.cell, `${row.when}, TVM ${row.tvm}, ${unitText(row)}`, `${ms(row.latency_ms)} ${rangeText(row)}`, row.version, ...row.changed.slice(0, 6).map((line) => short(line, 60))].filter(Boolean).join("\n"),
       }),
     ],
   });

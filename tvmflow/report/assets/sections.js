@@ -75,7 +75,7 @@ function compareSection(cells, width, state, redraw) {
   const both = (name, show) => [name, show(a), show(b)];
   const rows = [
     both("latency", (row) => [row.latency, h("small", null, rangeText(row))]), both("accuracy", (row) => row.accuracy), both("error", (row) => number(row.max_relative_error, 2)),
-    both("library", (row) => megabytes(row.library_bytes)), both("device", (row) => row.device), both("TVM", (row) => row.tvm), both("library sha256", (row) => code(row.library)),
+    both("library", (row) => megabytes(row.library_bytes)), both("device", (row) => row.device), both("unit", (row) => row.unit || "–"), both("its system", (row) => row.build || "–"), both("TVM", (row) => row.tvm), both("library sha256", (row) => code(row.library)),
     both("version", (row) => [versionLink(row.owner, row), roles(row)]), both("run", runLink), both("commit", (row) => code(row.commit.slice(0, 12) || "–")),
   ];
   const between = a.owner === b.owner ? a.owner.history.slice(Math.min(a.at, b.at) + 1, Math.max(a.at, b.at) + 1).flatMap((row) => row.changed) : [];
@@ -91,7 +91,7 @@ function historyTable(cell, open) {
   const columns = [["when", "left"], ["TVM", ""], ["device", "left"], ["latency", ""], ["beside the one before", "wrap right"], ["accuracy", ""], ["library", ""], ["version", "left"], ["run", ""], ["what changed", "wrap"]];
   const make = () => {
     const lines = cell.history.map((row, at) => [
-      row.when, row.tvm, row.device, [row.latency, h("small", null, rangeText(row))], at ? ratioText(ratioOf(cell.history[at - 1], row)) : "–", row.accuracy, code(row.library),
+      row.when, row.tvm, [row.device, h("small", null, row.unit)], [row.latency, h("small", null, rangeText(row))], at ? ratioText(ratioOf(cell.history[at - 1], row)) : "–", row.accuracy, code(row.library),
       [versionLink(cell, row), roles(row)], runLink(row), at ? row.changed.map((line) => h("div", null, line)) : "the first",
     ]);
     const trail = cell.releases.map((entry) => h("li", null, `${entry.when} ${entry.what}: version ${entry.version}, before ${entry.before ?? "none"}; ${entry.why}`));
