@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tvmflow.api.opening import CellName, Where, cell_of, opened
-from tvmflow.errors import StoreError, UsageError
+from tvmflow.errors import StoreError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    from tvmflow.bundle.device_trial import DeviceTrial
     from tvmflow.bundle.manifest import Manifest
     from tvmflow.bundle.part import Part
     from tvmflow.bundle.signing import KeyPair
@@ -112,17 +113,36 @@ def _champion(workspace: Workspace, cell: Cell) -> Version:
 
 
 def verify_bundle(
-    path: Path | str, key: Path | str | None = None, unsigned: bool = False, at_least: int | None = None
+    path: Path | str,
+    key: Path | str | None = None,
+    unsigned: bool = False,
+    at_least: int | None = None,
+    device: str | None = None,
+    workspace: Where = None,
 ) -> Verified:
     """Check a bundle from anybody: signature, every digest, every library; runs the golden inputs of those for this machine.
 
-    key: file of the public key that has to have signed it; unsigned: do without; at_least: refuse an older release. Raises BundleError.
+    key: file of the public key that has to have signed it; unsigned: do without; at_least: refuse an older release; device: a target of
+    the workspace, or the key of its device, on which the libraries run too, which only signed ones may. Raises BundleError.
     """
     from tvmflow.bundle.signing import public_key
     from tvmflow.bundle.verify import Trust, verify
 
     trust = Trust(public_key(Path(key)) if key is not None else None, unsigned, at_least)
-    return verify(Path(path), trust)
+    return verify(Path(path), trust, _device_trial(opened(workspace), device) if device is not None else None)
+
+
+def _device_trial(workspace: Workspace, name: str) -> DeviceTrial:
+    """Return a device by its target's name or its own key. Raises UnknownNameError."""
+    from tvmflow.bundle.device_trial import DeviceTrial
+    from tvmflow.devices.transport import SessionLimits
+
+    targets, rules = workspace.params.targets, workspace.params.deploy
+    chosen = name if name in targets else next((key for key in targets if targets[key].device.key == name), None)
+    if chosen is None:
+        keys = {entry.device.key for entry in targets.values()}
+        raise UnknownNameError(f"no device {name!a}", legal=keys | set(targets), name=name)
+    return DeviceTrial(chosen, targets[chosen], SessionLimits(rules.session_timeout_s, rules.device_wait_s))
 
 
 def new_keys(path: Path | str) -> KeyPair:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tvmflow.bundle.abis import abi_named
 from tvmflow.bundle.arrays import array_of
 from tvmflow.bundle.elf import check_shared_object
 from tvmflow.bundle.manifest import Library, StoredArray
 from tvmflow.errors import AgreementError, BundleError, first_line
+
+Arrays = tuple[np.ndarray[Any, Any], ...]
 
 
 def try_library(library: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -26,38 +31,56 @@ def try_library(library: dict[str, Any], folder: str) -> dict[str, Any]:
 
 def _run(library: Library, folder: Path) -> str:
     from tvmflow.building.self_contained import OpenedNetwork
-    from tvmflow.evaluation.agreement import check_outputs
     from tvmflow.frontends.source_model import run_in_batches
+    from tvmflow.toolchain import lacking
 
-    if missing := _missing_features(library):
+    if missing := lacking(_features(library)):
         return f"not run here: this machine's processor lacks {', '.join(missing[:4])}"
-    inputs, outputs = (_arrays(group, folder) for group in (library.golden.inputs, library.golden.outputs))
+    inputs, outputs = golden_arrays(library, folder)
     try:
         network = OpenedNetwork(folder / library.soname, library.threads)
         _check_described(library, network.network)
         results = run_in_batches(network, inputs, library.inputs[0].shape[0])
-        agreement = check_outputs(
-            "this library", "golden", results, outputs, library.golden.max_relative_error, library.task
-        )
-    except AgreementError as error:
-        raise BundleError(f"{library.soname}: {error.found}", error.expected) from None
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         raise BundleError(
             f"{library.soname} does not run: {first_line(error)}", "a library that runs its golden inputs"
         ) from None
+    return outcome(library, results, outputs)
+
+
+def golden_arrays(library: Library, folder: Path) -> tuple[Arrays, Arrays]:
+    """Return the golden inputs and outputs of a library, each (N, ...). Raises BundleError for another shape or dtype."""
+    inputs, outputs = (_arrays(group, folder) for group in (library.golden.inputs, library.golden.outputs))
+    return inputs, outputs
+
+
+def outcome(library: Library, results: Arrays, outputs: Arrays) -> str:
+    """Say how outputs agree with the golden ones. Raises BundleError where they do not."""
+    from tvmflow.evaluation.agreement import check_outputs
+
+    bound = library.golden.max_relative_error
+    try:
+        agreement = check_outputs("this library", "golden", results, outputs, bound, library.task)
+    except AgreementError as error:
+        raise BundleError(f"{library.soname}: {error.found}", error.expected) from None
+    count = len(outputs[0])
     if all(a.tobytes() == b.tobytes() for a, b in zip(results, outputs, strict=True)):
-        return f"{len(inputs[0])} golden inputs, outputs equal bit for bit"
-    return f"{len(inputs[0])} golden inputs, largest error {agreement.max_relative_error:.2g}, at most {library.golden.max_relative_error:g}"
+        return f"{count} golden inputs, outputs equal bit for bit"
+    return f"{count} golden inputs, largest error {agreement.max_relative_error:.2g}, at most {bound:g}"
 
 
-def _missing_features(library: Library) -> list[str]:
-    """Return the features of the library's processor that this machine's lacks. Raises BundleError for a processor that nobody knows."""
+def features_lacking(library: Library, has: Iterable[str]) -> list[str]:
+    """Return the features of the library's processor that are not among those that a processor has. Raises BundleError."""
+    return sorted(_features(library) - set(has))
+
+
+def _features(library: Library) -> set[str]:
+    """Return the features of a library's processor. Raises BundleError for a processor that nobody knows."""
     from tvmflow.targets.cpu_features import features_of
-    from tvmflow.toolchain import lacking
 
     made = library.made
     try:
-        return lacking(set(features_of(made.mcpu, made.mtriple, made.mattr)))
+        return set(features_of(made.mcpu, made.mtriple, made.mattr))
     except Exception as error:  # TVM's own types
         raise BundleError(
             f"{library.soname} is for {made.mcpu}: {first_line(error)}", "a processor that LLVM knows"

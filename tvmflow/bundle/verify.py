@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -23,6 +23,9 @@ from tvmflow.bundle.statement import subjects
 from tvmflow.bundle.wheel import BESIDE, SUFFIX, package_of
 from tvmflow.errors import BundleError, ModelFileError, SignatureError, UsageError
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
+
+if TYPE_CHECKING:
+    from tvmflow.bundle.device_trial import DeviceTrial
 
 _TIMEOUT_S = 300.0
 
@@ -41,13 +44,17 @@ class Trust:
 
 @dataclass(frozen=True)
 class CheckedLibrary:
-    """needed: the system's libraries that it asks for; ran: what running the golden inputs gave, or why they were not run."""
+    """needed: the system's libraries that it asks for; ran, ran_on_device: what running the golden inputs gave, or why they were not run.
+
+    ran_on_device is "" where no device was asked for.
+    """
 
     cell: str
     abi: str
     file: str
     needed: tuple[str, ...]
     ran: str
+    ran_on_device: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "needed": list(self.needed)}
@@ -69,13 +76,22 @@ class Verified:
         return {**own, "libraries": [one.to_json() for one in self.libraries]}
 
 
-def verify(path: Path, trust: Trust) -> Verified:
-    """Check a bundle. Raises SignatureError or BundleError for the first thing that is wrong, UsageError for no key."""
+def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verified:
+    """Check a bundle. Raises SignatureError or BundleError for the first thing that is wrong, UsageError for no key.
+
+    device: where to run its libraries too; raises DeviceError for what goes wrong there.
+    """
     if trust.key is None and not trust.unsigned:
         raise UsageError(
             "no key to trust", "the public key of those who sign your bundles",
             "name it with --key FILE.pub; --unsigned checks everything but who made the bundle",
         )  # fmt: skip
+    if device is not None and trust.key is None:
+        raise UsageError(
+            f"running a bundle on {device.name} that nobody has to have signed",
+            "a key: what runs there runs without a sandbox",
+            "name the public key of those who sign your bundles with --key FILE.pub",
+        )
     try:
         archive = Archive(path)
     except OSError as error:
@@ -91,7 +107,7 @@ def verify(path: Path, trust: Trust) -> Verified:
         manifest = _check_digests(archive, signing.opened(archive.read(ENVELOPE), trust.key))
         _check_version(manifest, trust.at_least)
         with tempfile.TemporaryDirectory(prefix="tvmflow-verify-") as folder:
-            libraries = tuple(_check_library(archive, library, Path(folder)) for library in manifest.libraries)
+            libraries = tuple(_check_library(archive, library, Path(folder), device) for library in manifest.libraries)
         signer = None if trust.key is None else signing.keyid(trust.key)
         return Verified(manifest.name, manifest.version, signer, len(archive.entries), libraries, manifest)
 
@@ -144,7 +160,7 @@ def _check_version(manifest: Manifest, at_least: int | None) -> None:
         )
 
 
-def _check_library(archive: Archive, library: Library, folder: Path) -> CheckedLibrary:
+def _check_library(archive: Archive, library: Library, folder: Path, device: DeviceTrial | None) -> CheckedLibrary:
     """Unpack a library and its golden arrays, look into it, and run them where it is for this machine, all in a sandbox."""
     abi, place = abi_named(library.abi), folder / library.soname
     if library.file != f"lib/{abi.name}/{library.soname}":
@@ -168,4 +184,5 @@ def _check_library(archive: Archive, library: Library, folder: Path) -> CheckedL
         trial: dict[str, Any] = run_in_sandbox("tvmflow.bundle.trial:try_library", arguments, policy)
     except ModelFileError as error:
         raise BundleError(error.found, "a library that runs its golden inputs") from None
-    return CheckedLibrary(library.cell, library.abi, library.file, tuple(trial["needed"]), trial["ran"])
+    ran_there = device.run(library, folder) if device else ""
+    return CheckedLibrary(library.cell, library.abi, library.file, tuple(trial["needed"]), trial["ran"], ran_there)

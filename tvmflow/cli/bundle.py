@@ -60,12 +60,16 @@ def verify(
     key: Annotated[Path | None, typer.Option("--key", help="The public key of those who sign your bundles.")] = None,
     unsigned: Unsigned = False,
     at_least: Annotated[int | None, typer.Option("--at-least", min=1, help="Refuse an older version.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="A target of this workspace to run the golden inputs on too.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a bundle: signature, every digest, every library; run its golden inputs on this machine. Needs no workspace."""
+    """Check a bundle: signature, every digest, every library; run its golden inputs here, or on a device. Needs no workspace without --device."""
     from tvmflow import api
 
-    report = api.verify_bundle(path, key, unsigned, at_least)
+    workspace = open_workspace() if device is not None else None
+    report = api.verify_bundle(path, key, unsigned, at_least, device, workspace)
     if as_json:
         show_json(report.to_json())
         return
@@ -75,7 +79,7 @@ def verify(
     show_table(
         "",
         ("cell", "ABI", "needs", "golden inputs"),
-        ((one.cell, one.abi, " ".join(one.needed), one.ran) for one in report.libraries),
+        ((one.cell, one.abi, " ".join(one.needed), one.ran_on_device or one.ran) for one in report.libraries),
     )
 
 
