@@ -24,6 +24,8 @@ from tvmflow.params import Cell
 from tvmflow.sources.datasets import Samples
 from tvmflow.stage_params import Int8Params, MixedOperators, VtaInt8Params
 from tvmflow.stages import Stage, StageContext, no_limits
+from tvmflow.targets.cpu_features import activations_of
+from tvmflow.targets.resolve import Processor, processor_of
 from tvmflow.workspace import Workspace
 
 REPORT_NAME = "quantization.json"
@@ -32,11 +34,12 @@ INTEGER = ("int8", "vta_int8")
 
 @dataclass(frozen=True)
 class QuantizeSettings:
-    """options: those of the precision; float32 has none."""
+    """options: those of the precision; float32 has none. processor: where it decides the dtype of 8-bit values."""
 
     precision: str
     options: Int8Params | VtaInt8Params | MixedOperators | None
     max_relative_error: float
+    processor: Processor | None
 
 
 def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
@@ -46,7 +49,9 @@ def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
         options = getattr(block, cell.precision)
     elif cell.precision != "float32":
         options = block.mixed.get(cell.target, block.mixed["default"])
-    return QuantizeSettings(cell.precision, options, block.max_relative_error[cell.precision])
+    is_open = cell.precision == "int8" and block.int8.activations == "auto"
+    processor = processor_of(workspace.params.targets[cell.target]) if is_open else None
+    return QuantizeSettings(cell.precision, options, block.max_relative_error[cell.precision], processor)
 
 
 def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
@@ -56,8 +61,7 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 
     settings, fetched = context.settings, context.inputs["fetch"]
-    options = settings.options.model_dump() if settings.options is not None else {}
-    request = PrecisionRequest(options, Samples.load(fetched / "calibration.npz"), context.progress)
+    request = PrecisionRequest(options_of(settings), Samples.load(fetched / "calibration.npz"), context.progress)
     module, report = to_precision(load_module(context.inputs["import_model"]), settings.precision, request)
     save_module(module, context.out)
     (context.out / REPORT_NAME).write_text(json.dumps(report, sort_keys=True, indent=1), encoding="utf-8")
@@ -80,6 +84,14 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     return facts
 
 
+def options_of(settings: QuantizeSettings) -> dict[str, Any]:
+    """Return the options of the precision, with what the target's processor decides of them."""
+    options = settings.options.model_dump() if settings.options is not None else {}
+    if settings.processor is not None:
+        options["activations"] = activations_of(settings.processor)
+    return options
+
+
 @contextmanager
 def _hint_of_scale(settings: QuantizeSettings, report: dict[str, Any]) -> Iterator[None]:
     """Say which scale would do, where one that was asked for is refused."""
@@ -99,5 +111,5 @@ STAGE = Stage(
         "fetch": ("golden.npz", "source.json", "calibration.npz", "evaluation.npz"),
         "import_model": (IR_NAME, WEIGHTS_NAME, "reference.npz"),
     },
-    reads=("quantize.max_relative_error.{precision}", "quantize.mixed", "quantize.int8", "quantize.vta_int8"),
+    reads=("targets.{target}.mcpu", "targets.{target}.mtriple", "targets.{target}.mattr", "quantize.max_relative_error.{precision}", "quantize.mixed", "quantize.int8", "quantize.vta_int8"),
 )  # fmt: skip

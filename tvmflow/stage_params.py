@@ -67,11 +67,11 @@ DEFAULT_MIXED = MixedOperators(
 
 
 class Int8Params(Frozen):
-    """The post-training quantizer of `int8`."""
+    """The post-training quantizer of `int8`. activations: auto takes what the target's processor multiplies fastest."""
 
     observer: Literal["minmax", "percentile", "kl", "mse"] = "mse"
     percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
-    activations: Literal["uint8", "int8"] = "uint8"
+    activations: Literal["auto", "uint8", "int8"] = "auto"
     per_channel: bool = True
     equalize: bool = True
     bias_correction: bool = True

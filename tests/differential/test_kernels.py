@@ -16,7 +16,9 @@ from tvm import relax, s_tir, tirx
 from tests.differential.kernels import BOUND, HOST, error_of, imported, of_one_operator, outputs_of_every_schedule, run
 from tvmflow.building.library import LocalRunner, build_scheduled, compile_lowered
 from tvmflow.building.lower import lower
+from tvmflow.ir.definition import run_graph
 from tvmflow.ir.emit import constant
+from tvmflow.ir.graph import read_graph
 from tvmflow.kernels.workloads import count_calls, extract_workloads
 from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
 from tvmflow.passes.legalize_convolutions import convolution_keys, tileable_width
@@ -149,6 +151,36 @@ def test_what_is_joined_is_written_in_place(make: Callable[..., torch.Tensor], c
     for seed in (0, 1):  # the second time in memory that has been used
         x = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
         assert error_of(machine["main"](tvm.runtime.tensor(x)).numpy(), model.run(x)[0]) < BOUND
+
+
+@pytest.mark.parametrize(("groups", "kernel"), [(1, 3), (1, 1), (32, 3)])
+def test_a_padding_of_any_value_is_made_by_the_convolution(groups: int, kernel: int) -> None:
+    """The zero point of integers is what they are padded with; a kernel that only pads would read and write the image once more."""
+    draw = np.random.default_rng(groups + kernel)
+    x = draw.integers(-128, 128, (2, 32, 7, 9)).astype(np.int8)
+    weight = draw.integers(-127, 128, (32, 32 // groups, kernel, kernel)).astype(np.int8)
+    given = relax.Var("x", relax.TensorType(x.shape, "int8"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [given]):
+        with builder.dataflow():
+            first = builder.emit(
+                relax.op.nn.conv2d(given, constant(np.eye(32)[:, :, None, None], "int8"), out_dtype="int32")
+            )
+            clipped = builder.emit(relax.op.clip(first, -100, 127))
+            padded = builder.emit(
+                relax.op.nn.pad(relax.op.astype(clipped, "int8"), [0, 0, 0, 0, 1, 2, 0, 1], pad_value=-77.0)
+            )
+            out = builder.emit_output(
+                relax.op.nn.conv2d(padded, constant(weight, "int8"), groups=groups, out_dtype="int32")
+            )
+        builder.emit_func_output(out)
+    module = builder.get()
+    packed = PackChannels(16)(module)
+    names = [workload.name for workload in extract_workloads(lower(packed, HOST))]
+    assert not any("pad" in name for name in names), names
+    expected = run_graph(read_graph(module), x)
+    found = LocalRunner(packed, HOST).run(x)[0]
+    assert found.shape == (2, 32, 11 - kernel, 11 - kernel) and np.array_equal(found, expected)
 
 
 def test_what_the_network_returns_is_not_joined_in_place() -> None:

@@ -138,6 +138,20 @@ def test_equalization_changes_no_output_and_evens_ranges(depthwise: tuple[Any, A
     assert sqnr_db(run_graph(read_graph(module), x), run_graph(read_graph(float_module(network)), x)) > 100
 
 
+@pytest.mark.parametrize("observer", ["mse", "minmax"])
+def test_signed_activations_mean_what_unsigned_ones_do(depthwise: tuple[Any, Array, Array], observer: str) -> None:
+    """So that each processor may have the dtype that it multiplies fastest."""
+    module, calibration, x = depthwise
+    outputs = []
+    for activations in ("uint8", "int8"):
+        options = Int8Options(observer=observer, activations=activations)
+        graph = read_graph(quantize_int8(module, calibration, None, options)[0])
+        dtypes = {str(kind.dtype) for kind in graph.kinds().values()}
+        assert activations in dtypes and not {"uint8", "int8"} - {activations} & dtypes
+        outputs.append(run_graph(graph, x))
+    assert np.array_equal(*outputs) and np.ptp(outputs[0]) > 0
+
+
 NAIVE = {"observer": "minmax", "per_channel": False, "equalize": False, "bias_correction": False}
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tasks.quantize import STAGE as QUANTIZE
+from tasks.quantize import options_of
 from tests.conftest import small_params
 from tests.unit.test_params import _set
 from tvmflow.backends.table import backend_for
 from tvmflow.errors import ParamsError, UsageError
-from tvmflow.params import Params, TargetEntry
+from tvmflow.params import Cell, Params, TargetEntry
 from tvmflow.rows import check_rows
 from tvmflow.targets.cpu_features import cpu_features_of
 from tvmflow.targets.processors import architecture_of
 from tvmflow.toolchain import ARCHITECTURES, known_processors
+from tvmflow.workspace import Workspace
 
 LOCAL = {"transport": "local", "key": "local-cpu"}
 
@@ -124,3 +130,28 @@ def test_every_processor_that_llvm_knows_has_vectors(architecture: str) -> None:
         "aarch64": {"cortex-a53": 4, "neoverse-v2": 4},
     }
     assert {name: lanes[name] for name in expected[architecture]} == expected[architecture]
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "architecture", "activations"),
+    [
+        ("cortex-a53", "aarch64", "int8"),
+        ("cortex-a76", "aarch64", "int8"),
+        ("neoverse-v1", "aarch64", "uint8"),
+        ("znver4", "x86_64", "uint8"),
+    ],
+)
+def test_8_bit_values_get_the_dtype_that_the_processor_multiplies(
+    mcpu: str, architecture: str, activations: str, tmp_path: Path
+) -> None:
+    params = small_params()
+    entry = {"kind": "llvm", "mcpu": mcpu, "mtriple": f"{architecture}-linux-gnu", "threads": 1, "device": LOCAL}
+    params["targets"] = {"any": entry}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    for wanted, found in (("auto", activations), ("uint8", "uint8"), ("int8", "int8")):
+        cell = Cell(model=next(iter(params["models"])), target="any", precision="int8")
+        settings = QUANTIZE.settings(Workspace(tmp_path), cell)
+        assert settings.options.activations == "auto"
+        options = settings.options.model_copy(update={"activations": wanted})
+        processor = settings.processor if wanted == "auto" else None
+        assert options_of(replace(settings, options=options, processor=processor))["activations"] == found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from tvmflow.errors import ToolchainError, last_words
 from tvmflow.options import read_options
 from tvmflow.targets.cpu_features import CpuFeatures, cpu_features_of
 from tvmflow.targets.processors import check_processor
-from tvmflow.targets.resolve import ResolvedTarget, host_processor, host_target
+from tvmflow.targets.resolve import ResolvedTarget, host_target, processor_of
 
 if TYPE_CHECKING:
     from tvmflow.params import TargetEntry
@@ -26,12 +25,10 @@ class CpuBackend(Backend):
 
     @classmethod
     def resolve(cls, entry: TargetEntry) -> ResolvedTarget:
-        mcpu, attributes = host_processor() if entry.mcpu == "host" else (entry.mcpu, ())
-        mtriple = entry.mtriple or f"{platform.machine()}-linux-gnu"
-        check_processor(mcpu, mtriple, (*attributes, *entry.mattr))
+        processor = processor_of(entry)
+        check_processor(processor.mcpu, processor.mtriple, processor.mattr)
         return ResolvedTarget(
-            kind=entry.kind, mcpu=mcpu, mtriple=mtriple, mattr=(*attributes, *entry.mattr), threads=entry.threads,
-            cc=entry.cc or compiler_for(mtriple), options=read_options(cls.options, entry.options, entry.kind).model_dump(mode="json"),
+            kind=entry.kind, **vars(processor), threads=entry.threads, cc=entry.cc or compiler_for(processor.mtriple), options=read_options(cls.options, entry.options, entry.kind).model_dump(mode="json"),
         )  # fmt: skip
 
     def tvm_target(self) -> Any:
@@ -60,18 +57,22 @@ class CpuBackend(Backend):
 
     def phases(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
         from tvm import relax
+        from tvm.ir.transform import Sequential
 
         from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
-        from tvmflow.passes.legalize_convolutions import legalize_conv2d
+        from tvmflow.passes.legalize_convolutions import legalize_convolutions
         from tvmflow.passes.legalize_pools import legalize_max_pool2d
         from tvmflow.passes.round_bfloat16 import legalize_astype
 
         own = {
-            "relax.nn.conv2d": legalize_conv2d(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
+            **legalize_convolutions(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
             "relax.astype": legalize_astype,
         }  # fmt: skip
         return [
-            ("legalize_operators", relax.transform.LegalizeOps(own)),
+            (
+                "legalize_operators",
+                Sequential([relax.transform.LegalizeOps(own), relax.transform.DeadCodeElimination(["main"])]),
+            ),
             ("annotate_patterns", relax.transform.AnnotateTIROpPattern()),
             ("fold_constants", relax.transform.FoldConstant()),
             ("fuse_operators", relax.transform.FuseOps()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,13 @@ class Scale:
     def limits(self) -> tuple[float, float]:
         """Return the smallest and the largest number that is represented."""
         return self.scale * (self.low - self.zero_point), self.scale * (self.high - self.zero_point)
+
+
+def signed(scale: Scale) -> Scale:
+    """Return the scale whose int8 integers are those of a uint8 scale less 128, and mean the same numbers; another one as it is."""
+    if scale.dtype != "uint8":
+        return scale
+    return replace(scale, zero_point=scale.zero_point - 128, dtype="int8", low=scale.low - 128, high=scale.high - 128)
 
 
 def asymmetric(low: float, high: float, dtype: str) -> Scale:

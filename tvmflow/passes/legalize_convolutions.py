@@ -7,6 +7,7 @@ A packed convolution becomes one padding block (where it pads) and one reduction
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,41 +61,80 @@ def convolution_keys(mod: Any) -> list[str]:
     return [key for key in dict.fromkeys(convolution_key(call) for call in convolutions(mod)) if key]
 
 
-def legalize_conv2d(winograd: Mapping[str, int]) -> Callable[[Any, Any], Any]:
-    """Return how relax.nn.conv2d is lowered; needs a target in scope.
+@dataclass(frozen=True)
+class _Padding:
+    """The kernel of a relax.nn.pad around images. before, after: rows, columns."""
 
+    before: tuple[int, int]
+    after: tuple[int, int]
+    filling: float
+
+
+def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[Any, Any], Any]]:
+    """Return how relax.nn.conv2d and relax.nn.pad are lowered; needs a target in scope.
+
+    A padding in front of a convolution (by an integer's zero point) becomes the convolution's own, as all others are.
     winograd: convolution key -> tile size m of those that are computed as F(m x m, 3 x 3).
     """
+    paddings: dict[str, _Padding] = {}
 
-    def legalize(builder: Any, call: Any) -> Any:
-        attrs = call.attrs
-        strides, padding, dilation = (
-            [int(v) for v in values] for values in (attrs.strides, attrs.padding, attrs.dilation)
-        )
-        group = _summed_together(call)
-        constant: Any = constant_value(call.args[1])
-        m = winograd.get(convolution_key(call), 0)
-        if m and (group or str(constant.dtype) == "float32"):
-            weight = transform_weight(constant.numpy(), m)
-            weight = interleave(weight, group) if group else weight
-            return builder.call_te(
-                winograd_conv2d, call.args[0], relax.const(weight, str(constant.dtype)), padding, m,
-                primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
-            )  # fmt: skip
-        if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
-            tiled = group > 0 and constant.shape[-2:] == (16, 16) and sums_tiles(_target(), str(constant.dtype))
-            return builder.call_te(
-                packed_conv2d, call.args[0], _weight_of(call, group, tiled), strides, padding, dilation,
-                int(attrs.groups), _out_dtype(call), tiled, primfunc_name_hint="conv2d_nchwc",
-                primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
-            )  # fmt: skip
+    def pad(builder: Any, call: Any) -> Any:
+        found = call.op.get_attr("FLegalize")(builder, call)
+        widths = [int(w) for w in call.attrs.pad_width]
+        if len(widths) == 10 and not any(widths[:4] + widths[8:]) and str(call.attrs.pad_mode) == "constant":
+            top, bottom, left, right = widths[4:8]
+            paddings[_kernel_called(found)] = _Padding((top, left), (bottom, right), float(call.attrs.pad_value))
+        return found
+
+    def conv2d(builder: Any, call: Any) -> Any:
+        return _legalize_conv2d(builder, call, winograd, paddings)
+
+    return {"relax.nn.conv2d": conv2d, "relax.nn.pad": pad}
+
+
+def _kernel_called(call: Any) -> str:
+    """Return the name of the kernel that relax.call_tir calls; '' for anything else."""
+    return str(call.args[0].name_hint) if getattr(call.op, "name", "") == "relax.call_tir" else ""
+
+
+def _legalize_conv2d(builder: Any, call: Any, winograd: Mapping[str, int], paddings: Mapping[str, _Padding]) -> Any:
+    attrs = call.attrs
+    strides, padding, dilation = ([int(v) for v in values] for values in (attrs.strides, attrs.padding, attrs.dilation))
+    group = _summed_together(call)
+    constant: Any = constant_value(call.args[1])
+    m = winograd.get(convolution_key(call), 0)
+    if m and (group or str(constant.dtype) == "float32"):
+        weight = transform_weight(constant.numpy(), m)
+        weight = interleave(weight, group) if group else weight
         return builder.call_te(
-            topi.nn.conv, inp=call.args[0], filt=call.args[1], stride=strides, padding=padding, dilation=dilation,
-            groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout,
-            out_dtype=_out_dtype(call), primfunc_name_hint="conv2d",
+            winograd_conv2d, call.args[0], relax.const(weight, str(constant.dtype)), padding, m,
+            primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
         )  # fmt: skip
+    if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
+        tiled = group > 0 and constant.shape[-2:] == (16, 16) and sums_tiles(_target(), str(constant.dtype))
+        data, padding, filling = _with_padding(builder, call.args[0], padding, paddings)
+        return builder.call_te(
+            packed_conv2d, data, _weight_of(call, group, tiled), strides, padding, dilation,
+            int(attrs.groups), _out_dtype(call), tiled, filling, primfunc_name_hint="conv2d_nchwc",
+            primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+        )  # fmt: skip
+    return builder.call_te(
+        topi.nn.conv, inp=call.args[0], filt=call.args[1], stride=strides, padding=padding, dilation=dilation,
+        groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout,
+        out_dtype=_out_dtype(call), primfunc_name_hint="conv2d",
+    )  # fmt: skip
 
-    return legalize
+
+def _with_padding(
+    builder: Any, data: Any, padding: list[int], paddings: Mapping[str, _Padding]
+) -> tuple[Any, list[int], float]:
+    """Return what a convolution reads, its padding (top, left, bottom, right) and what fills it; a kernel that only pads is left out."""
+    found = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
+    around = paddings.get(_kernel_called(found)) if isinstance(found, relax.Call) else None
+    if around is None or any(padding):
+        return data, padding, 0.0
+    call: Any = found
+    return call.args[1][0], [*around.before, *around.after], around.filling
 
 
 def _summed_together(call: Any) -> int:
@@ -143,13 +183,13 @@ def interleave(weight: Any, group: int) -> Any:
 
 def packed_conv2d(
     data: Any, weight: Any, strides: list[int], padding: list[int], dilation: list[int], groups: int,
-    out_dtype: str | None, tiled: bool = False,
+    out_dtype: str | None, tiled: bool = False, filling: float = 0.0,
 ) -> Any:  # fmt: skip
     """Return the te.Tensor (N, OC, OH, OW, lane) of a convolution.
 
     data: (N, C, H, W) or (N, C/b, H, W, b); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
     (OC, IC, KH, KW, b of I, b of O), or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of int8, with 2 of bfloat16, and, as
-    matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right.
+    matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right, of `filling`.
     """
     dtype = out_dtype or str(data.dtype)
     top, left, bottom, right = padding
@@ -164,7 +204,7 @@ def packed_conv2d(
     computed = tileable_width(out_width)
     right += max((computed - 1) * sw + reach - width, 0)
     if top or left or bottom or right or read_dtype != str(data.dtype):
-        data = padded_image(data, padding[:2], [bottom, right], read_dtype)
+        data = padded_image(data, padding[:2], [bottom, right], read_dtype, filling)
     n, _, height, _ = (int(d) for d in data.shape[:4])
     lanes = int(weight.shape[-2 if len(weight.shape) == 7 else -1])
     shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)

@@ -13,7 +13,7 @@ from tvmflow.errors import UnknownNameError
 from tvmflow.ir.definition import run_all
 from tvmflow.ir.graph import Array, Arrays, Graph, read_graph
 from tvmflow.ir.layers import DENSE, PRODUCTS, Network, group_layers
-from tvmflow.ir.scales import Scale, power_of_two
+from tvmflow.ir.scales import Scale, power_of_two, signed
 from tvmflow.progress import Progress
 from tvmflow.quantization.calibration import Calibration, int8_scales, joined, pieces, power_of_two_scales
 from tvmflow.quantization.choice import Quantized
@@ -39,6 +39,8 @@ def quantize_int8(
     """
     samples = _arrays(samples)
     graph, given = strip_qdq(read_graph(mod))
+    if options.activations == "int8":
+        given = {name: signed(scale) for name, scale in given.items()}
     best: tuple[float, _Prepared] | None = None
     for equalizing in _choices(options.equalize and not given):
         base = _prepare(graph, given, samples, options, equalizing, progress)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from tvmflow.errors import UsageError
 from tvmflow.targets.processors import architecture_of
-from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.resolve import Processor, ResolvedTarget
 
 _TILES = {"avx512f", "amx-tile"}
 _DOTS = (
@@ -27,10 +27,12 @@ TILES_FOR = {
 }  # type of the values -> name among the dots
 
 
-# Architecture, feature -> lanes, registers, l2_bytes of CpuFeatures; the first that fits.
-_VECTORS = (
-    ("x86_64", "avx512f", 16, 32, 1 << 20), ("x86_64", "avx2", 8, 16, 1 << 19), ("x86_64", "sse2", 4, 16, 1 << 18),
-    ("aarch64", "neon", 4, 32, 1 << 19),
+_Vectors = tuple[int, int, int, Literal["uint8", "int8"]]
+# Architecture, feature -> lanes, registers, l2_bytes, activations of CpuFeatures; the first that fits.
+_VECTORS: tuple[tuple[str, str, _Vectors], ...] = (
+    ("x86_64", "avx512f", (16, 32, 1 << 20, "uint8")), ("x86_64", "avx2", (8, 16, 1 << 19, "uint8")),
+    ("x86_64", "sse2", (4, 16, 1 << 18, "uint8")),
+    ("aarch64", "i8mm", (4, 32, 1 << 19, "uint8")), ("aarch64", "neon", (4, 32, 1 << 19, "int8")),
 )  # fmt: skip
 
 
@@ -39,7 +41,8 @@ class CpuFeatures:
     """lanes: float32 values in a vector register; registers: how many of them; l2_bytes: size of a core's own L2.
 
     dots: dot-product instructions: int8_dot4 by vnni, dotprod, i8mm; bf16_dot2 by avx512bf16, bf16;
-    matrix tiles by amx-int8, amx-bf16.
+    matrix tiles by amx-int8, amx-bf16. activations: dtype of 8-bit values that it multiplies fastest by int8 weights: until
+    i8mm arm64 has no instruction for uint8 times int8.
     """
 
     lanes: int
@@ -47,6 +50,7 @@ class CpuFeatures:
     threads: int
     l2_bytes: int
     dots: tuple[str, ...] = ()
+    activations: Literal["uint8", "int8"] = "uint8"
 
     def accumulators(self, block: int) -> int:
         """Return how many vectors of `block` float32 values stay in registers, three left for operands."""
@@ -92,10 +96,25 @@ def computes_in_bfloat16(target: Any) -> bool:
     return bool(_features(target) & {"avx512bf16", "bf16"})
 
 
+def activations_of(processor: Processor) -> Literal["uint8", "int8"]:
+    """Return the dtype of 8-bit values that a processor multiplies fastest by int8 weights."""
+    return _vectors_of(processor)[-1]
+
+
 def cpu_features_of(target: ResolvedTarget) -> CpuFeatures:
     """Return what the target's processor can do."""
-    architecture, features = architecture_of(target.mtriple), features_of(target.mcpu, target.mtriple, target.mattr)
-    for where, feature, lanes, registers, l2_bytes in _VECTORS:
+    features = features_of(target.mcpu, target.mtriple, target.mattr)
+    lanes, registers, l2_bytes, activations = _vectors_of(Processor(target.mcpu, target.mtriple, target.mattr))
+    return CpuFeatures(lanes, registers, target.threads, l2_bytes, _dots(features), activations)
+
+
+def _vectors_of(processor: Processor) -> _Vectors:
+    """Return lanes, registers, l2_bytes and activations of CpuFeatures."""
+    architecture = architecture_of(processor.mtriple)
+    features = features_of(processor.mcpu, processor.mtriple, processor.mattr)
+    for where, feature, found in _VECTORS:
         if where == architecture and feature in features:
-            return CpuFeatures(lanes, registers, target.threads, l2_bytes, _dots(features))
-    raise UsageError(f"a target {target.mcpu} of {target.mtriple} without vectors", "a processor with vector registers")
+            return found
+    raise UsageError(
+        f"a target {processor.mcpu} of {processor.mtriple} without vectors", "a processor with vector registers"
+    )

@@ -15,6 +15,21 @@ TARGET_READS = tuple(f"targets.{{target}}.{name}" for name in TargetEntry.model_
 
 
 @dataclass(frozen=True)
+class Processor:
+    """LLVM's name of a processor, the triple that is compiled for, and features beyond or below the name's."""
+
+    mcpu: str
+    mtriple: str
+    mattr: tuple[str, ...]
+
+
+def processor_of(entry: TargetEntry) -> Processor:
+    """Return the processor of a target without 'host' or defaults."""
+    mcpu, attributes = host_processor() if entry.mcpu == "host" else (entry.mcpu, ())
+    return Processor(mcpu, entry.mtriple or f"{platform.machine()}-linux-gnu", (*attributes, *entry.mattr))
+
+
+@dataclass(frozen=True)
 class ResolvedTarget:
     """A target without 'host' or defaults. kind: its backend; options: what that backend alone understands, as JSON."""
 
