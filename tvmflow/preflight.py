@@ -86,8 +86,8 @@ def _check_device(name: str, device: DeviceEntry) -> None:
     state = transport_of(device).state(device)
     if not state.is_there:
         raise DeviceUnknownError(
-            f"no device with key {device.key!r} is registered for target {name!r} ({state.text})", "one at least",
-            f"start the RPC server on the device with --key {device.key}; 'tvmflow devices' shows what is there",
+            f"no device with key {device.key!r} for target {name!r} ({state.text})", "one at least",
+            (state.hint or f"start the RPC server on the device with --key {device.key}") + "; 'tvmflow devices' shows what is there",
         )  # fmt: skip
 
 

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define TOGETHER 4096
+
 static wire_status wait_for(int fd, short events, int limit_ms) {
   struct pollfd waiting = {fd, events, 0};
   int found;
@@ -57,10 +59,14 @@ wire_status frame_read_head(int fd, frame_head *head, int first_ms) {
 }
 
 wire_status frame_write(int fd, frame_kind kind, uint8_t worker, const void *bytes, size_t size) {
-  const unsigned char raw[HEAD_SIZE] = {
+  /* What is short goes with its head: adb waits for the host after each of two pieces. */
+  unsigned char raw[HEAD_SIZE + TOGETHER] = {
       (unsigned char)kind, worker, 0, 0, (unsigned char)size, (unsigned char)(size >> 8), (unsigned char)(size >> 16), (unsigned char)(size >> 24)};
-  wire_status status = size <= MAX_DATA ? wire_write(fd, raw, sizeof raw) : WIRE_BAD;
-  return status ? status : wire_write(fd, bytes, size);
+  size_t with = size <= TOGETHER ? size : 0;
+  if (size > MAX_DATA) return WIRE_BAD;
+  if (with) memcpy(raw + HEAD_SIZE, bytes, with);
+  wire_status status = wire_write(fd, raw, HEAD_SIZE + with);
+  return status || with == size ? status : wire_write(fd, bytes, size);
 }
 
 void text_add(text *made, const char *format, ...) {

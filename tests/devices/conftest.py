@@ -1,14 +1,26 @@
-"""The agent, compiled once, and what it runs."""
+"""The agent, compiled once, what it runs, and phones that the real adb reaches."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from tests.conftest import shared_folder
 from tests.devices.agents import KINDS, compiled
+from tests.devices.fake_phone import FakePhone
+from tvmflow.devices.adb import find_adb
 from tvmflow.devices.agent_program import RunningAgent, build_agent, running_agent
+from tvmflow.errors import DeviceError
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +38,42 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def agent(program: Path, tmp_path: Path) -> Iterator[RunningAgent]:
     with running_agent([str(program)], str(tmp_path / "store"), ["--storage-mb", "1"]) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def adb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return a real adb with a server of its own; skips where there is none and none can be had."""
+    folder = shared_folder(tmp_path_factory) / "adb"
+    with FileLock(f"{folder}.lock"), contextlib.suppress(DeviceError):
+        if not folder.exists():
+            folder.mkdir()
+            try:
+                shutil.copy(find_adb(), folder / "adb")
+            except DeviceError:
+                _download(folder)
+    if not (folder / "adb").is_file():
+        pytest.skip("needs adb on PATH, or the package adbutils, or a package registry")
+    before = dict(os.environ)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    os.environ |= {"PATH": f"{folder}:{before['PATH']}", "ANDROID_ADB_SERVER_PORT": str(port), "ADB_MDNS": "0"}
+    yield str(folder / "adb")
+    subprocess.run([str(folder / "adb"), "kill-server"], capture_output=True, check=False)
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _download(folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "adbutils==2.12.0"]
+    if subprocess.run(command, capture_output=True, check=False, timeout=300).returncode:
+        return
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        (folder / "adb").write_bytes(wheel.read("adbutils/binaries/adb"))
+    (folder / "adb").chmod(0o755)
+
+
+@pytest.fixture
+def phone(adb: str, tmp_path: Path) -> Iterator[FakePhone]:
+    with FakePhone(tmp_path / "phone") as made:
+        yield made
+        subprocess.run([adb, "disconnect", made.serial], capture_output=True, check=False)

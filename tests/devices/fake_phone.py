@@ -97,6 +97,7 @@ class FakePhone:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if not self._plugged:
                     connection.close()
                     continue
@@ -318,6 +319,7 @@ class _Stream:
     def _tcp(self, service: str) -> None:
         peer = socket.create_connection(("127.0.0.1", int(service.partition(":")[2])), timeout=5)
         peer.settimeout(None)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection.sockets.append(peer)
         self.accept()
 

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 
-from tests.conftest import shared_folder, tvmflow
+from tests.conftest import tvmflow
 from tests.devices.agents import BACKEND, X
 from tests.devices.fake_phone import FakePhone
-from tests.faults.here import QUICK_RULES
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.devices.adb import Phone, attached, find_adb
+from tvmflow.devices.adb import Phone, attached
 from tvmflow.devices.agent_session import AgentNetwork
 from tvmflow.devices.session import DeviceSession, open_session
 from tvmflow.devices.table import transport_of
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import (
     DeviceBusyError,
-    DeviceError,
     DeviceFullError,
     DeviceLostError,
     DeviceRebootedError,
@@ -44,51 +37,8 @@ from tvmflow.errors import (
     WrongProcessorError,
 )  # fmt: skip
 from tvmflow.params import DeviceEntry
-from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.records import OK
-from tvmflow.tuning.search import tune
 
 LIMITS = SessionLimits(60.0, 5.0)
-
-
-@pytest.fixture(scope="module")
-def adb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return a real adb with a server of its own; skips where there is none and none can be had."""
-    folder = shared_folder(tmp_path_factory) / "adb"
-    with FileLock(f"{folder}.lock"), contextlib.suppress(DeviceError):
-        if not folder.exists():
-            folder.mkdir()
-            try:
-                shutil.copy(find_adb(), folder / "adb")
-            except DeviceError:
-                _download(folder)
-    if not (folder / "adb").is_file():
-        pytest.skip("needs adb on PATH, or the package adbutils, or a package registry")
-    before = dict(os.environ)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    os.environ |= {"PATH": f"{folder}:{before['PATH']}", "ANDROID_ADB_SERVER_PORT": str(port), "ADB_MDNS": "0"}
-    yield str(folder / "adb")
-    subprocess.run([str(folder / "adb"), "kill-server"], capture_output=True, check=False)
-    os.environ.clear()
-    os.environ.update(before)
-
-
-def _download(folder: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "adbutils==2.12.0"]
-    if subprocess.run(command, capture_output=True, check=False, timeout=300).returncode:
-        return
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        (folder / "adb").write_bytes(wheel.read("adbutils/binaries/adb"))
-    (folder / "adb").chmod(0o755)
-
-
-@pytest.fixture
-def phone(adb: str, tmp_path: Path) -> Iterator[FakePhone]:
-    with FakePhone(tmp_path / "phone") as made:
-        yield made
-        subprocess.run([adb, "disconnect", made.serial], capture_output=True, check=False)
 
 
 def _device(program: Path, *phones: FakePhone, **options: Any) -> DeviceEntry:
@@ -117,6 +67,7 @@ def test_a_library_runs_on_a_phone_and_everything_is_taken_back(
     phone: FakePhone, program: Path, libraries: dict[str, Path], adb: str
 ) -> None:
     device = _device(program, phone)
+    assert transport_of(device).state(device).is_there, "one in the network is connected to"
     with open_session(device, BACKEND, LIMITS) as session:
         assert (session.unit, session.build) == (phone.serial, "fake/fake/7:15/1")
         network = _opened(session, libraries["DOUBLES"])
@@ -155,6 +106,8 @@ def test_a_phone_that_is_not_there_is_told_apart(phone: FakePhone, program: Path
     ):
         pass
     assert error.value.retryable
+    state = transport_of(_device(program, phone)).state(_device(program, phone))
+    assert not state.is_there and "unlock it" in state.hint
 
 
 def test_a_full_phone_is_told_apart(phone: FakePhone, program: Path) -> None:
@@ -227,30 +180,6 @@ def test_two_hosts_ask_for_one_phone(
         monkeypatch.setenv("HOME", str(tmp_path / "other-home"))
         with pytest.raises(DeviceBusyError, match="another host has the device"), open_session(device, BACKEND, short):
             pass
-
-
-def test_tuning_goes_on_when_one_of_two_phones_is_unplugged(adb: str, program: Path, tmp_path: Path) -> None:
-    fleet = replace(QUICK_RULES.fleet, slots=2, give_up_s=60.0)
-    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, fleet=fleet)
-    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
-    with FakePhone(tmp_path / "one") as one, FakePhone(tmp_path / "two") as two:
-        device = _device(program, one, two)
-        for phone in (one, two):
-            Phone(phone.serial)
-        gone: list[bool] = []
-
-        def say(*_: Any) -> None:
-            if not gone and journal.known():
-                gone.append(True)
-                one.unplug()
-
-        report = tune(
-            [canary_workload()], lambda: open_session(device, BACKEND, LIMITS), BACKEND, rules, journal, tmp_path, say
-        )
-        for phone in (one, two):
-            subprocess.run([adb, "disconnect", phone.serial], capture_output=True, check=False)
-    assert gone and report.measured >= 4 and not report.fleet.given_up
-    assert {record.status for record in journal.known()} == {OK}
 
 
 def test_a_phone_is_made_ready_until_ctrl_c_and_then_as_it_was(

@@ -10,6 +10,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,8 +80,19 @@ def find_adb() -> str:
     return found
 
 
-def attached() -> list[Attached]:
-    """Return the phones that adb sees, whatever their state. Raises DeviceError."""
+def attached(wanted: Sequence[str] = ()) -> list[Attached]:
+    """Return the phones that adb sees, whatever their state. wanted: serials, of which those in the network are connected to.
+
+    Raises DeviceError.
+    """
+    phones = _listed()
+    absent = [serial for serial in wanted if ":" in serial and serial not in {phone.serial for phone in phones}]
+    for serial in absent:
+        _run("connect", serial)  # adb says 0 also where nobody is there
+    return _listed() if absent else phones
+
+
+def _listed() -> list[Attached]:
     lines = _run("devices", "-l").stdout.decode(errors="replace").splitlines()
     phones = []
     for words in (line.split() for line in lines if "\t" in line or "  " in line or " " in line):
@@ -98,13 +110,28 @@ def attached() -> list[Attached]:
     return phones
 
 
+def why_not(serial: str, states: Mapping[str, str]) -> DeviceError | None:
+    """Return what keeps a phone from being used, by the states of those that adb lists; None where nothing does."""
+    state = states.get(serial, "absent")
+    if state in ("unauthorized", "authorizing", "no permissions"):
+        return DeviceRefusedError(
+            f"phone {serial} does not trust this computer ({state})", "USB debugging that was allowed for it",
+            "unlock the phone and confirm the question on its screen",
+        )  # fmt: skip
+    if state != "device":
+        return DeviceUnpluggedError(
+            f"phone {serial} is {'not attached' if state == 'absent' else state}", "a phone that adb devices lists",
+            "look at its cable and at USB debugging, then run the same command again",
+        )  # fmt: skip
+    return None
+
+
 class Phone:
     """One phone by its serial. Raises DeviceUnpluggedError, DeviceRebootedError, DeviceRefusedError, DeviceFullError."""
 
     def __init__(self, serial: str) -> None:
         self.serial, self._boot = serial, ""
-        if ":" in serial and serial not in {phone.serial for phone in attached()}:
-            _run("connect", serial)  # of the network; adb says 0 also where nobody is there
+        attached([serial])
         self.check_state()
         self._boot = self.boot()
 
@@ -171,17 +198,9 @@ class Phone:
 
     def check_state(self) -> None:
         """Raise what keeps the phone from being used."""
-        state = next((phone.state for phone in attached() if phone.serial == self.serial), "absent")
-        if state in ("unauthorized", "authorizing", "no permissions"):
-            raise DeviceRefusedError(
-                f"phone {self.serial} does not trust this computer ({state})", "USB debugging that was allowed for it",
-                "unlock the phone and confirm the question on its screen",
-            )  # fmt: skip
-        if state != "device":
-            raise DeviceUnpluggedError(
-                f"phone {self.serial} is {'not attached' if state == 'absent' else state}", "a phone that adb devices lists",
-                "look at its cable and at USB debugging, then run the same command again",
-            )  # fmt: skip
+        why = why_not(self.serial, {phone.serial: phone.state for phone in attached()})
+        if why is not None:
+            raise why
 
     def why(self, said: str) -> DeviceError:
         """Return what ended a conversation with the phone: unplugged, rebooted, not trusted, or else what was said."""

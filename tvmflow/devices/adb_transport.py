@@ -13,7 +13,7 @@ from pydantic import Field
 
 from tvmflow.backends.backend import Backend
 from tvmflow.bounds import PathText
-from tvmflow.devices.adb import Phone, attached
+from tvmflow.devices.adb import Phone, attached, why_not
 from tvmflow.devices.agent import MeasuringOptions, as_name, measuring_session
 from tvmflow.devices.agent_wire import AgentConnection
 from tvmflow.devices.lock import exclusive
@@ -25,6 +25,7 @@ from tvmflow.options import read_options
 from tvmflow.params import DeviceEntry
 
 _PAUSE_S = 0.5
+_ATTACH = "attach one, unlock it and confirm the question on its screen"
 Serial = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$")]
 
 
@@ -64,10 +65,13 @@ class PhoneTransport(Transport):
 
     def state(self, device: DeviceEntry) -> DeviceState:
         options = read_options(PhoneOptions, device.options, "device")
-        phones = [phone for phone in attached() if not options.serials or phone.serial in options.serials]
+        phones = [
+            phone for phone in attached(options.serials) if not options.serials or phone.serial in options.serials
+        ]
         ready = [phone for phone in phones if phone.state == "device"]
         others = "".join(f", {phone.serial} {phone.state}" for phone in phones if phone.state != "device")
-        return DeviceState(bool(ready), f"{len(ready)} attached{others}", {"total": len(phones), "free": len(ready)})
+        counts = {"total": len(phones), "free": len(ready)}
+        return DeviceState(bool(ready), f"{len(ready)} attached{others}", counts, _ATTACH)
 
 
 class PhoneConnection(AgentConnection):
@@ -93,9 +97,8 @@ def _free_phone(serials: Sequence[str], wait_s: float) -> Iterator[str]:
     """Choose an attached phone that no other process of this user has. Raises DeviceUnpluggedError, DeviceRefusedError, DeviceBusyError."""
     deadline = time.monotonic() + wait_s
     while True:
-        states = {phone.serial: phone.state for phone in attached()}
-        known = {serial: "device" for serial in serials if ":" in serial} | states  # one in the network is connected to
-        wanted = [serial for serial in serials or known if known.get(serial) == "device"]
+        states = {phone.serial: phone.state for phone in attached(serials)}
+        wanted = [serial for serial in serials or states if states.get(serial) == "device"]
         if not wanted:
             _say_why_none(list(serials), states)
         for serial in wanted:
@@ -115,9 +118,13 @@ def _free_phone(serials: Sequence[str], wait_s: float) -> Iterator[str]:
 
 
 def _say_why_none(serials: list[str], states: dict[str, str]) -> None:
+    why = why_not(serials[0], states) if len(serials) == 1 else None
+    if why is not None:
+        raise why
     seen = ", ".join(f"{serial} is {state}" for serial, state in states.items()) or "adb sees none"
-    kind = DeviceRefusedError if "unauthorized" in states.values() else DeviceUnpluggedError
+    refuses = "unauthorized" in [state for serial, state in states.items() if not serials or serial in serials]
+    kind = DeviceRefusedError if refuses else DeviceUnpluggedError
     raise kind(
         f"no phone that can be used{' of ' + ', '.join(serials) if serials else ''}: {seen}", "a phone with USB debugging allowed",
-        "attach one, unlock it and confirm the question on its screen",
+        _ATTACH,
     )  # fmt: skip

@@ -120,8 +120,8 @@ class AgentConnection:
         self._frame(_REQUEST, library, request.encode("ascii"))
 
     def _frame(self, kind: int, library: int, content: bytes | memoryview) -> None:
-        self._socket.sendall(struct.pack("<BBHI", kind, library, 0, len(content)))
-        self._socket.sendall(content)
+        # At once: adb waits for the phone after each of two pieces.
+        self._socket.sendall(b"".join((struct.pack("<BBHI", kind, library, 0, len(content)), content)))
 
     def _reply(self) -> tuple[dict[str, Any], bytes]:
         data = bytearray()

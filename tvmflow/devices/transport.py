@@ -31,11 +31,12 @@ class Link:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What is known of a device without a session. counts: numbers worth showing, by name."""
+    """What is known of a device without a session. counts: numbers worth showing, by name; hint: what to do where it is not there."""
 
     is_there: bool
     text: str
     counts: dict[str, int]
+    hint: str = ""
 
 
 class Transport(ABC):

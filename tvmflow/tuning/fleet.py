@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from tvmflow.devices.session import DeviceSession
-from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, last_line
+from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, first_line
 from tvmflow.kernels.workloads import Workload
 from tvmflow.tuning.builder import Built
 from tvmflow.tuning.measure import Array, KernelBench, MeasureRules
@@ -353,7 +353,7 @@ class _Slot:
             return
         fleet, now = self.fleet, time.monotonic()
         self.busy_since = 0.0
-        why = f"device {self.number}: {last_line(error, 160)}"
+        why = f"device {self.number}: {first_line(error, 160)}"
         for found in self._since_canary:
             fleet.put_back(found.job, why, counted=self.job is None)
         self._since_canary = []
