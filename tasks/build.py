@@ -87,15 +87,13 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     tools = versions(_toolchain(settings))
     manifest = manifest_of(context.cell, library, description, target, scheduled.choices, outputs, tools)
     manifest["part"] = part
-    manifest["network"] = None
+    context.progress("building: network.so", 0, 0)
+    path = context.out / "network.so"
+    manifest["network"] = write_network(path, scheduled, _network_of(context, description, outputs), target.compiler)
     if backend.is_cpu:
-        context.progress("building: network.so", 0, 0)
-        network = _network_of(context, description, outputs)
-        path = context.out / "network.so"
-        manifest["network"] = write_network(path, scheduled, network, target.compiler)
         link_rpc(context.out / "rpc.so", target.compiler)
-        if golden is not None:
-            check_equal("build", golden, golden_outputs(context, OpenedNetwork(path, target.threads)))
+    if golden is not None:
+        check_equal("build", golden, golden_outputs(context, OpenedNetwork(path, target.threads)))
     (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
     return facts | ({"part": part["metrics"]} if part else {})
 

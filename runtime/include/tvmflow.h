@@ -34,7 +34,8 @@ typedef enum {
   TVMFLOW_BAD_ARGUMENT = 1, /* a NULL pointer, an index or an option out of range */
   TVMFLOW_NO_MEMORY = 2,    /* the allocator returned NULL */
   TVMFLOW_NO_THREADS = 3,   /* the system made no thread, or refused the CPU mask */
-  TVMFLOW_KERNEL_FAILED = 4 /* a kernel refused its arguments: the library is damaged or was built wrongly */
+  TVMFLOW_KERNEL_FAILED = 4, /* a kernel refused its arguments: the library is damaged or was built wrongly */
+  TVMFLOW_DEVICE_FAILED = 5  /* the driver of the accelerator said no */
 } tvmflow_status;
 
 typedef enum {
@@ -67,6 +68,29 @@ typedef struct {
   void *context;
 } tvmflow_options;
 #define TVMFLOW_MAX_THREADS 64
+
+/* Memory that CPU and accelerator both see. */
+typedef struct {
+  void *data;       /* where the CPU finds it */
+  uint64_t address; /* where the accelerator does */
+  size_t size;
+  void *handle; /* the driver's own */
+} tvmflow_memory;
+
+/* How a network reaches its accelerator. Functions that return an int return 0 for success. Instances call them at the same time: who
+ * has one accelerator for several locks. */
+typedef struct {
+  uint32_t size; /* sizeof(tvmflow_driver) */
+  void *context; /* given to every function */
+  /* Contiguous memory, which begins at a page of 4096 bytes: fills data, address and handle; size is set. */
+  int (*allocate)(void *context, tvmflow_memory *memory);
+  void (*release)(void *context, tvmflow_memory *memory);
+  /* Make visible to the accelerator what the CPU wrote, and to the CPU what the accelerator wrote; NULL where there is nothing to do. */
+  void (*flush)(void *context, const tvmflow_memory *memory, size_t offset, size_t size);
+  void (*invalidate)(void *context, const tvmflow_memory *memory, size_t offset, size_t size);
+  /* Run `count` instructions, which lie `offset` bytes into `code`, until FINISH is over; all addresses in them count from `memory`. */
+  int (*launch)(void *context, const tvmflow_memory *code, size_t offset, uint32_t count, const tvmflow_memory *memory);
+} tvmflow_driver;
 
 /* What a kernel took since profiling was turned on. */
 typedef struct {
@@ -134,6 +158,11 @@ typedef struct {
   tvmflow_status (*run_image)(tvmflow_instance *instance, const tvmflow_image *images, void *const *outputs);
   /* Run on one image and give the k likeliest classes of its first output, as top_k does, and their probabilities unless that is NULL. */
   tvmflow_status (*classify)(tvmflow_instance *instance, const tvmflow_image *image, uint32_t k, uint32_t *indices, float *probabilities);
+
+  /* The design of the accelerator that computes a part of the network, as sim_1x16_i8w8a32_15_15_18_17; NULL where there is none. */
+  const char *device;
+  /* As create, of a network with a device, which needs a driver for it. The driver is copied; its context lives as long as the instance. */
+  tvmflow_status (*create_on)(const tvmflow_options *options, const tvmflow_driver *driver, tvmflow_instance **instance);
 } tvmflow_api;
 
 typedef const tvmflow_api *(*tvmflow_entry)(void);

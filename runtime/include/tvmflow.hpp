@@ -36,11 +36,13 @@ struct guess {
 // An instance of a network. It may be moved, not copied; calls from several threads wait for each other.
 class network {
  public:
-  explicit network(const tvmflow_api *api, const tvmflow_options &options = tvmflow_options()) : api_(api), instance_(nullptr, api->destroy) {
+  // driver: of the accelerator, for a network that has a part for one.
+  explicit network(const tvmflow_api *api, const tvmflow_options &options = tvmflow_options(), const tvmflow_driver *driver = nullptr) : api_(api), instance_(nullptr, api->destroy) {
     if (api->abi_version != TVMFLOW_ABI_VERSION)
       throw error(TVMFLOW_BAD_ARGUMENT, "the library has another ABI version than tvmflow.h");
     tvmflow_instance *made = nullptr;
-    check(api->create(&options, &made));
+    if (driver && api->size <= offsetof(tvmflow_api, create_on)) throw error(TVMFLOW_BAD_ARGUMENT, "the library knows no drivers");
+    check(driver ? api->create_on(&options, driver, &made) : api->create(&options, &made));
     instance_.reset(made);
   }
 

@@ -20,7 +20,7 @@ ABI_VERSION = 1
 ALIGNMENT = 64
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool")
 _FORMATS = ("RGB", "BGR", "RGBA", "gray")
-_STATUS = ("ok", "bad argument", "no memory", "no threads", "a kernel failed")
+_STATUS = ("ok", "bad argument", "no memory", "no threads", "a kernel failed", "the device failed")
 
 
 class _Tensor(ctypes.Structure):
@@ -41,6 +41,32 @@ class _Image(ctypes.Structure):
     _fields_ = (
         ("pixels", ctypes.c_void_p), ("width", ctypes.c_uint32), ("height", ctypes.c_uint32), ("stride", ctypes.c_size_t),
         ("format", ctypes.c_int),
+    )  # fmt: skip
+
+
+class Memory(ctypes.Structure):
+    """Memory that CPU and accelerator both see; of a driver."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("address", ctypes.c_uint64),
+        ("size", ctypes.c_size_t),
+        ("handle", ctypes.c_void_p),
+    )
+
+
+class Driver(ctypes.Structure):
+    """How a network reaches its accelerator, see tvmflow.h; `size` and `context` are set by who makes one."""
+
+    Allocate = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Memory))
+    Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Memory))
+    Touch = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Memory), ctypes.c_size_t, ctypes.c_size_t)
+    Launch = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Memory), ctypes.c_size_t, ctypes.c_uint32, ctypes.POINTER(Memory)
+    )
+    _fields_ = (
+        ("size", ctypes.c_uint32), ("context", ctypes.c_void_p), ("allocate", Allocate), ("release", Release), ("flush", Touch),
+        ("invalidate", Touch), ("launch", Launch),
     )  # fmt: skip
 
 
@@ -67,6 +93,8 @@ class _Api(ctypes.Structure):
         ("images", ctypes.c_uint32), ("run_image", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Image), _Pointers)),
         ("classify", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Image), ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32),
                                       ctypes.POINTER(ctypes.c_float))),
+        ("device", ctypes.c_char_p),
+        ("create_on", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.c_void_p, _Pointers)),
     )  # fmt: skip
 
 
@@ -92,9 +120,12 @@ class Guess(NamedTuple):
 
 
 class Network:
-    """An instance of a network. threads: 0 for as many as it was tuned for; cpu_mask: bit i allows CPU i, 0 leaves it open."""
+    """An instance of a network. threads: 0 for as many as it was tuned for; cpu_mask: bit i allows CPU i, 0 leaves it open.
 
-    def __init__(self, path: str | os.PathLike[str], threads: int = 0, cpu_mask: int = 0) -> None:
+    driver: of the accelerator that computes a part of it, a Driver, or a function that returns one for the accelerator's design.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], threads: int = 0, cpu_mask: int = 0, driver: Any = None) -> None:
         library = ctypes.CDLL(str(Path(path).resolve()), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         library.tvmflow_network.restype = ctypes.POINTER(_Api)
         self._handle = ctypes.c_void_p()
@@ -106,7 +137,12 @@ class Network:
         self.outputs = tuple(self._tensor(self._api.output, i) for i in range(self._api.outputs))
         self.labels = tuple(self._api.labels[i].decode() for i in range(self._api.label_count))
         options = _Options(threads=threads, cpu_mask=cpu_mask)
-        self._check(self._api.create(ctypes.byref(options), ctypes.byref(self._handle)))
+        self._driver = driver(self.device) if callable(driver) and self.device else None if callable(driver) else driver
+        if self._driver is None:
+            self._check(self._api.create(ctypes.byref(options), ctypes.byref(self._handle)))
+        else:
+            pointer = ctypes.addressof(self._driver)
+            self._check(self._api.create_on(ctypes.byref(options), pointer, ctypes.byref(self._handle)))
 
     def __call__(self, *arrays: Any) -> Any:
         """Run once. arrays: one per input, exactly of its shape; numbers are converted to its dtype."""
@@ -118,6 +154,12 @@ class Network:
         found = [_aligned(spec) for spec in self.outputs]
         self._check(self._api.run(self._handle, _pointers(given), _pointers(found)))
         return found[0] if len(found) == 1 else tuple(found)
+
+    @property
+    def device(self) -> str:
+        """Return the design of the accelerator that computes a part of the network, "" where there is none."""
+        named = self._api.device if self._api.size > _Api.device.offset else None
+        return named.decode() if named else ""
 
     @property
     def images(self) -> int:

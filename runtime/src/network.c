@@ -1,6 +1,7 @@
 /* An instance of the network: its memory, its threads, and the walk over the plan. */
 #define _GNU_SOURCE
 #include "clock.h"
+#include "device.h"
 #include "image.h"
 #include "plan.h"
 #include "pool.h"
@@ -30,6 +31,7 @@ typedef struct {
 struct tvmflow_instance {
   tvmflow_options options;
   pool threads;
+  device_part device; /* all zero where the network has none */
   pthread_mutex_t mutex;
   unsigned char *arena;
   plan_tensor *tensors;  /* one per value of the plan */
@@ -159,6 +161,9 @@ static void free_memory(tvmflow_instance *freed) {
     for (uint32_t i = 0; i < MAX_WORKSPACES; ++i) release(freed, freed->workspaces[thread][i].memory);
   if (freed->places)
     for (uint32_t i = 0; i < plan_api.inputs + plan_api.outputs; ++i) release(freed, freed->places[i].own);
+  device_program *programs = freed->device.programs;
+  device_unload(&freed->device);
+  release(freed, programs);
   release(freed, freed->places);
   release(freed, freed->image_memory);
   release(freed, freed->scores);
@@ -170,10 +175,32 @@ static void free_memory(tvmflow_instance *freed) {
   release(&copy, freed);
 }
 
-tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance **instance) {
+/* Say what is wrong with a driver; NULL for nothing. */
+static const char *driver_fault(const tvmflow_driver *driver) {
+  if (!plan.program_count) return driver ? "a driver for a network that has no accelerator's part" : NULL;
+  if (!driver) return "the network needs the driver of its accelerator: create_on";
+  if (driver->size < sizeof *driver) return "a driver of an older header";
+  if (!driver->allocate || !driver->release || !driver->launch) return "a driver needs allocate, release and launch";
+  return NULL;
+}
+
+static tvmflow_status load_device(tvmflow_instance *made, const tvmflow_driver *driver) {
+  if (!plan.program_count) return TVMFLOW_OK;
+  device_program *programs = allocate(made, plan.program_count * sizeof *programs);
+  if (!programs) return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  memset(programs, 0, plan.program_count * sizeof *programs);
+  if (device_load(&made->device, driver, programs)) return told(TVMFLOW_DEVICE_FAILED, "the driver has no memory for the programs", NULL);
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance **instance) { return tvmflow_create_on(options, NULL, instance); }
+
+tvmflow_status tvmflow_create_on(const tvmflow_options *options, const tvmflow_driver *driver, tvmflow_instance **instance) {
   tvmflow_options wanted = {0};
   current.error[0] = 0;
   if (!instance) return told(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
+  const char *fault = driver_fault(driver);
+  if (fault) return told(TVMFLOW_BAD_ARGUMENT, "%s", fault);
   if (options) wanted = *options;
   if (!wanted.threads) wanted.threads = plan_api.threads;
   if (wanted.threads > TVMFLOW_MAX_THREADS) return told(TVMFLOW_BAD_ARGUMENT, "more threads than TVMFLOW_MAX_THREADS", NULL);
@@ -194,7 +221,12 @@ tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance *
   }
   memset(made->arguments, 0, plan.argument_count * sizeof *made->arguments);
   bind(made);
-  tvmflow_status status = TVMFLOW_NO_THREADS;
+  tvmflow_status status = load_device(made, driver);
+  if (status) {
+    free_memory(made);
+    return status;
+  }
+  status = TVMFLOW_NO_THREADS;
   if (!pthread_mutex_init(&made->mutex, NULL)) {
     status = pool_start(&made->threads, wanted.threads, wanted.cpu_mask, wanted.spin_us, made);
     if (status) pthread_mutex_destroy(&made->mutex);
@@ -271,7 +303,9 @@ static tvmflow_status walk(tvmflow_instance *instance) {
     const plan_step *step = &plan.steps[i];
     plan_any result = {PLAN_ANY_NONE, 0, {0}};
     uint64_t begin = instance->profiling ? now_ns() : 0;
-    if (step->kernel(NULL, instance->arguments + step->arguments, (int32_t)step->count, &result))
+    if (step->program && device_run(&instance->device, step->program - 1, instance->arguments + step->arguments))
+      return told(TVMFLOW_DEVICE_FAILED, "the accelerator failed in %s", step->name);
+    if (!step->program && step->kernel(NULL, instance->arguments + step->arguments, (int32_t)step->count, &result))
       return current.error[0] ? TVMFLOW_KERNEL_FAILED : told(TVMFLOW_KERNEL_FAILED, "kernel %s failed", step->name);
     if (instance->profiling) add_to_profile(instance, i, begin);
   }

@@ -39,12 +39,31 @@ typedef struct {
   const int64_t *shape, *strides;
 } plan_value;
 
-/* arguments: the first of `count` positions in plan.arguments. */
+/* arguments: the first of `count` positions in plan.arguments. program: of the accelerator, counted from 1, in place of a kernel; or 0. */
 typedef struct {
   plan_kernel kernel;
   const char *name;
   uint32_t arguments, count;
+  uint32_t program;
 } plan_step;
+
+typedef struct {
+  uint64_t offset, size;
+} plan_span;
+
+typedef struct {
+  uint64_t offset; /* in the code, bytes */
+  uint32_t count;  /* instructions */
+} plan_launch;
+
+/* A program of the accelerator. image, code: among the constants; the image lies at image_at in the program's memory. */
+typedef struct {
+  plan_span image, code;
+  uint64_t image_at, memory_size;
+  const plan_launch *launches;
+  const plan_span *spans; /* of inputs, then outputs, in the program's memory */
+  uint32_t launch_count, input_count, output_count;
+} plan_program;
 
 typedef struct {
   uint32_t from, to;
@@ -73,6 +92,8 @@ typedef struct {
   const unsigned char *constants;
   uint32_t value_count, argument_count, step_count, copy_count;
   const plan_image *image; /* NULL: the network takes no images */
+  const plan_program *programs;
+  uint32_t program_count;
 } plan_tables;
 
 extern const plan_tables plan;
@@ -82,6 +103,7 @@ tvmflow_status tvmflow_input(uint32_t i, tvmflow_tensor *info);
 tvmflow_status tvmflow_output(uint32_t i, tvmflow_tensor *info);
 tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance **instance);
 tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs, void *const *outputs);
+tvmflow_status tvmflow_create_on(const tvmflow_options *options, const tvmflow_driver *driver, tvmflow_instance **instance);
 void tvmflow_destroy(tvmflow_instance *instance);
 const char *tvmflow_last_error(void);
 tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on);

@@ -152,7 +152,7 @@ def test_a_triple_without_abi_is_refused() -> None:
 @pytest.mark.parametrize(
     ("network", "abis", "said"),
     [
-        (None, None, "has no library without TVM"),
+        (None, None, "built by an older tvmflow"),
         ({"soname": None}, None, "built by an older tvmflow"),
         ({}, ("arm64-v8a",), "is for x86_64-linux-gnu; no cell is for arm64-v8a"),
         ({}, ("x86_64-linux-gnu", "arm64-v8a"), "no cell is for arm64-v8a"),

@@ -94,7 +94,7 @@ def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Par
     for stage, files in FILES.items():
         for file in files:
             if file == "network.so" and file not in records[stage].outputs:
-                continue  # a part of it is an accelerator's: the bundle says so
+                continue  # of a version of before: the bundle says so
             bring(workspace, records[stage], file, folder / stage / file)
     return Part(str(cell), cell.slug, records, folder, version.version if version else None)
 

@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tvmflow.building.device_part import DeviceProgram, device_program
 from tvmflow.errors import StageError
 from tvmflow.ir.ir_files import bytes_of
 from tvmflow.ir.tvm_names import constant_value, type_of
 from tvmflow.passes.allocate_tensors import ALIGNMENT, with_allocations
+from tvmflow.vta.config import RUN_FUNCTION
 
 Place = Literal["input", "output", "constant", "arena"]
 _VIEWS = ("relax.reshape", "relax.memory.ensure_zero_offset")
@@ -47,11 +49,24 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a kernel. arguments: positions in `Plan.values`, what it reads first; the last `written` are its outputs."""
+    """A call of a kernel. arguments: positions in `Plan.values`, what it reads first; the last `written` are its outputs.
+
+    program: position in `Plan.programs` where the accelerator computes it, None for a function of the CPU.
+    """
 
     kernel: str
     arguments: tuple[int, ...]
     written: int
+    program: int | None = None
+
+
+@dataclass(frozen=True)
+class PlacedProgram:
+    """A program of the accelerator. image, code: positions in `Plan.memories` of what it starts with and of its instructions."""
+
+    program: DeviceProgram
+    image: int
+    code: int
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,12 @@ class Plan:
     outputs: tuple[int, ...]
     copies: tuple[tuple[int, int], ...]
     constants: tuple[np.ndarray[Any, Any], ...] = field(repr=False)
+    programs: tuple[PlacedProgram, ...] = ()
+
+    @property
+    def design(self) -> str:
+        """Return the name of the accelerator's design, "" where the CPU computes everything."""
+        return self.programs[0].program.design if self.programs else ""
 
     @property
     def arena_bytes(self) -> int:
@@ -98,6 +119,7 @@ class _Reader:
         self.constants: list[np.ndarray[Any, Any]] = []
         self.known: dict[Any, Any] = {}  # a variable -> a value's position, a tuple of them, or a storage's memory
         self.by_bytes: dict[tuple[str, bytes], int] = {}
+        self.programs: dict[bytes, tuple[int, PlacedProgram]] = {}
 
     def read(self, main: Any) -> Plan:
         inputs = []
@@ -110,9 +132,10 @@ class _Reader:
         found = self._look_up(main.body.body)
         outputs, copies = self._outputs(found if isinstance(found, tuple) else (found,))
         memories = self._placed()
+        programs = tuple(program for _, program in self.programs.values())
         return Plan(
-            memories, tuple(self.values), tuple(self.steps), tuple(inputs), outputs, copies, tuple(self.constants)
-        )
+            memories, tuple(self.values), tuple(self.steps), tuple(inputs), outputs, copies, tuple(self.constants), programs
+        )  # fmt: skip
 
     # -- values --
 
@@ -164,24 +187,57 @@ class _Reader:
             if name in _NOTHING:
                 return None
             if getattr(value.op, "name_hint", "") in self.kernels:
-                return self._call(value)
+                return self._call(value.op.name_hint, value.args)
+            if str(getattr(value.op, "global_symbol", "")) == RUN_FUNCTION:
+                at = self._program(bytes(self._held(value.args[0]).tobytes()))
+                return self._call(f"{RUN_FUNCTION} {at}", value.args[1:], at)
         raise StageError(
             f"the lowered network has {str(value)[:200]!r}", "calls of kernels and their memory alone",
             "a library without TVM cannot be made of it yet; library.so, which needs TVM, can",
         )  # fmt: skip
 
-    def _call(self, call: Any) -> None:
-        arguments = tuple(self._look_up(argument) for argument in call.args)
+    def _held(self, expression: Any) -> np.ndarray[Any, Any]:
+        constant = constant_value(expression)
+        if constant is None:
+            raise StageError(
+                f"a call of {RUN_FUNCTION} with a program that is no constant", "a network that build made"
+            )
+        found: np.ndarray[Any, Any] = constant.numpy()
+        return found
+
+    def _program(self, blob: bytes) -> int:
+        """Return the position of a program, whose image and instructions are constants of their own."""
+        if blob not in self.programs:
+            program = device_program(blob)
+            places = []
+            for array in (program.image, program.code):
+                places.append(self._memory("constant", array.nbytes, len(self.constants)))
+                self.constants.append(array)
+            self.programs[blob] = (len(self.programs), PlacedProgram(program, *places))
+        return self.programs[blob][0]
+
+    def _check_sizes(self, name: str, at: int, arguments: tuple[int, ...]) -> None:
+        """Raise StageError unless the arguments of a program are its inputs and outputs, of their sizes."""
+        program = next(placed.program for number, placed in self.programs.values() if number == at)
+        wanted = [span.size for span in (*program.inputs, *program.outputs)]
+        sizes = [self.values[argument].size for argument in arguments]
+        if sizes != wanted:
+            raise StageError(f"{name} is called with values of {sizes} bytes", f"{wanted}, as its program has them")
+
+    def _call(self, name: str, given: Any, program: int | None = None) -> None:
+        arguments = tuple(self._look_up(argument) for argument in given)
         written = 0
         for at in reversed(arguments):  # outputs come last, where nothing was written before
             memory = self.memories[self.values[at].memory]
             if memory.place != "arena" or self._was_written(at):
                 break
             written += 1
+        if program is not None:
+            self._check_sizes(name, program, arguments)
         if not written:
-            raise StageError(f"kernel {call.op.name_hint} writes nothing that is new", "an output of its own")
+            raise StageError(f"kernel {name} writes nothing that is new", "an output of its own")
         step = len(self.steps)
-        self.steps.append(Step(call.op.name_hint, arguments, written))
+        self.steps.append(Step(name, arguments, written, program))
         for at in arguments:
             memory = self.memories[self.values[at].memory]
             memory.first = step if memory.first < 0 else memory.first

@@ -20,7 +20,7 @@ from typing import Any
 from tvmflow.artifacts import describe_file
 from tvmflow.building.image_table import ImageInput, image_tables
 from tvmflow.building.library import Scheduled
-from tvmflow.building.plan import Plan, Value, plan_of
+from tvmflow.building.plan import Plan, Step, Value, plan_of
 from tvmflow.building.runtime import ABI_VERSION, RUNTIME
 from tvmflow.compilers import Command
 from tvmflow.errors import StageError
@@ -28,7 +28,7 @@ from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
 _OBJECT_KINDS = ("llvm",)  # of TVM's modules: those that are written as an object file
-_SOURCES = ("network.c", "pool.c", "image.c", "scores.c")
+_SOURCES = ("network.c", "device.c", "pool.c", "image.c", "scores.c")
 _PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
 _COMPILE = (
     "-x", "c", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra", "-Werror",
@@ -81,7 +81,7 @@ def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: 
     file = describe_file(path)
     return {
         "file": path.name, "sha256": file.sha256, "size": file.size, "abi_version": ABI_VERSION, "symbol": network.symbol, "soname": network.soname,
-        "arena_bytes": plan.arena_bytes, "constant_bytes": constant_bytes(plan), "kernel_calls": len(plan.steps),
+        "arena_bytes": plan.arena_bytes, "constant_bytes": constant_bytes(plan), "kernel_calls": len(plan.steps), "device": plan.design or None,
     }  # fmt: skip
 
 
@@ -142,17 +142,21 @@ def _link_one(source: Path, path: Path, compiler: Command) -> None:
 
 
 class OpenedNetwork:
-    """A network in this process, opened by the binding that apps use; a Runner."""
+    """A network in this process, opened by the binding that apps use; a Runner. Its accelerator, if it has one, is simulated."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        self.network = _binding().Network(path, threads)
+        from tvmflow.building.simulated_board import driver_of
+
+        binding = network_binding()
+        self.network = binding.Network(path, threads, driver=lambda design: driver_of(binding, design))
 
     def run(self, *inputs: Any) -> tuple[Any, ...]:
         found = self.network(*inputs)
         return found if isinstance(found, tuple) else (found,)
 
 
-def _binding() -> Any:
+def network_binding() -> Any:
+    """Return the binding that apps use, as a module."""
     spec = importlib.util.spec_from_file_location("tvmflow_network", RUNTIME / "python" / "tvmflow_network.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -194,7 +198,7 @@ plan_constants:
 
 def tables(plan: Plan, network: Network) -> str:
     """Return the plan as C."""
-    kernels = sorted({step.kernel for step in plan.steps})
+    kernels = sorted({step.kernel for step in plan.steps if step.program is None})
     arguments = [at for step in plan.steps for at in step.arguments]
     starts = accumulate((len(step.arguments) for step in plan.steps), initial=0)
     lines = ['#include "plan.h"', "", "extern const unsigned char plan_constants[];"]
@@ -205,7 +209,7 @@ def tables(plan: Plan, network: Network) -> str:
         _table("plan_value", "values", (_value(at, value, plan) for at, value in enumerate(plan.values))),
         _table("uint32_t", "arguments", map(str, arguments)),
         _table("plan_step", "steps", (
-            f"{{__tvm_ffi_{step.kernel}, {c_string(step.kernel)}, {start}, {len(step.arguments)}}}"
+            f"{{{_function(step)}, {c_string(step.kernel)}, {start}, {len(step.arguments)}, {0 if step.program is None else step.program + 1}}}"
             for step, start in zip(plan.steps, starts, strict=False)
         )),
         _table("plan_copy", "copies", (f"{{{a}, {b}, {plan.values[a].size}}}" for a, b in plan.copies)),
@@ -217,13 +221,15 @@ def tables(plan: Plan, network: Network) -> str:
         )),
         _table("char *const", "labels", map(c_string, network.labels)),
         *(image_tables(network.image, plan.values[plan.inputs[0]].shape) if network.image else ()),
+        *_programs(plan),
         f"const plan_tables plan = {{values, arguments, steps, copies, inputs, outputs, plan_constants, {len(plan.values)}, "
-        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if network.image else '(void *)0'}}};",
+        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if network.image else '(void *)0'}, {'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}}};",
         f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), {c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "
         f"{len(plan.steps)}, {network.threads}, {plan.arena_bytes}, {constant_bytes(plan)},",
         "  tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,",
         f"  tvmflow_profile_of, {'labels' if network.labels else '(void *)0'}, {len(network.labels)}, tvmflow_top_k,",
-        f"  {network.inputs[0].shape[0] if network.image else 0}, tvmflow_run_image, tvmflow_classify}};",
+        f"  {network.inputs[0].shape[0] if network.image else 0}, tvmflow_run_image, tvmflow_classify, "
+        f"{c_string(plan.design) if plan.design else '(void *)0'}, tvmflow_create_on}};",
     ]  # fmt: skip
     for name in ("tvmflow_network", network.symbol):
         lines += [
@@ -231,6 +237,26 @@ def tables(plan: Plan, network: Network) -> str:
             f'__attribute__((visibility("default"))) const tvmflow_api *{name}(void) {{ return &plan_api; }}',
         ]
     return "\n".join(lines) + "\n"
+
+
+def _function(step: Step) -> str:
+    return f"__tvm_ffi_{step.kernel}" if step.program is None else "(plan_kernel)0"
+
+
+def _programs(plan: Plan) -> Iterable[str]:
+    """Return the tables of the accelerator's programs."""
+    rows = []
+    for at, placed in enumerate(plan.programs):
+        program, (image, code) = placed.program, (plan.memories[place] for place in (placed.image, placed.code))
+        launches, spans = program.launches, (*program.inputs, *program.outputs)
+        yield _table("plan_launch", f"launches{at}", (f"{{{offset}, {count}}}" for offset, count in launches))
+        yield _table("plan_span", f"spans{at}", (f"{{{span.offset}, {span.size}}}" for span in spans))
+        rows.append(
+            f"{{{{{image.offset}, {image.size}}}, {{{code.offset}, {code.size}}}, {program.image_at}, {program.memory_bytes}, launches{at}, spans{at}, "
+            f"{len(launches)}, {len(program.inputs)}, {len(program.outputs)}}}"
+        )
+    if rows:
+        yield _table("plan_program", "programs", rows)
 
 
 def constant_bytes(plan: Plan) -> int:

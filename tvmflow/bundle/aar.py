@@ -75,6 +75,11 @@ def write_aar(
     for name in triples:
         if abi_named(name).system != "android":
             raise BundleError(f"an AAR for {name}", "an ABI of Android", "ship cells of a target for Android in it")
+    if driven := next((one for one in manifest.libraries if one.device), None):
+        raise BundleError(
+            f"{driven.cell} needs a driver for the accelerator {driven.device}",
+            "cells of CPUs: the class in Java has no drivers",
+        )
     artifact, version = (
         re.sub(r"[^a-z0-9]+", "-", manifest.name.lower()).strip("-") or "networks",
         str(manifest.version or 0),

@@ -37,6 +37,8 @@ class DeviceTrial:
         abi = abi_of(target.mtriple).name
         if library.abi != abi:
             return f"not run on {self.name}: it is for {library.abi}, the device for {abi}"
+        if library.device:
+            return f"not run on {self.name}: it needs a driver for the accelerator {library.device}"
         if missing := features_lacking(library, features_of(target.mcpu, target.mtriple, target.mattr)):
             return f"not run on {self.name}: {target.mcpu} lacks {', '.join(missing[:4])}"
         inputs, outputs = golden_arrays(library, folder)

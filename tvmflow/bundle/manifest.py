@@ -101,7 +101,10 @@ class Made(Frozen):
 
 
 class Library(Frozen):
-    """A network as one shared object. symbol: the function that an app calls, declared in tvmflow.h."""
+    """A network as one shared object. symbol: the function that an app calls, declared in tvmflow.h.
+
+    device: the design of the accelerator that computes a part of it, for which an app brings a driver; None for none.
+    """
 
     cell: Line
     abi: Name
@@ -113,6 +116,7 @@ class Library(Frozen):
     arena_bytes: Annotated[int, Field(ge=0, le=1 << 50)]
     constant_bytes: Bytes
     kernel_calls: Count
+    device: Line | None = None
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     preprocessing: Preprocessing | None

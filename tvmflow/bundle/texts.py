@@ -109,7 +109,16 @@ def readme(manifest: Manifest) -> bytes:
     text = _README.format(
         name=manifest.name, version=version, abis=", ".join(manifest.abis), rows=rows, build=build, first=first.file
     )
+    for one in manifest.libraries:
+        if one.device:
+            text += _DEVICE.format(file=one.file, device=one.device)
     return text.encode()
+
+
+_DEVICE = """
+`{file}` computes a part of the network on the accelerator {device}. `create_on` in the place of `create` takes a driver for it,
+five functions that `include/tvmflow.h` declares.
+"""
 
 
 def example(library: Library) -> bytes:
@@ -154,6 +163,7 @@ def _facts(library: Library, part: Part) -> list[tuple[str, str]]:
         ("library", f"`{library.file}`, {library.abi}, for {made.mcpu}, {library.threads} threads"),
         ("weights in it", f"{library.constant_bytes} bytes"), ("memory of an instance", f"{library.arena_bytes} bytes"),
         ("version in the registry", made.version or "none"), ("classes", str(len(library.labels)) if library.labels else "unnamed"),
+        *([("accelerator", library.device)] if library.device else []),
     ]  # fmt: skip
 
 

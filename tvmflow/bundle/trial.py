@@ -106,6 +106,7 @@ def _check_described(library: Library, network: Any) -> None:
             [(one.name, one.shape) for one in network.outputs],
         ),
         ("labels", library.labels, network.labels),
+        ("device", library.device or "", network.device),
     ):
         if ours != theirs:
             raise BundleError(

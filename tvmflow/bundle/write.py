@@ -99,12 +99,7 @@ def _check_abis(parts: Sequence[Part], wish: Wish) -> None:
     """Refuse cells without a library of their own, twice the same, and ABIs that are not those asked for."""
     for part in parts:
         network = part.manifest.get("network")
-        if network is None:
-            raise BundleError(
-                f"{part.cell} has no library without TVM: a part of it is computed by an accelerator's driver in Python", "cells of CPUs",
-                "ship another precision or target of this model",
-            )  # fmt: skip
-        if "soname" not in network:
+        if network is None or "soname" not in network:
             raise BundleError(f"{part.cell} was built by an older tvmflow", "a library with a SONAME of its own",
                               f"run 'tvmflow run {part.cell}' and 'tvmflow promote {part.cell}'")  # fmt: skip
     cells = [part.cell for part in parts]
@@ -142,7 +137,7 @@ def _add(part: Part, files: Content) -> Library:
     return Library(
         cell=part.cell, abi=abi.name, file=f"lib/{abi.name}/{network['soname']}", soname=network["soname"], symbol=network["symbol"],
         abi_version=ABI_VERSION, threads=built["target"]["threads"], arena_bytes=network["arena_bytes"],
-        constant_bytes=network["constant_bytes"], kernel_calls=network["kernel_calls"],
+        constant_bytes=network["constant_bytes"], kernel_calls=network["kernel_calls"], device=network.get("device"),
         inputs=tuple(_tensor(one) for one in built["inputs"]), outputs=outputs, preprocessing=_preprocessing(part), task=part.source["task"],
         labels=_labels(part, outputs[0]), golden=_golden(part, files), scorecard=f"{folder}/scorecard.json", card=f"{folder}/card.md", made=made,
     )  # fmt: skip

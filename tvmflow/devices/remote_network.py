@@ -99,8 +99,12 @@ def in_machine(folder: Path) -> Form:
 
 
 def shipped(folder: Path, manifest: dict[str, Any]) -> Form:
-    """Return the form that apps get: without TVM where there is one, else the virtual machine's."""
-    if not manifest.get("network"):
+    """Return the form that apps get, without TVM, where a device runs it; else the virtual machine's.
+
+    A library with an accelerator's part needs a driver, which servers have in TVM's form only.
+    """
+    network = manifest.get("network")
+    if not network or network.get("device"):
         return in_machine(folder)
     outputs = manifest["outputs"]
     return Form(folder / "network.so", lambda session, name: session.network(name, folder, outputs))

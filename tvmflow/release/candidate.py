@@ -91,7 +91,8 @@ class Candidate:
         manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
         new = shipped(self.folder, manifest)
         old = folder / "champion.so"
-        if champion.network_sha256 and self.version.network_sha256:
+        machine = in_machine(self.folder)
+        if new.file != machine.file and champion.network_sha256:
             dvc.file_by_md5(self.workspace, champion.network_dvc_md5, champion.network_sha256, old)
             return replace(new, file=old), new
         has_tvm = transport_of(self.workspace.params.targets[self.cell.target].device).has_tvm
@@ -100,7 +101,6 @@ class Candidate:
                 f"version {champion.version} has no network.so that is known, and device {self.cell.target!r} no TVM"
             )
         _champion_bytes(self.workspace, champion, old)
-        machine = in_machine(self.folder)
         return replace(machine, file=old), machine
 
     def _started(self, session: DeviceSession, form: Form, champion: Version | None = None) -> RemoteModel:

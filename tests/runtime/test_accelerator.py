@@ -1,0 +1,95 @@
+"""Networks with a part on VTA as libraries without TVM: the outputs are those in TVM's machine, through the driver seam in C."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.differential.test_vta_networks import pieces_module, quantized_module
+from tests.differential.vta_cases import CONFIG
+from tvmflow.backends.cpu import host_backend
+from tvmflow.building.library import LocalRunner, Scheduled, build_scheduled
+from tvmflow.building.plan import plan_of
+from tvmflow.building.self_contained import Network, OpenedNetwork, network_binding, write_network
+from tvmflow.building.simulated_board import SimulatedBoard, design_named
+from tvmflow.compilers import Command
+from tvmflow.errors import StageError
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.passes import run_pass
+from tvmflow.passes.offload_vta import blobs_of, offload_vta, regions_of, with_blobs
+from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.vta.compiler import compile_region
+from tvmflow.vta.config import VtaConfig
+from tvmflow.vta.runtime import program_to_blob, register
+
+Array = np.ndarray[Any, Any]
+WIDE = VtaConfig(log_batch=1)
+
+
+def _built(config: VtaConfig, module: Any) -> tuple[Any, Scheduled]:
+    """Return the module with its programs, and as it is compiled."""
+    offloaded = run_pass(PackChannels(16), offload_vta(module, config)[0])
+    programs = [program_to_blob(compile_region(config, region, "optimized")) for region in regions_of(offloaded)]
+    compiled = with_blobs(offloaded, dict(zip(blobs_of(offloaded), programs, strict=True)))
+    return compiled, build_scheduled(compiled, host_backend(), {})
+
+
+def _linked(path: Path, scheduled: Scheduled, shape: tuple[int, ...]) -> Path:
+    network = Network(f"{path.stem}@vta:vta_int8", (TensorSpec("x", shape),), ("y",), 2)
+    manifest = write_network(path, scheduled, network, Command(("g++",)))
+    assert manifest["device"] == plan_of(scheduled.module).design
+    return path
+
+
+@pytest.fixture(scope="module", params=["residual", "pieces", "wide"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path, Array]]:
+    """Return a module that TVM's machine runs, its library and samples; one accelerator's part, three, and batches of two."""
+    config = WIDE if request.param == "wide" else CONFIG
+    module, samples = pieces_module() if request.param == "pieces" else quantized_module("calibrated")
+    register(config)
+    compiled, scheduled = _built(config, module)
+    path = tmp_path_factory.mktemp("vta") / f"{request.param}.so"
+    yield compiled, _linked(path, scheduled, (1, *samples.shape[1:])), samples
+
+
+def test_outputs_are_those_of_tvms_machine(case: tuple[Any, Path, Array]) -> None:
+    compiled, path, samples = case
+    machine, networks = LocalRunner(compiled, host_backend()), [OpenedNetwork(path, threads) for threads in (1, 2)]
+    for sample in samples:
+        expected = machine.run(sample[None])[0]
+        for network in networks:
+            assert np.array_equal(network.run(sample[None])[0], expected)
+    assert np.ptp(expected) > 0
+
+
+def test_what_a_driver_does_is_told(case: tuple[Any, Path, Array]) -> None:
+    _, path, samples = case
+    binding = network_binding()
+    with pytest.raises(binding.NetworkError, match="needs the driver of its accelerator"):
+        binding.Network(path)
+    design = design_named(binding.Network(path, driver=SimulatedBoard(binding, CONFIG).driver).device)
+    board = SimulatedBoard(binding, design)
+    network = binding.Network(path, driver=board.driver)
+    other = SimulatedBoard(binding, VtaConfig(log_uop_buff_size=13))  # its instructions have other fields
+    wrong = binding.Network(path, driver=other.driver)
+    network(samples[:1])
+    with pytest.raises(binding.NetworkError, match=r"the device failed: the accelerator failed in tvmflow\.vta\.run 0"):
+        wrong(samples[:1])
+    assert other.error and not board.error
+    network.close(), wrong.close()
+    assert not board._memories and not other._memories, "all memory is given back"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "sim_1x16", "sim_1x16_i8w8a32_15_15_18_99", "nobody_1x16_i8w8a32_15_15_18_17", "sim_3x16_i8w8a32_15_15_18_17"],
+)
+def test_a_design_that_there_is_not(name: str) -> None:
+    with pytest.raises(StageError, match="accelerator"):
+        design_named(name)
+    assert design_named(WIDE.name) == WIDE and ctypes.sizeof(network_binding().Driver) == 56
