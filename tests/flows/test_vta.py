@@ -48,7 +48,9 @@ def test_a_cell_on_the_simulated_accelerator(copy_of_finished: Path) -> None:
     assert (folder / "listing.txt").read_text().count("FINISH") == vta["launches"] == 3
     tiles = _read(root, "tune", FOLDER, "best.json")["part"]
     assert [tile["layer"] for tile in tiles] == ["conv1_q", "conv2_q"] and all(tile["cycles"] > 0 for tile in tiles)
-    archive = str(root / "vta.zip")  # the library without TVM, whose accelerator is simulated through the driver seam in C
+    archive = str(
+        root / "vta.zip"
+    )  # the library without TVM, whose accelerator is simulated through the driver seam in C
     tvmflow(root, "bundle", CELL, "--newest", "--unsigned", "--output", archive)
     [library] = json.loads(tvmflow(root, "verify", archive, "--unsigned", "--json").stdout)["libraries"]
     assert library["ran"].startswith("4 golden inputs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,30 @@ import pytest
 
 from tests.differential.test_vta_networks import pieces_module, quantized_module
 from tests.differential.vta_cases import CONFIG
+from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
+from tvmflow.backends.table import simulated_driver
+from tvmflow.backends.vta import VtaBackend
 from tvmflow.building.library import LocalRunner, Scheduled, build_scheduled
-from tvmflow.building.plan import plan_of
 from tvmflow.building.self_contained import Network, OpenedNetwork, network_binding, write_network
-from tvmflow.building.simulated_board import SimulatedBoard, design_named
 from tvmflow.compilers import Command
 from tvmflow.errors import StageError
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes import run_pass
 from tvmflow.passes.offload_vta import blobs_of, offload_vta, regions_of, with_blobs
 from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.targets.resolve import host_target
 from tvmflow.vta.compiler import compile_region
 from tvmflow.vta.config import VtaConfig
 from tvmflow.vta.runtime import program_to_blob, register
+from tvmflow.vta.simulated_board import SimulatedBoard, design_named
 
 Array = np.ndarray[Any, Any]
 WIDE = VtaConfig(log_batch=1)
+
+
+def _backend(config: VtaConfig) -> Backend:
+    return VtaBackend(replace(host_target(), options={"config": config.to_json()}))
 
 
 def _built(config: VtaConfig, module: Any) -> tuple[Any, Scheduled]:
@@ -36,13 +44,13 @@ def _built(config: VtaConfig, module: Any) -> tuple[Any, Scheduled]:
     offloaded = run_pass(PackChannels(16), offload_vta(module, config)[0])
     programs = [program_to_blob(compile_region(config, region, "optimized")) for region in regions_of(offloaded)]
     compiled = with_blobs(offloaded, dict(zip(blobs_of(offloaded), programs, strict=True)))
-    return compiled, build_scheduled(compiled, host_backend(), {})
+    return compiled, build_scheduled(compiled, _backend(config), {})
 
 
 def _linked(path: Path, scheduled: Scheduled, shape: tuple[int, ...]) -> Path:
     network = Network(f"{path.stem}@vta:vta_int8", (TensorSpec("x", shape),), ("y",), 2)
     manifest = write_network(path, scheduled, network, Command(("g++",)))
-    assert manifest["device"] == plan_of(scheduled.module).design
+    assert design_named(manifest["device"])
     return path
 
 
@@ -73,6 +81,7 @@ def test_what_a_driver_does_is_told(case: tuple[Any, Path, Array]) -> None:
     with pytest.raises(binding.NetworkError, match="needs the driver of its accelerator"):
         binding.Network(path)
     design = design_named(binding.Network(path, driver=SimulatedBoard(binding, CONFIG).driver).device)
+    assert design is not None
     board = SimulatedBoard(binding, design)
     network = binding.Network(path, driver=board.driver)
     other = SimulatedBoard(binding, VtaConfig(log_uop_buff_size=13))  # its instructions have other fields
@@ -90,6 +99,6 @@ def test_what_a_driver_does_is_told(case: tuple[Any, Path, Array]) -> None:
     ["", "sim_1x16", "sim_1x16_i8w8a32_15_15_18_99", "nobody_1x16_i8w8a32_15_15_18_17", "sim_3x16_i8w8a32_15_15_18_17"],
 )
 def test_a_design_that_there_is_not(name: str) -> None:
-    with pytest.raises(StageError, match="accelerator"):
-        design_named(name)
+    with pytest.raises(StageError, match="no simulator for the accelerator"):
+        simulated_driver(network_binding(), name)
     assert design_named(WIDE.name) == WIDE and ctypes.sizeof(network_binding().Driver) == 56

@@ -170,7 +170,7 @@ def test_the_file_needs_the_c_library_alone_and_is_the_same_each_time(scheduled:
         int(line.split()[-1], 16) % 16384 == 0 for line in segments.splitlines() if line.strip().startswith("LOAD")
     )
     assert made["constant_bytes"] + made["arena_bytes"] > 0 and made["kernel_calls"] == len(
-        plan_of(scheduled.module).steps
+        plan_of(scheduled.module, scheduled.backend.device_program).steps
     )
 
 
@@ -194,7 +194,7 @@ def _moved(plan: Plan, at: int, offset: int) -> Plan:
 
 
 def test_a_plan_in_which_two_values_meet_is_refused(scheduled: Scheduled) -> None:
-    plan = plan_of(scheduled.module)
+    plan = plan_of(scheduled.module, scheduled.backend.device_program)
     arena = [at for at, memory in enumerate(plan.memories) if memory.place == "arena"]
     assert plan.arena_bytes < sum(plan.memories[at].size for at in arena), "memory is used again"
     refused = 0

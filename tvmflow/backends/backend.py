@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tvmflow.errors import UsageError
+from tvmflow.backends.device_part import DeviceProgram
+from tvmflow.errors import StageError, UsageError
 from tvmflow.options import Options
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -121,6 +122,21 @@ class Backend(ABC):
         backend's own. Raises ProgramError.
         """
         return packed, None
+
+    def device_program(self, function: str, blob: bytes) -> DeviceProgram:
+        """Return what the device computes in a call of a function that it provides. blob: the call's first argument. Raises StageError."""
+        raise StageError(
+            f"the lowered network calls {function}", "calls of kernels alone",
+            "a library without TVM cannot be made of it yet; library.so, which needs TVM, can",
+        )  # fmt: skip
+
+    @classmethod
+    def simulated_driver(cls, binding: Any, design: str) -> Any:
+        """Return a simulated driver of a design, for libraries without TVM in this process; None for designs of others.
+
+        binding: the module tvmflow_network, whose Driver it is.
+        """
+        return None
 
     def provide(self) -> None:  # noqa: B027 (most need nothing)
         """Provide in this process what its libraries call: a server of this machine does so, and the checks between stages."""

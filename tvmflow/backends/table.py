@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.backends.vta import VtaBackend
-from tvmflow.errors import UnknownNameError
+from tvmflow.errors import StageError, UnknownNameError
 from tvmflow.plugins import Table
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -37,3 +37,11 @@ def resolve(entry: TargetEntry) -> ResolvedTarget:
 def backend_for(entry: TargetEntry) -> Backend:
     """Return the backend of an entry of params.yaml. Raises UsageError."""
     return backend_of(resolve(entry))
+
+
+def simulated_driver(binding: Any, design: str) -> Any:
+    """Return a simulated driver for an accelerator by its design's name. binding: tvmflow_network. Raises StageError."""
+    for row in BACKENDS.values():
+        if driver := row.simulated_driver(binding, design):
+            return driver
+    raise StageError(f"no simulator for the accelerator {design!a}", "a design as sim_1x16_i8w8a32_15_15_18_17")

@@ -7,13 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from tvmflow.backends.backend import Call, Progress
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.errors import UsageError
+from tvmflow.backends.device_part import DeviceProgram, Span
+from tvmflow.errors import ProgramError, StageError, UsageError
 from tvmflow.options import Options
-from tvmflow.vta.config import COUNTERS_FUNCTION, VtaConfig
+from tvmflow.vta.config import COUNTERS_FUNCTION, PAGE, RUN_FUNCTION, VtaConfig
 
 
 class VtaOptions(Options):
@@ -113,6 +115,39 @@ class VtaBackend(CpuBackend):
         costs = {name: summary[name] for name in ("cycles", "estimated_ms", "gemm_utilization", "five_nbytes")}
         metrics = {f"vta.{name}": value for name, value in {**summary["counters"], **costs}.items()}
         return with_blobs(packed, blobs), {**summary, "metrics": metrics}
+
+    def device_program(self, function: str, blob: bytes) -> DeviceProgram:
+        """Return the program in a blob that `build` put into a network."""
+        from tvmflow.vta.isa import encode_all
+        from tvmflow.vta.region import from_blob
+        from tvmflow.vta.runtime import program_from
+
+        if function != RUN_FUNCTION:
+            return super().device_program(function, blob)
+        try:
+            program = program_from(*from_blob(blob))
+        except ProgramError as error:
+            raise StageError(f"a call of the accelerator without a program: {error.found}", error.expected) from None
+        parts, launches, end = [], [], 0
+        for launch in program.launches:  # each begins at a page: the fetch unit is given its address
+            words = encode_all(program.config, launch.instructions).astype("<u8").view(np.uint8).reshape(-1)
+            launches.append((end, len(launch.instructions)))
+            parts.append(np.pad(words, (0, -words.size % PAGE)))
+            end += parts[-1].size
+        inputs, outputs = (
+            tuple(Span(one.address, one.nbytes) for one in group) for group in (program.inputs, program.outputs)
+        )
+        return DeviceProgram(
+            program.config.name, program.dram_bytes, program.constants_at, program.constants, np.concatenate(parts),
+            tuple(launches), inputs, outputs,
+        )  # fmt: skip
+
+    @classmethod
+    def simulated_driver(cls, binding: Any, design: str) -> Any:
+        from tvmflow.vta.simulated_board import SimulatedBoard, design_named
+
+        config = design_named(design)
+        return SimulatedBoard(binding, config).driver if config else None
 
     def provide(self) -> None:
         """Simulate the accelerator in this process."""

@@ -21,11 +21,12 @@ Arrays = tuple[Array, ...]
 
 
 class Scheduled(NamedTuple):
-    """executable: TVM's; choices: how each kernel was scheduled; module: of scheduled kernels, from which it was compiled."""
+    """executable: TVM's; choices: how each kernel was scheduled; module: of scheduled kernels, from which it was compiled for the backend."""
 
     executable: Any
     choices: list[Choice]
     module: Any
+    backend: Backend
 
 
 def prepared(mod: Any, target: Any) -> Any:
@@ -60,7 +61,7 @@ def build_scheduled(
     scheduled = run_pass(step, lowered)
     if dump is not None:
         dump("schedule_kernels", scheduled)
-    return Scheduled(compile_lowered(scheduled, backend), list(step.choices), scheduled)
+    return Scheduled(compile_lowered(scheduled, backend), list(step.choices), scheduled, backend)
 
 
 class LocalRunner:

@@ -6,18 +6,19 @@ lowered main function. Two values share bytes only if one is dead before the oth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from tvmflow.building.device_part import DeviceProgram, device_program
+from tvmflow.backends.device_part import DeviceProgram
 from tvmflow.errors import StageError
 from tvmflow.ir.ir_files import bytes_of
 from tvmflow.ir.tvm_names import constant_value, type_of
 from tvmflow.passes.allocate_tensors import ALIGNMENT, with_allocations
-from tvmflow.vta.config import RUN_FUNCTION
 
+ProgramOf = Callable[[str, bytes], DeviceProgram]
 Place = Literal["input", "output", "constant", "arena"]
 _VIEWS = ("relax.reshape", "relax.memory.ensure_zero_offset")
 _NOTHING = ("relax.memory.kill_tensor", "relax.memory.kill_storage")
@@ -92,10 +93,10 @@ class Plan:
         return max((m.offset + m.size for m in self.memories if m.place == "arena"), default=0)
 
 
-def plan_of(mod: Any) -> Plan:
-    """Return the plan of a module of scheduled kernels. Raises StageError for what is no call of a kernel."""
+def plan_of(mod: Any, program_of: ProgramOf) -> Plan:
+    """Return the plan of a module of scheduled kernels. program_of: of the backend. Raises StageError for what is no call of either."""
     mod = with_allocations(mod)
-    reader = _Reader(mod)
+    reader = _Reader(mod, program_of)
     plan = reader.read(mod["main"])
     check(plan)
     return plan
@@ -111,7 +112,8 @@ class _Memory:
 
 
 class _Reader:
-    def __init__(self, mod: Any) -> None:
+    def __init__(self, mod: Any, program_of: ProgramOf) -> None:
+        self.program_of = program_of
         self.kernels = {name.name_hint for name in mod.functions if name.name_hint != "main"}
         self.memories: list[_Memory] = []
         self.values: list[Value] = []
@@ -188,27 +190,21 @@ class _Reader:
                 return None
             if getattr(value.op, "name_hint", "") in self.kernels:
                 return self._call(value.op.name_hint, value.args)
-            if str(getattr(value.op, "global_symbol", "")) == RUN_FUNCTION:
-                at = self._program(bytes(self._held(value.args[0]).tobytes()))
-                return self._call(f"{RUN_FUNCTION} {at}", value.args[1:], at)
+            if isinstance(value.op, relax.ExternFunc):
+                function = str(value.op.global_symbol)
+                at = self._program(function, value.args)
+                return self._call(f"{function} {at}", value.args[1:], at)
         raise StageError(
             f"the lowered network has {str(value)[:200]!r}", "calls of kernels and their memory alone",
             "a library without TVM cannot be made of it yet; library.so, which needs TVM, can",
         )  # fmt: skip
 
-    def _held(self, expression: Any) -> np.ndarray[Any, Any]:
-        constant = constant_value(expression)
-        if constant is None:
-            raise StageError(
-                f"a call of {RUN_FUNCTION} with a program that is no constant", "a network that build made"
-            )
-        found: np.ndarray[Any, Any] = constant.numpy()
-        return found
-
-    def _program(self, blob: bytes) -> int:
+    def _program(self, function: str, arguments: Any) -> int:
         """Return the position of a program, whose image and instructions are constants of their own."""
+        constant = constant_value(arguments[0]) if len(arguments) else None
+        blob = bytes(constant.numpy().tobytes()) if constant is not None else b""
         if blob not in self.programs:
-            program = device_program(blob)
+            program = self.program_of(function, blob)
             places = []
             for array in (program.image, program.code):
                 places.append(self._memory("constant", array.nbytes, len(self.constants)))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.artifacts import describe_file
+from tvmflow.backends.table import simulated_driver
 from tvmflow.building.image_table import ImageInput, image_tables
 from tvmflow.building.library import Scheduled
 from tvmflow.building.plan import Plan, Step, Value, plan_of
@@ -76,7 +77,7 @@ class Network:
 
 def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: Command) -> dict[str, Any]:
     """Write the shared object of a network; returns what its manifest says. Raises StageError where there can be none."""
-    plan = plan_of(scheduled.module)
+    plan = plan_of(scheduled.module, scheduled.backend.device_program)
     link(path, scheduled.executable.mod.imports, plan, network, compiler)
     file = describe_file(path)
     return {
@@ -145,10 +146,8 @@ class OpenedNetwork:
     """A network in this process, opened by the binding that apps use; a Runner. Its accelerator, if it has one, is simulated."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        from tvmflow.building.simulated_board import driver_of
-
         binding = network_binding()
-        self.network = binding.Network(path, threads, driver=lambda design: driver_of(binding, design))
+        self.network = binding.Network(path, threads, driver=lambda design: simulated_driver(binding, design))
 
     def run(self, *inputs: Any) -> tuple[Any, ...]:
         found = self.network(*inputs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.errors import StageError, TvmflowError
+from tvmflow.errors import TvmflowError
 from tvmflow.vta.config import PAGE, VtaConfig
 from tvmflow.vta.execution import run_launch
 from tvmflow.vta.isa import INSTRUCTION_BYTES, decode_all
@@ -21,22 +21,20 @@ _NAME = re.compile(
 )
 
 
-def design_named(name: str) -> VtaConfig:
-    """Return the design of a name as `VtaConfig.name`. Raises StageError."""
+def design_named(name: str) -> VtaConfig | None:
+    """Return the design of a name as `VtaConfig.name`; None where there is none."""
     found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    batch, block, uop, inp, wgt, acc = map(int, found.groups()[1:])
     try:
-        if found is None:
-            raise StageError(f"an accelerator {name!a}", "the name of a VTA, as sim_1x16_i8w8a32_15_15_18_17")
-        batch, block, uop, inp, wgt, acc = map(int, found.groups()[1:])
         design = VtaConfig(
             found[1], log_batch=batch.bit_length() - 1, log_block=block.bit_length() - 1, log_uop_buff_size=uop,
             log_inp_buff_size=inp, log_wgt_buff_size=wgt, log_acc_buff_size=acc,
         )  # fmt: skip
-        if design.name != name:
-            raise StageError(f"an accelerator {name!a}", design.name)
-    except TvmflowError as error:
-        raise StageError(f"no simulator for the accelerator {name!a}: {error.found}", error.expected) from None
-    return design
+    except TvmflowError:
+        return None
+    return design if design.name == name else None
 
 
 class SimulatedBoard:
@@ -85,8 +83,3 @@ class SimulatedBoard:
         machine = self._machines[memory]
         machine.forget()
         run_launch(self._decoded[code, offset], machine, "load-eager")
-
-
-def driver_of(binding: Any, design: str) -> Any:
-    """Return a driver for a design by its name. binding: the module tvmflow_network. Raises StageError."""
-    return SimulatedBoard(binding, design_named(design)).driver
