@@ -176,7 +176,7 @@ def virtual_machine(workspace: Workspace, cell: Cell, x: Any) -> tuple[Any, Any]
     from tvm import relax
 
     library = workspace.folder("build", cell) / "library.so"
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.runtime.loadmodule_of(str(library)), tvm.cpu())
     return machine, tvm.runtime.tensor(np.ascontiguousarray(x))
 
 
@@ -256,7 +256,7 @@ def _openvino(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callabl
     return lambda: request.infer()
 
 
-def _module(workspace: Workspace, cell: Cell) -> Any:
+def module_of(workspace: Workspace, cell: Cell) -> Any:
     from tvmflow.frontends.table import load_source
 
     fetched = workspace.folder("fetch", cell)
@@ -267,7 +267,7 @@ def _torch(workspace: Workspace, cell: Cell, x: Any, threads: int, compiled: boo
     import torch
 
     torch.set_num_threads(threads)
-    module, tensor = _module(workspace, cell), torch.from_numpy(x)
+    module, tensor = module_of(workspace, cell), torch.from_numpy(x)
     if cell.precision == "bfloat16":
         module, tensor = module.bfloat16(), tensor.bfloat16()
     if compiled:
@@ -295,27 +295,31 @@ open(sys.argv[2], "wb").write(tf.lite.TFLiteConverter.from_keras_model(model).co
 """
 
 
+def write_tflite(workspace: Workspace, cell: Cell, path: Path) -> None:
+    """Convert a Keras model as fetched. Ends the program for other frameworks, and where TensorFlow refuses."""
+    if workspace.params.models[cell.model].framework != "keras":
+        raise SystemExit("LiteRT takes Keras models only")
+    from tvmflow.frontends.keras import source_model
+
+    file, fetched = path.with_suffix(".keras"), workspace.folder("fetch", cell)
+    source_model(fetched, read_description(fetched)).save(file)
+    done = subprocess.run(
+        [python_of("tensorflow"), "-c", _CONVERT, file, path, sysconfig.get_path("purelib")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"TensorFlow could not convert it: {done.stderr[-300:]}")
+
+
 def _litert(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
     """Convert the Keras model in TensorFlow's environment; LiteRT hands all of it to XNNPACK."""
     from ai_edge_litert.interpreter import Interpreter
 
-    entry = workspace.params.models[cell.model]
-    if entry.framework != "keras":
-        raise SystemExit("LiteRT takes Keras models only")
-    from tvmflow.frontends.keras import source_model
-
     with tempfile.TemporaryDirectory() as folder:
-        file, converted = Path(folder) / "model.keras", Path(folder) / "model.tflite"
-        fetched = workspace.folder("fetch", cell)
-        source_model(fetched, read_description(fetched)).save(file)
-        done = subprocess.run(
-            [python_of("tensorflow"), "-c", _CONVERT, file, converted, sysconfig.get_path("purelib")],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"TensorFlow could not convert it: {done.stderr[-300:]}")
+        converted = Path(folder) / "model.tflite"
+        write_tflite(workspace, cell, converted)
         interpreter = Interpreter(str(converted), num_threads=threads)
         interpreter.allocate_tensors()
     (given,) = interpreter.get_input_details()
@@ -343,7 +347,7 @@ def _errors(workspace: Workspace, cell: Cell) -> dict[str, float]:
         keras_on_torch().config.set_floatx("float64")
     x = input_of(workspace, cell)
     with torch.inference_mode():
-        exact = _module(workspace, cell).double()(torch.from_numpy(x).double()).numpy()
+        exact = module_of(workspace, cell).double()(torch.from_numpy(x).double()).numpy()
     if exact.dtype != np.float64:  # a Keras file that fixes its types
         return {}
     outputs = {

@@ -1,4 +1,7 @@
-"""A library without TVM beside TVM's runtime, ONNX Runtime, OpenVINO, MNN and ncnn: size, cold start, memory, latency, in one run.
+"""A library without TVM beside what apps would use instead: size, cold start, memory, latency, in one run.
+
+Peers are TVM's runtime, ONNX Runtime, OpenVINO, MNN and ncnn; LiteRT for Keras models and ExecuTorch for those of PyTorch, both with XNNPACK.
+ExecuTorch's Python package starts PyTorch with it, which an app in C++ does not: its start and memory are upper bounds.
 
     python -m bench.ship [CELL ...] [--rounds 9]
 
@@ -24,9 +27,12 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers import module_of, write_tflite
 from tvmflow.building.runtime import RUNTIME
+from tvmflow.frontends.source_model import read_description
+from tvmflow.params import Cell
 from tvmflow.without_torch import keep_torch_out_of_tvm
-from tvmflow.workspace import find_workspace
+from tvmflow.workspace import Workspace, find_workspace
 
 _HEAD = "import sys, numpy as np\nspecs, path, threads = {specs!r}, {path!r}, {threads}\nx = [np.ones(s, d) for s, d in specs]\n"
 _STARTS = {
@@ -52,13 +58,25 @@ _PEERS: dict[str, tuple[list[str] | None, str]] = {
 }  # fmt: skip
 
 
+# Peers whose files are made of the source model, not of ONNX: the framework that they take, and a start with them.
+_OF_SOURCE: dict[str, tuple[str, str]] = {
+    "ai_edge_litert": ("keras", "from ai_edge_litert.interpreter import Interpreter\ni = Interpreter(path + '/peer.tflite', num_threads=threads)\n"
+    "i.allocate_tensors()\ng = i.get_input_details()[0]\ni.set_tensor(g['index'], np.ones(g['shape'], g['dtype']))\n"
+    "i.invoke(); i.get_tensor(i.get_output_details()[0]['index'])"),
+    "executorch": ("torch", "import torch\ntorch.set_num_threads(threads)\nfrom executorch.runtime import Runtime\n"
+    "m = Runtime.get().load_program(path + '/peer.pte').load_method('forward')\nm.execute([torch.from_numpy(a) for a in x])"),
+}  # fmt: skip
+
+
 _TAIL = "\nprint([line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')][0])\n"
 
 
 def _start(code: str) -> tuple[float, float]:
     """Run Python once; returns seconds from start to end and its peak resident memory in MB."""
     begin = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code + _TAIL], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code + _TAIL], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
+    )
     return time.perf_counter() - begin, int(done.stdout.split()[-1]) / 1024
 
 
@@ -80,13 +98,40 @@ def _peer_starts(onnx: Path, folder: Path) -> dict[str, str]:
     return codes
 
 
+def _source_starts(workspace: Workspace, cell: Cell, folder: Path) -> dict[str, str]:
+    """The same for those that take the source model."""
+    framework, codes = workspace.params.models[cell.model].framework, {}
+    for name, (wanted, code) in _OF_SOURCE.items():
+        if framework == wanted and importlib.util.find_spec(name) is not None:
+            if wanted == "keras":
+                write_tflite(workspace, cell, folder / "peer.tflite")
+            else:
+                _write_pte(workspace, cell, folder / "peer.pte")
+            codes[name] = code
+    return codes
+
+
+def _write_pte(workspace: Workspace, cell: Cell, path: Path) -> None:
+    """Lower a PyTorch model as fetched to XNNPACK."""
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    specs = read_description(workspace.folder("fetch", cell)).inputs
+    exported = torch.export.export(module_of(workspace, cell), tuple(torch.ones(spec.shape) for spec in specs))
+    program = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
+    path.write_bytes(program.buffer)
+
+
 def starts(
-    folder: Path, onnx: Path, specs: list[tuple[tuple[int, ...], str]], threads: int, rounds: int
+    workspace: Workspace, cell: Cell, specs: list[tuple[tuple[int, ...], str]], threads: int, rounds: int
 ) -> dict[str, tuple[float, float]]:
     """Return for each runtime the median seconds of a start and the median of its memory in MB."""
+    folder, onnx = workspace.folder("build", cell), workspace.folder("import_model", cell) / "peer.onnx"
     with tempfile.TemporaryDirectory() as converted:
         codes = {name: (folder, code) for name, code in _STARTS.items()}
-        codes |= {name: (Path(converted), code) for name, code in _peer_starts(onnx, Path(converted)).items()}
+        peers = _peer_starts(onnx, Path(converted)) | _source_starts(workspace, cell, Path(converted))
+        codes |= {name: (Path(converted), code) for name, code in peers.items()}
         measured: dict[str, list[tuple[float, float]]] = {name: [] for name in codes}
         for _ in range(rounds):
             for name, (where, code) in codes.items():
@@ -135,13 +180,13 @@ def main() -> None:
     workspace = find_workspace(None)
     for name in options.cells:
         cell = workspace.params.cell(name)
-        folder, onnx = workspace.folder("build", cell), workspace.folder("import_model", cell) / "peer.onnx"
+        folder = workspace.folder("build", cell)
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         specs = [(tuple(spec["shape"]), spec["dtype"]) for spec in manifest["inputs"]]
         threads, made = manifest["target"]["threads"], manifest["network"]
         print(f"\n{cell}: network.so {made['size']:,} bytes, of it weights {made['constant_bytes']:,}; arena {made['arena_bytes']:,}; "
               f"library.so {manifest['library']['size']:,}")  # fmt: skip
-        measured = starts(folder, onnx, specs, threads, options.rounds)
+        measured = starts(workspace, cell, specs, threads, options.rounds)
         base_s, base_mb = measured.pop("numpy alone")
         ours_s, ours_mb = measured["network.so"][0] - base_s, measured["network.so"][1] - base_mb
         for runtime, (seconds, megabytes) in measured.items():
