@@ -70,7 +70,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     context.tuning_log.touch()  # DVC wants it also where nothing is measured
     transport = transport_of(limits.device)
     journal = Journal(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
-    rules = network_rules(context.settings, limits, transport.is_this_host, transport.has_tvm)
+    rules = network_rules(context.settings, limits, transport.is_this_host, transport.has_tvm_on(limits.device))
     outcome = tune_network(packed, backend, rules, journal, lambda: session_of(limits, target), context.progress)
     part = backend.search_part(packed, context.progress)
     write_best(

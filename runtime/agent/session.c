@@ -185,11 +185,9 @@ static int is_taken(void) {
 static int report(const char *name) {
   text reply = {0};
   say(&reply, "ok", NULL);
-  if (!strcmp(name, "probe")) {
-    text_add(&reply, ",\"taken\":%s", is_taken() ? "true" : "false");
-    probe(&reply, own.rules->root, &own.rules->files);
-  }
-  if (strcmp(name, "probe")) probe_temperatures(&reply, own.rules->root);
+  if (strcmp(name, "temperature")) text_add(&reply, ",\"taken\":%s", is_taken() ? "true" : "false");
+  if (!strcmp(name, "probe")) probe(&reply, own.rules->root, &own.rules->files);
+  if (!strcmp(name, "temperature")) probe_temperatures(&reply, own.rules->root);
   return send_reply(0, &reply);
 }
 
@@ -315,7 +313,7 @@ static int answer(const frame_head *head, const unsigned char *bytes) {
   uint64_t limit_ms;
   if (request_parse(&asked, bytes, head->size)) return told("bad_request", "no request");
   if (request_number(&asked, "within_ms", 1, LONGEST_MS, USUAL_MS, &limit_ms)) return told("bad_request", "within_ms");
-  if (!strcmp(asked.name, "probe") || !strcmp(asked.name, "temperature")) return report(asked.name);
+  if (!strcmp(asked.name, "probe") || !strcmp(asked.name, "temperature") || !strcmp(asked.name, "taken")) return report(asked.name);
   if (!strcmp(asked.name, "take")) return take(&asked);
   if (own.lock < 0) return told("not_taken", "the device has to be taken first");
   if (head->worker) return ask_worker(head->worker, &asked, bytes, head->size, limit_ms);

@@ -22,7 +22,8 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.building.lower import lower
 from tvmflow.devices.local import local_tracker
 from tvmflow.devices.session import DeviceSession, open_session
-from tvmflow.devices.tracker import TrackerAddress, connect
+from tvmflow.devices.tracker import connect
+from tvmflow.devices.tracker_wire import TrackerAddress
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.frontends.table import load_source
 from tvmflow.kernels.workloads import extract_workloads

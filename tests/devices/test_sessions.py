@@ -18,7 +18,8 @@ from tvmflow.backends.table import backend_for
 from tvmflow.devices.local import Served, local_tracker
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.session import DeviceSession, open_session
-from tvmflow.devices.tracker import TrackerAddress, connect, queue_of, request_session
+from tvmflow.devices.tracker import connect, queue_of, request_session
+from tvmflow.devices.tracker_wire import TrackerAddress
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, DeviceUnknownError, TrackerError, UsageError
 from tvmflow.params import DeviceEntry, load_params

@@ -1,14 +1,20 @@
-"""Calls about phones at this machine: which there are, and one that is made ready and taken back."""
+"""Calls about devices with our agent: phones at this machine, one that is made ready and taken back, one that a tracker is told of."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tvmflow.api.opening import Where, opened
 from tvmflow.api.results import PhoneState, ReadyPhone
 from tvmflow.errors import DeviceError, UnknownNameError, UsageError
+from tvmflow.params import DeviceEntry, TargetEntry
+
+if TYPE_CHECKING:
+    from tvmflow.devices.registrar import Registry
 
 
 def phones() -> tuple[PhoneState, ...]:
@@ -41,20 +47,23 @@ def phones() -> tuple[PhoneState, ...]:
 def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where = None) -> Iterator[ReadyPhone]:
     """Make a phone ready for `transport: agent`: agent pushed and started, port forwarded, screen kept on; all of it is taken back at the end.
 
-    target: of params.yaml, whose compiler makes the agent. secret_file: is written for as long. Raises DeviceError, UsageError.
+    target: of params.yaml, whose compiler makes the agent. secret_file: is written for as long, unless the target's device is reached
+    through a tracker and names one, which all phones of its key then have. Raises DeviceError, UsageError.
     """
     from tvmflow.backends.table import resolve
     from tvmflow.devices.adb import Phone
     from tvmflow.devices.phones import agent_for, awake, check_architecture, prepared, remove
 
-    targets = opened(workspace).params.targets
-    if target not in targets:
-        raise UnknownNameError(f"no target {target!r}", legal=targets, name=target)
-    resolved = resolve(targets[target])
+    entry = _target(workspace, target)
+    resolved, registry = resolve(entry), _registry(entry.device)
     phone = Phone(serial)
     facts = phone.facts()
     check_architecture(phone, facts, resolved)
-    with awake(phone), remove(phone), prepared(phone, facts, agent_for(resolved)) as ready:
+    secret = registry.secret if registry is not None else None
+    with awake(phone), remove(phone), prepared(phone, facts, agent_for(resolved), secret=secret) as ready:
+        if registry is not None:
+            yield ReadyPhone(serial, facts.model, ready.port, registry.secret_file, facts.build, is_for_tracker=True)
+            return
         try:
             secret_file.touch(mode=0o600, exist_ok=False)
         except OSError as error:
@@ -65,6 +74,41 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
             ) from None
         try:
             secret_file.write_bytes(ready.secret + b"\n")
-            yield ReadyPhone(serial, facts.model, ready.port, secret_file)
+            yield ReadyPhone(serial, facts.model, ready.port, secret_file, facts.build)
         finally:
             secret_file.unlink(missing_ok=True)
+
+
+def offer_device(
+    target: str, host: str, port: int, workspace: Where = None, over: threading.Event | None = None, unit: str = "",
+    build: str = "",
+) -> None:  # fmt: skip
+    """Offer an agent to the tracker that a target's device names, under its key, until `over` is set.
+
+    host, port: where the agent listens; unit, build: what measurements name it by, where it is not what it says itself.
+    Raises UsageError, DeviceLostError when the agent goes away, TrackerError when the tracker does.
+    """
+    from tvmflow.devices.registrar import Offer, offer_agent
+
+    device = _target(workspace, target).device
+    registry = _registry(device)
+    if registry is None:
+        raise UsageError(
+            f"target {target!r}, whose device names no tracker with agents",
+            "device: {transport: tracker, key: ..., host: ..., port: ..., secret_file: ...}", "correct the target, or name another one",
+        )  # fmt: skip
+    offer = Offer(device.key, host, port, registry.secret, unit, build)
+    offer_agent(registry.tracker, offer, over or threading.Event())
+
+
+def _target(workspace: Where, name: str) -> TargetEntry:
+    targets = opened(workspace).params.targets
+    if name not in targets:
+        raise UnknownNameError(f"no target {name!r}", legal=targets, name=name)
+    return targets[name]
+
+
+def _registry(device: DeviceEntry) -> Registry | None:
+    from tvmflow.devices.table import transport_of
+
+    return transport_of(device).registry(device)

@@ -103,12 +103,17 @@ class PhoneState:
 
 @dataclass(frozen=True)
 class ReadyPhone:
-    """A phone on which the agent listens. port: of this machine; secret_file: what `transport: agent` needs."""
+    """A phone on which the agent listens. port: of this machine; secret_file: what the device's entry needs; build: of Android.
+
+    is_for_tracker: the target names a tracker, which is still to be told of the phone: offer_device.
+    """
 
     serial: str
     model: str
     port: int
     secret_file: Path
+    build: str = ""
+    is_for_tracker: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
-"""Commands about one device: make a phone ready."""
+"""Commands about one device: make a phone ready, tell a tracker of one."""
 
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tvmflow.cli.app import app, open_workspace
+from tvmflow.errors import DeviceLostError, TrackerError, UsageError
 from tvmflow.report.console import show_text
+
+_AGAIN_S = 2.0
 
 device = typer.Typer(help="Make a device ready.", no_args_is_help=True)
 app.add_typer(device, name="device")
@@ -23,11 +27,46 @@ def prepare(
         "agent.secret"
     ),
 ) -> None:
-    """Push the agent to a phone, start it, forward its port and keep the phone awake, until Ctrl-C; then take everything back."""
+    """Push the agent to a phone, start it, forward its port and keep the phone awake, until Ctrl-C; then take everything back.
+
+    Where the target's device is reached through a tracker, that is told of the phone.
+    """
     from tvmflow import api
 
-    with api.prepared_phone(serial, target, secret_file, open_workspace()) as ready:
+    workspace = open_workspace()
+    with api.prepared_phone(serial, target, secret_file, workspace) as ready:
         show_text(f"{ready.model} ({ready.serial}) is ready:")
+        if ready.is_for_tracker:
+            show_text("the tracker of the target hands it out; Ctrl-C takes everything back")
+            api.offer_device(target, "127.0.0.1", ready.port, workspace, unit=ready.serial, build=ready.build)
         show_text(f"device: {{transport: agent, key: {target}, port: {ready.port}, secret_file: {ready.secret_file}}}")
         show_text("Ctrl-C takes everything back")
         signal.pause()
+
+
+@device.command()
+def register(
+    target: Annotated[str, typer.Argument(help="Of params.yaml: its device names tracker, key and secret_file.")],
+    agent: Annotated[str, typer.Option("--agent", help="HOST:PORT where the agent listens.")],
+    unit: Annotated[
+        str, typer.Option("--unit", help="What measurements call it, instead of what it says itself.")
+    ] = "",
+) -> None:
+    """Tell a tracker of a device with our agent, until Ctrl-C. A device that goes away is forgotten until it is back."""
+    from tvmflow import api
+
+    workspace, (host, port) = open_workspace(), _host_and_port(agent)
+    while True:
+        show_text(f"{agent} is offered by the tracker of {target}; Ctrl-C ends that")
+        try:
+            api.offer_device(target, host, port, workspace, unit=unit)
+        except (DeviceLostError, TrackerError) as error:
+            show_text(f"{error.found}; tried again")
+            time.sleep(_AGAIN_S)
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"--agent {text!r}", "HOST:PORT, as 127.0.0.1:9300")
+    return host, int(port)

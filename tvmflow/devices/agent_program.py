@@ -60,9 +60,11 @@ class RunningAgent:
 
 
 @contextlib.contextmanager
-def running_agent(command: Sequence[str], folder: str, options: Sequence[str] = ()) -> Iterator[RunningAgent]:
+def running_agent(
+    command: Sequence[str], folder: str, options: Sequence[str] = (), secret: bytes | None = None
+) -> Iterator[RunningAgent]:
     """Start an agent and end it with this. command: what starts the program, of its emulator too. Raises DeviceError."""
-    secret = new_secret()
+    secret = secret or new_secret()
     process = subprocess.Popen(
         [*command, "--folder", folder, "--life-line", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )  # fmt: skip

@@ -18,7 +18,8 @@ from typing import IO
 
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.rpc import RpcTransport
-from tvmflow.devices.tracker import TrackerAddress, request_session
+from tvmflow.devices.tracker import request_session
+from tvmflow.devices.tracker_wire import TrackerAddress
 from tvmflow.devices.transport import DeviceState, Link, SessionLimits
 from tvmflow.errors import DeviceError, TrackerError, last_words
 from tvmflow.params import DeviceEntry

@@ -55,8 +55,12 @@ def agent_for(target: ResolvedTarget) -> Path:
 
 
 @contextlib.contextmanager
-def prepared(phone: Phone, facts: PhoneFacts, program: Path, folder: str = FOLDER) -> Iterator[PreparedPhone]:
+def prepared(
+    phone: Phone, facts: PhoneFacts, program: Path, folder: str = FOLDER, secret: bytes | None = None
+) -> Iterator[PreparedPhone]:
     """Push the agent, start it and forward its port; at the end it is stopped and the forward taken back.
+
+    secret: of the agent, a new one where none is given.
 
     Files that were uploaded stay, for the next session. The agent ends with the connection to it, also when this process is killed.
     """
@@ -65,7 +69,7 @@ def prepared(phone: Phone, facts: PhoneFacts, program: Path, folder: str = FOLDE
         phone.shell(f"mkdir -p {folder} && rm -f {folder}/agent-*")
         phone.push(program, f"{remote}.part")
         phone.shell(f"chmod 700 {remote}.part && mv {remote}.part {remote}")
-    secret = new_secret()
+    secret = secret or new_secret()
     command = [
         find_adb(),
         "-s",

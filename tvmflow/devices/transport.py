@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tvmflow.backends.backend import Backend
+from tvmflow.devices.registrar import Registry
 from tvmflow.devices.session import DeviceSession
 from tvmflow.options import Options
 from tvmflow.params import DeviceEntry
@@ -46,7 +47,7 @@ class Transport(ABC):
     is_this_host: its devices compute on this machine, so a measurement there must be alone, and frameworks of this machine
     can be measured beside it.
     is_emulated: the clock of its devices counts executed instructions, a nanosecond each, and is no time.
-    has_tvm: its sessions have; where not, the tuner links what it measures so that it needs nothing.
+    has_tvm: its sessions have, where has_tvm_on does not say otherwise of a device.
     """
 
     options: ClassVar[type[Options]] = Options
@@ -57,6 +58,14 @@ class Transport(ABC):
     def kind_of(self, kind: str) -> str:
         """Return a kind of device as records have it: what was measured on an emulated one serves no real one."""
         return f"{kind}-emulated" if self.is_emulated else kind
+
+    def has_tvm_on(self, device: DeviceEntry) -> bool:
+        """Whether sessions with a device have TVM; where not, the tuner links what it measures so that it needs nothing."""
+        return self.has_tvm
+
+    def registry(self, device: DeviceEntry) -> Registry | None:
+        """Return where agents are offered for a device; None where it is reached otherwise. Raises UsageError."""
+        return None
 
     @abstractmethod
     def open(

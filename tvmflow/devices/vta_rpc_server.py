@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 from tvmflow.devices.rpc_host import keep_serving_after_a_crash
-from tvmflow.devices.tracker import TrackerAddress, queue_of
+from tvmflow.devices.tracker import queue_of
+from tvmflow.devices.tracker_wire import TrackerAddress
 from tvmflow.errors import ParamsError, TrackerError, TvmflowError, UsageError
 from tvmflow.vta.config import VtaConfig
 from tvmflow.without_torch import keep_torch_out_of_tvm

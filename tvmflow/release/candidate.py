@@ -95,8 +95,8 @@ class Candidate:
         if new.file != machine.file and champion.network_sha256:
             dvc.file_by_md5(self.workspace, champion.network_dvc_md5, champion.network_sha256, old)
             return replace(new, file=old), new
-        has_tvm = transport_of(self.workspace.params.targets[self.cell.target].device).has_tvm
-        if not has_tvm:
+        device = self.workspace.params.targets[self.cell.target].device
+        if not transport_of(device).has_tvm_on(device):
             raise StoreError(
                 f"version {champion.version} has no network.so that is known, and device {self.cell.target!r} no TVM"
             )

@@ -1,0 +1,254 @@
+"""Agents behind TVM's tracker: listed, handed out to one host at a time, dropped when they die, told from TVM's servers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.devices.agents import BACKEND, X, secret_file
+from tests.devices.fake_phone import FakePhone
+from tests.faults.here import QUICK_RULES
+from tvmflow.devices.agent_program import RunningAgent, running_agent
+from tvmflow.devices.registrar import Offer, check_reachable, offer_agent
+from tvmflow.devices.session import open_session
+from tvmflow.devices.table import transport_of
+from tvmflow.devices.tracker import queue_of, request_session
+from tvmflow.devices.tracker_wire import TrackerAddress
+from tvmflow.devices.transport import SessionLimits
+from tvmflow.errors import DeviceBusyError, DeviceLostError, DeviceRefusedError, TvmflowError, UsageError
+from tvmflow.params import DeviceEntry
+from tvmflow.tuning.canary import canary_workload
+from tvmflow.tuning.journal import Journal
+from tvmflow.tuning.records import OK
+from tvmflow.tuning.search import tune
+
+KEY = "boards"
+SECRET = b"one secret of all boards"
+LIMITS = SessionLimits(60.0, 10.0)
+
+
+@pytest.fixture(scope="module")
+def tracker() -> Iterator[TrackerAddress]:
+    """Return TVM's own tracker."""
+    from tvm.rpc.tracker import Tracker
+
+    made = Tracker("127.0.0.1", 9790, 9890, silent=True)
+    yield TrackerAddress("127.0.0.1", made.port)
+    made.terminate()
+
+
+class Farm:
+    """Agents of one secret that are offered to a tracker. ended: why offers ended."""
+
+    def __init__(self, stack: contextlib.ExitStack, tracker: TrackerAddress, program: Path, folder: Path) -> None:
+        self.stack, self.tracker, self.program, self.folder = stack, tracker, program, folder
+        self.over, self.ended = threading.Event(), list[TvmflowError]()
+        self.agents: list[RunningAgent] = []
+
+    def add(self, unit: str) -> RunningAgent:
+        agent = self.stack.enter_context(running_agent([str(self.program)], str(self.folder / unit), secret=SECRET))
+        offer = Offer(KEY, "127.0.0.1", agent.port, SECRET, unit, f"build of {unit}")
+        thread = threading.Thread(target=self._offer, args=(offer,))
+        before = self.counts()["total"]
+        thread.start()
+        self.stack.callback(thread.join)
+        self.stack.callback(self.over.set)
+        self.wait(lambda counts: counts["total"] == before + 1 and counts["free"] > 0)
+        self.agents.append(agent)
+        return agent
+
+    def _offer(self, offer: Offer) -> None:
+        try:
+            offer_agent(self.tracker, offer, self.over)
+        except TvmflowError as error:
+            self.ended.append(error)
+
+    def counts(self) -> dict[str, int]:
+        return queue_of(self.tracker).get(KEY, {"total": 0, "free": 0, "pending": 0, "agents": 0})
+
+    def wait(self, is_so: Callable[[dict[str, int]], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not is_so(self.counts()):
+            assert time.monotonic() < deadline, self.counts()
+            time.sleep(0.05)
+
+    def device(self, **options: Any) -> DeviceEntry:
+        path = secret_file(self.folder, SECRET)
+        entry = {
+            "transport": "tracker",
+            "key": KEY,
+            "host": self.tracker.host,
+            "port": self.tracker.port,
+            "secret_file": str(path),
+        }
+        return DeviceEntry.model_validate(
+            {name: value for name, value in {**entry, **options}.items() if value is not None}
+        )
+
+
+@pytest.fixture
+def farm(tracker: TrackerAddress, program: Path, tmp_path: Path) -> Iterator[Farm]:
+    with contextlib.ExitStack() as stack:
+        made = Farm(stack, tracker, program, tmp_path)
+        yield made
+        made.over.set()
+
+
+def test_agents_are_listed_handed_out_and_given_back(farm: Farm, libraries: dict[str, Path]) -> None:
+    from tvm import rpc
+
+    farm.add("one")
+    farm.add("two")
+    device = farm.device()
+    summary = rpc.connect_tracker(farm.tracker.host, farm.tracker.port).text_summary()
+    assert f"server:{KEY}" in summary and str(farm.agents[0].port) in summary
+    assert transport_of(device).state(device).text == "2 of 2 free, 0 waiting"
+    with open_session(device, BACKEND, LIMITS) as first, open_session(device, BACKEND, LIMITS) as second:
+        assert {first.unit, second.unit} == {"one", "two"} and first.build == f"build of {first.unit}"
+        assert not first.has_tvm and not transport_of(device).has_tvm_on(device)
+        library = libraries["DOUBLES"]
+        model = first.network(first.upload(library), library.parent, [])
+        assert np.array_equal(model.run(X)[0], 2 * X)
+        with pytest.raises(DeviceBusyError), open_session(device, BACKEND, SessionLimits(60.0, 0.5)):
+            pass
+        left = first.unit
+    farm.wait(lambda counts: counts["free"] == 2)
+    with open_session(device, BACKEND, LIMITS) as again:
+        assert again.unit in ("one", "two") and left
+
+
+def test_who_is_given_an_agent_and_never_comes_keeps_it_from_nobody(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tvmflow.devices.registrar._UNCLAIMED_S", 0.5)
+    farm.add("one")
+    (farm.folder / "wrong").mkdir()
+    wrong = secret_file(farm.folder / "wrong", b"another secret, of somebody")
+    with pytest.raises(DeviceRefusedError), open_session(farm.device(secret_file=str(wrong)), BACKEND, LIMITS):
+        pass
+    with open_session(farm.device(), BACKEND, LIMITS) as session:
+        assert session.unit == "one"
+
+
+def test_a_dead_agent_is_dropped(farm: Farm) -> None:
+    farm.add("one").process.kill()
+    farm.wait(lambda counts: counts["total"] == 0 and counts["free"] == 0)
+    farm.over.set()
+    assert [type(error) for error in farm.ended] == [DeviceLostError]
+
+
+def test_two_agents_of_a_key_tune_side_by_side_and_one_dies(farm: Farm, tmp_path: Path) -> None:
+    agents = {unit: farm.add(unit) for unit in ("one", "two")}
+    fleet = replace(QUICK_RULES.fleet, slots=2, give_up_s=30.0)
+    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, fleet=fleet)
+    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
+    killed: list[str] = []
+
+    def say(*_: Any) -> None:
+        units = {record.unit for record in journal.known()}
+        if not killed and units:
+            killed.append(units.pop())
+            agents[killed[0]].process.kill()
+
+    device = farm.device()
+    report = tune(
+        [canary_workload()], lambda: open_session(device, BACKEND, LIMITS), BACKEND, rules, journal, tmp_path, say
+    )
+    assert killed and report.measured >= 4 and not report.fleet.given_up and set(report.units) == set(agents)
+    assert {record.status for record in journal.known()} == {OK}
+
+
+def test_agents_and_servers_of_tvm_are_told_apart(farm: Farm) -> None:
+    farm.add("one")
+    with pytest.raises(UsageError, match="have our agent") as error:
+        request_session(farm.tracker, KEY, 10.0, 5.0)
+    assert "secret_file" in str(error.value)
+    with pytest.raises(Exception, match=r"."):  # at the first words, and not after a minute
+        from tvm import rpc
+
+        rpc.connect_tracker(farm.tracker.host, farm.tracker.port).request(KEY, max_retry=1)
+    farm.over.set()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tvm.exec.rpc_server", "--tracker", f"{farm.tracker.host}:{farm.tracker.port}", "--key", KEY, "--host", "127.0.0.1"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        farm.wait(lambda counts: counts["total"] == 1 and counts["agents"] == 0 and counts["free"] == 1)
+        with (
+            pytest.raises(UsageError, match="0 of 1 devices have our agent"),
+            open_session(farm.device(), BACKEND, LIMITS),
+        ):
+            pass
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    farm.wait(lambda counts: counts["total"] == 0)
+
+
+def test_an_address_that_others_cannot_reach_is_refused() -> None:
+    check_reachable(TrackerAddress("127.0.0.1", 9190), "127.0.0.1")
+    check_reachable(TrackerAddress("192.0.2.7", 9190), "192.0.2.9")
+    with pytest.raises(UsageError, match="this machine to every host"):
+        check_reachable(TrackerAddress("192.0.2.7", 9190), "127.0.0.1")
+
+
+@contextlib.contextmanager
+def _registered(farm: Farm, root: Path, *command: str) -> Iterator[DeviceEntry]:
+    """Run a command until Ctrl-C that offers one device; yields that."""
+    arguments = [sys.executable, "-m", "tvmflow", "--root", str(root), "device", *command]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    try:
+        farm.wait(lambda counts: counts["free"] == 1)
+        params = yaml.safe_load((root / "params.yaml").read_text())
+        yield DeviceEntry.model_validate(params["targets"]["local-cpu"]["device"])
+    finally:
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130 and "tracker" in said
+    farm.wait(lambda counts: counts["total"] == 0)
+
+
+def _workspace(farm: Farm, make_workspace: Callable[..., Path], secret: Path) -> Path:
+    def change(params: dict[str, Any]) -> None:
+        entry = {
+            "transport": "tracker",
+            "key": KEY,
+            "host": "127.0.0.1",
+            "port": farm.tracker.port,
+            "secret_file": str(secret),
+        }
+        params["targets"]["local-cpu"]["device"] = entry
+
+    return make_workspace(change)
+
+
+def test_a_board_is_registered_by_the_command_line_until_ctrl_c(
+    farm: Farm, make_workspace: Callable[..., Path], agent: RunningAgent
+) -> None:
+    root = _workspace(farm, make_workspace, secret_file(farm.folder, agent.secret))
+    command = ("register", "local-cpu", "--agent", f"127.0.0.1:{agent.port}", "--unit", "rack 3")
+    with _registered(farm, root, *command) as device, open_session(device, BACKEND, LIMITS) as session:
+        assert session.unit == "rack 3"
+
+
+def test_a_phone_is_made_ready_and_registered_until_ctrl_c(
+    farm: Farm, make_workspace: Callable[..., Path], phone: FakePhone
+) -> None:
+    root = _workspace(farm, make_workspace, secret_file(farm.folder, SECRET))
+    with _registered(farm, root, "prepare", phone.serial, "--target", "local-cpu") as device:
+        with open_session(device, BACKEND, LIMITS) as session:
+            assert (session.unit, session.build) == (phone.serial, "fake/fake/7:15/1")
+    assert list((phone.folder / "data").iterdir()) == [] and secret_file(farm.folder, SECRET).exists()
