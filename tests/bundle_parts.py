@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.artifacts import Record, describe_file, digest_of, save_arrays
-from tvmflow.backends.cpu import host_backend
+from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.runtime import digest_of_runtime
 from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
@@ -23,6 +23,7 @@ from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.targets.resolve import host_target
 
 CELL, SLUG = "small@local-cpu:float32", "small.local-cpu.float32"
 LABELS = ("cat", "dog", "eel", "fox", "gnu")
@@ -40,8 +41,13 @@ TARGET = {
 LATENCY = {"median_ms": 1.0, "p90_ms": 1.2, "spread": 0.01, "steady": True}
 
 
+def small_scheduled(mcpu: str = "host", mtriple: str = "") -> Any:
+    """Return the network with its kernels compiled for a processor."""
+    return _compiled(mcpu, mtriple)[0]
+
+
 @functools.cache
-def _compiled() -> tuple[Any, Any]:
+def _compiled(mcpu: str = "host", mtriple: str = "") -> tuple[Any, Any]:
     """Return a convolution and a dense layer, compiled, and the backend."""
     import torch
     from torch import nn
@@ -50,7 +56,9 @@ def _compiled() -> tuple[Any, Any]:
     module = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, len(LABELS))
     )
-    backend = host_backend()
+    backend = (
+        host_backend() if mcpu == "host" else CpuBackend(replace(host_target(), mcpu=mcpu, mtriple=mtriple, mattr=()))
+    )
     model = ExportedModel(module.eval(), (SPEC,))
     return build_scheduled(PackChannels(8)(canonicalize(model.to_relax())), backend, {}), backend
 

@@ -11,18 +11,27 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import ClassVar
 
+from filelock import FileLock
+
+from tvmflow import android_linker
+from tvmflow.artifacts import digest_of, sha256_of
 from tvmflow.errors import ToolchainError
 from tvmflow.plugins import Table
+from tvmflow.recipe import RUNTIME
 from tvmflow.sources.tool_environments import cache_folder
 
 _GLIBC = "2.28"  # of what zig links: Debian 10, and every system since
 _API_LEVEL = "24"  # Android 7, where a triple names none
 _NDK = "ANDROID_NDK_HOME"
+_BIONIC = RUNTIME / "bionic"
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,9 @@ class Command:
 
 
 class Compiler(ABC):
-    """A compiler of C11 that links shared objects too."""
+    """A compiler of C11 that links shared objects too. lacks: what else it cannot make, "" for nothing."""
+
+    lacks: ClassVar[str] = ""
 
     @abstractmethod
     def command(self, mtriple: str) -> Command:
@@ -75,20 +86,15 @@ class Zig(Compiler):
         if system not in ("gnu", "musl"):
             raise ToolchainError(
                 f"zig has no system libraries for {mtriple}", "linux-gnu or linux-musl",
-                f"Android needs its NDK: set {_NDK} to its folder and cc: ndk of the target",
+                f"cc: bionic-stubs of the target, or ndk with {_NDK} set to its folder",
             )  # fmt: skip
         zig = _zig()
         if zig is None:
             raise ToolchainError(
                 "no zig: neither the package ziglang nor a program", "zig", "pip install 'tvmflow[arm64]'"
             )
-        cache = cache_folder() / "zig"
-        places = (
-            f"ZIG_GLOBAL_CACHE_DIR={cache}",
-            f"ZIG_LOCAL_CACHE_DIR={cache}",
-        )  # else it writes to the current folder
         abi = f"gnu.{_GLIBC}" if system == "gnu" else system
-        words = ("/usr/bin/env", *places, zig, "cc", "-target", f"{architecture}-linux-{abi}")
+        words = ("/usr/bin/env", *_zig_places(), zig, "cc", "-target", f"{architecture}-linux-{abi}")
         return Command(words, frozenset(["-Wl,-z,text"]))  # which is what its linker does anyway
 
     def version(self) -> str:
@@ -131,7 +137,78 @@ class Ndk(Compiler):
         return f"NDK {facts.get('Pkg.Revision', 'unknown')}"
 
 
-COMPILERS: Table[Compiler] = Table("compilers", {"zig": Zig(), "ndk": Ndk()})
+class BionicStubs(Compiler):
+    """zig's clang and lld, with headers and stubs of what a model library uses of bionic: no NDK, and no other libraries."""
+
+    lacks = f"model libraries only: the agent and JNI need Android's NDK ({_NDK})"
+
+    def command(self, mtriple: str) -> Command:
+        architecture, system = mtriple.split("-")[0], mtriple.split("-")[-1]
+        if not system.startswith("android") or architecture not in ("aarch64", "x86_64"):
+            raise ToolchainError(
+                f"there are no stubs for {mtriple}",
+                "aarch64-linux-android or x86_64-linux-android",
+                "cc: of the target",
+            )
+        zig = _zig()
+        if zig is None:
+            raise ToolchainError(
+                "no zig: neither the package ziglang nor a program",
+                "zig",
+                "pip install 'tvmflow[arm64]', or set ANDROID_NDK_HOME",
+            )
+        api = system.removeprefix("android") or _API_LEVEL
+        triple = f"{architecture}-linux-android.{api}"
+        folder = cache_folder() / "bionic" / digest_of([self.version(), triple])[:16]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                _make_stubs(folder, zig, triple, api)
+        script = str(Path(android_linker.__file__))
+        places = _zig_places()
+        return Command(
+            (
+                "/usr/bin/env",
+                *places,
+                sys.executable,
+                "-I",
+                "-S",
+                script,
+                zig,
+                str(folder),
+                str(_BIONIC / "include"),
+                triple,
+            )
+        )
+
+    def version(self) -> str:
+        zig = _zig()
+        files = sorted(path for path in _BIONIC.rglob("*") if path.is_file())
+        own = digest_of([[path.name, sha256_of(path)] for path in (*files, Path(android_linker.__file__))])
+        return f"zig {_first_line(zig, 'version')}, stubs {own[:12]}" if zig else "absent"
+
+
+def _make_stubs(folder: Path, zig: str, triple: str, api: str) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        made = Path(name) / "made"
+        made.mkdir()
+        done = subprocess.run(
+            ["/usr/bin/env", *_zig_places(), sys.executable, "-I", "-S", android_linker.__file__, "--stubs", str(made), zig, str(_BIONIC), triple, api],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise ToolchainError(
+                f"zig does not make stubs for {triple}: {done.stderr.strip()[-300:]}", "the zig of tvmflow[arm64]"
+            )
+        made.rename(folder)
+
+
+def _zig_places() -> tuple[str, str]:
+    cache = cache_folder() / "zig"  # else it writes to the current folder
+    return f"ZIG_GLOBAL_CACHE_DIR={cache}", f"ZIG_LOCAL_CACHE_DIR={cache}"
+
+
+COMPILERS: Table[Compiler] = Table("compilers", {"zig": Zig(), "ndk": Ndk(), "bionic-stubs": BionicStubs()})
 
 
 def compiler_named(name: str) -> Compiler:
@@ -140,13 +217,13 @@ def compiler_named(name: str) -> Compiler:
 
 
 def compiler_for(mtriple: str) -> str:
-    """Return the name of the compiler of a target that names none: g++ for this machine's own, the NDK for Android.
+    """Return the name of the compiler of a target that names none: g++ for this machine's own.
 
-    For another Linux that of Debian's cross packages where it is there, else zig where that is.
+    For Android the NDK, and stubs of its libraries where there is none but zig. For another Linux that of Debian's cross packages where it is there, else zig where that is.
     """
     architecture, system = mtriple.split("-")[0], mtriple.split("-")[-1]
     if system.startswith("android"):
-        return "ndk"
+        return "bionic-stubs" if not os.environ.get(_NDK) and _zig() is not None else "ndk"
     if architecture == platform.machine() and system == "gnu":
         return "g++"
     cross = f"{architecture}-linux-{system}-g++"

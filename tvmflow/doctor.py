@@ -140,7 +140,9 @@ def _compiler(name: str, target: TargetEntry) -> Iterator[Finding]:
         resolved = backend_for(target).target
         if resolved.cc != "g++":
             resolved.compiler  # noqa: B018  (raises where something lacks)
-            yield Finding("ok", f"compiler of {name}", compiler_named(resolved.cc).version())
+            compiler = compiler_named(resolved.cc)
+            found = f"{compiler.version()}; {compiler.lacks}" if compiler.lacks else compiler.version()
+            yield Finding("ok", f"compiler of {name}", found)
     except TvmflowError as error:
         yield Finding("warning", f"compiler of {name}", error.found, error.hint)
 

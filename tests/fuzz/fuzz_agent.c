@@ -58,7 +58,7 @@ static void add_requests(const char *const *requests, size_t count) {
 }
 
 static void mutate(input *made) {
-  static const char *const WORDS[] = {"take", "upload", "open", "probe", "temperature", "sha256=", "size=", "within_ms=", "close", "input", "=", " ", "99999999999999999999", "-1"};
+  static const char *const WORDS[] = {"take", "upload", "open", "probe", "temperature", "taken", "sha256=", "size=", "within_ms=", "close", "input", "=", " ", "99999999999999999999", "-1"};
   for (int changes = 1 + rand() % 4; changes; --changes) {
     size_t at = made->size ? (size_t)rand() % made->size : 0;
     const input *other = &corpus[(size_t)rand() % known];
@@ -88,7 +88,7 @@ static void execute(const input *given, session_rules *rules) {
 
 int main(int count, char **arguments) {
   static const char *const REQUESTS[] = {
-      "probe", "temperature", "take wait_ms=0", "upload sha256=2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824 size=5",
+      "probe", "temperature", "taken", "take wait_ms=0", "upload sha256=2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824 size=5",
       "upload sha256=0000000000000000000000000000000000000000000000000000000000000000 size=5 within_ms=5",
       "open sha256=2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824 threads=2 mask=3", "close"};
   static session_rules rules = {.root = "/nowhere", .idle_ms = 1000, .listener = -1, .shared = {"0123456789abcdef", 16}};

@@ -92,7 +92,13 @@ def test_a_program_says_its_version_and_a_missing_one_how_to_get_it(no_programs:
 def test_doctor_says_what_a_target_lacks(make_workspace: object, monkeypatch: pytest.MonkeyPatch) -> None:
     def android(params: dict[str, dict[str, dict[str, object]]]) -> None:
         board = params["targets"]["rk3399"]
-        params["targets"] = {"board": board, "phone": board | {"mtriple": ANDROID}, "old": board | {"cc": "none-g++"}}
+        phone = board | {"mtriple": ANDROID, "cc": "ndk"}
+        params["targets"] = {
+            "board": board,
+            "phone": phone,
+            "old": board | {"cc": "none-g++"},
+            "stubs": board | {"mtriple": ANDROID},
+        }
         params["cells"] = {}
 
     assert callable(make_workspace)
@@ -100,4 +106,4 @@ def test_doctor_says_what_a_target_lacks(make_workspace: object, monkeypatch: py
     found = {finding.what: finding for finding in examine(make_workspace(android))}
     assert "ANDROID_NDK_HOME is not set" in found["compiler of phone"].found
     assert found["compiler of old"].level == "warning" and "none-g++" in found["compiler of old"].found
-    assert found["compiler of board"].level == "ok"
+    assert found["compiler of board"].level == "ok" and "NDK" in found["compiler of stubs"].found

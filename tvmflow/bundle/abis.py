@@ -26,7 +26,9 @@ _C = frozenset(_RUNTIME.split()) | {f"{name}{end}" for name in _MATHEMATICS.spli
 _LINKED = frozenset(("__cxa_finalize", "__cxa_atexit", "__stack_chk_fail", "__gmon_start__",
                      "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable"))  # fmt: skip
 _GNU = _C | _LINKED | {"__isoc99_fscanf", "__isoc23_fscanf", "__tls_get_addr", "pthread_setaffinity_np"}
-_BIONIC = _C | _LINKED | {"__emutls_get_address", "__tls_get_addr", "sched_setaffinity"}
+# Variables of threads are made by functions of the compiler's before Android 10: what those call is bionic's, too.
+_THREAD_LOCAL = "abort calloc malloc pthread_getspecific pthread_key_create pthread_once pthread_setspecific realloc"
+_BIONIC = _C | _LINKED | frozenset(_THREAD_LOCAL.split()) | {"__tls_get_addr", "sched_setaffinity"}
 _BIONIC_LIBRARIES = frozenset(("libc.so", "libm.so", "libdl.so"))
 
 

@@ -48,8 +48,9 @@ class ResolvedTarget:
 
     @property
     def runs_here(self) -> bool:
-        """Whether this machine can execute the library, as far as the architecture goes."""
-        return self.mtriple.split("-")[0] == platform.machine()
+        """Whether this machine can execute the library, as far as the architecture goes; Android's needs another C library."""
+        architecture, *_, system = self.mtriple.split("-")
+        return architecture == platform.machine() and not system.startswith("android")
 
     @property
     def compiler(self) -> Command:

@@ -1,0 +1,10 @@
+/* What the runtime in C uses of bionic's stdio.h. */
+#ifndef TVMFLOW_BIONIC_STDIO_H
+#define TVMFLOW_BIONIC_STDIO_H
+#include <stddef.h>
+typedef struct bionic_file FILE;
+FILE *fopen(const char *, const char *);
+int fclose(FILE *);
+int fscanf(FILE *, const char *, ...) __attribute__((format(scanf, 2, 3)));
+int snprintf(char *, size_t, const char *, ...) __attribute__((format(printf, 3, 4)));
+#endif

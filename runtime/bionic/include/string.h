@@ -1,0 +1,10 @@
+/* What the runtime in C uses of bionic's string.h. */
+#ifndef TVMFLOW_BIONIC_STRING_H
+#define TVMFLOW_BIONIC_STRING_H
+#include <stddef.h>
+void *memcpy(void *, const void *, size_t);
+void *memmove(void *, const void *, size_t);
+void *memset(void *, int, size_t);
+int strcmp(const char *, const char *);
+size_t strlen(const char *);
+#endif

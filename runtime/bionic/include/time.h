@@ -1,0 +1,9 @@
+/* What the runtime in C uses of bionic's time.h. */
+#ifndef TVMFLOW_BIONIC_TIME_H
+#define TVMFLOW_BIONIC_TIME_H
+struct timespec {
+  long tv_sec, tv_nsec;
+};
+#define CLOCK_MONOTONIC 1
+int clock_gettime(int, struct timespec *);
+#endif

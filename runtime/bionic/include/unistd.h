@@ -1,0 +1,8 @@
+/* What the runtime in C uses of bionic's unistd.h; its numbers of sysconf are its own. */
+#ifndef TVMFLOW_BIONIC_UNISTD_H
+#define TVMFLOW_BIONIC_UNISTD_H
+#define _SC_PAGESIZE 0x27
+#define _SC_NPROCESSORS_ONLN 0x61
+long sysconf(int);
+long syscall(long, ...);
+#endif

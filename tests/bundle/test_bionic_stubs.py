@@ -1,0 +1,154 @@
+"""Model libraries for Android without its NDK: what an NDK's would be in everything that a loader looks at, and the same outputs.
+
+The one of x86-64 runs here, on a libc.so that gives bionic's names to glibc's functions: its code, its variables of threads, its numbers
+for sysconf. What only a phone can tell, bionic's own loader and functions, is tested nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from tests.bundle_parts import CELL, LABELS, SPEC, small_scheduled
+from tests.conftest import REPOSITORY
+from tvmflow.building.self_contained import Network, OpenedNetwork, link_rpc, write_network
+from tvmflow.bundle.abis import ABIS
+from tvmflow.bundle.elf import check_shared_object, versions_of
+from tvmflow.compilers import Command, compiler_for, compiler_named
+from tvmflow.devices.agent_program import build_agent
+from tvmflow.errors import ToolchainError
+
+BIONIC = REPOSITORY / "runtime" / "bionic"
+NETWORK = Network(CELL, (SPEC,), ("scores",), 2, LABELS)
+_SHIM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/sysinfo.h>
+static void *real[{count}];
+static const char *const names[] = {{{names}}};
+void *tvmflow_shim_{library}[{count}];
+static long counted(int name) {{ return name == 0x61 ? get_nprocs() : -1; /* not by glibc's number, nor by a function that is a shim's */ }}
+__attribute__((constructor)) static void begin(void) {{
+  void *glibc = dlopen("{glibc}", RTLD_NOW);
+  for (int i = 0; i < {count}; ++i) {{
+    real[i] = names[i][1] == 'y' && names[i][4] == 'o' ? (void *)counted : dlsym(glibc, names[i]);
+    if (!real[i]) {{ fprintf(stderr, "no %s\\n", names[i]); abort(); }}
+    tvmflow_shim_{library}[i] = real[i];
+  }}
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Command:
+    try:
+        return compiler_named("bionic-stubs").command("x86_64-linux-android")
+    except ToolchainError as error:
+        pytest.skip(f"needs zig: {error}")
+
+
+def _symbols(path: Path) -> tuple[set[str], set[str]]:
+    with path.open("rb") as file:
+        found = list(ELFFile(file).get_section_by_name(".dynsym").iter_symbols())
+        undefined = {one.name for one in found if one.name and one["st_shndx"] == "SHN_UNDEF"}
+        return undefined, {one.name for one in found if one.name} - undefined
+
+
+def _level(path: Path) -> int:
+    with path.open("rb") as file:
+        [note] = [note for part in ELFFile(file).iter_segments("PT_NOTE") for note in part.iter_notes()]
+        assert note["n_name"] == "Android" and note["n_type"] in (1, "NT_GNU_ABI_TAG")  # which is 1 in a note of GNU's
+        return int.from_bytes(note["n_descdata"][:4], "little")
+
+
+@pytest.mark.parametrize(("mtriple", "mcpu", "abi"), [
+    ("aarch64-linux-android", "cortex-a53", "arm64-v8a"), ("x86_64-linux-android29", "x86-64-v2", "x86_64"),
+])  # fmt: skip
+def test_what_a_loader_looks_at(compiler: Command, tmp_path: Path, mtriple: str, mcpu: str, abi: str) -> None:
+    path = tmp_path / "network.so"
+    write_network(path, small_scheduled(mcpu, mtriple), NETWORK, compiler_named("bionic-stubs").command(mtriple))
+    facts = check_shared_object(path, ABIS[abi], NETWORK.soname, NETWORK.symbol)
+    assert set(facts["needed"]) <= {"libc.so", "libm.so"} and "libc.so" in facts["needed"]
+    assert versions_of(path) == ("LIBC",) and _level(path) == (29 if mtriple.endswith("29") else 24)
+    again = tmp_path / "again.so"
+    write_network(again, small_scheduled(mcpu, mtriple), NETWORK, compiler_named("bionic-stubs").command(mtriple))
+    assert again.read_bytes() == path.read_bytes()
+    server = tmp_path / "rpc.so"
+    link_rpc(server, compiler_named("bionic-stubs").command(mtriple))
+    assert _symbols(server)[0] <= {name for file in BIONIC.glob("*.txt") for name in file.read_text().split()}
+
+
+def test_stubs_offer_no_more_than_a_bundle_may_ask_for() -> None:
+    offered = {name for file in ("libc.txt", "libm.txt") for name in (BIONIC / file).read_text().split()}
+    assert offered - {"getenv", "syscall"} <= ABIS["arm64-v8a"].symbols, "those of rpc.so, which no bundle has"
+
+
+def test_the_library_of_x86_64_computes_here(compiler: Command, tmp_path: Path) -> None:
+    scheduled = small_scheduled()
+    for name, one in (("android.so", compiler), ("here.so", Command(("gcc",)))):
+        write_network(tmp_path / name, scheduled, NETWORK, one)
+    assert "__tls_get_addr" not in _symbols(tmp_path / "android.so")[0], "Android 7 has no variables of threads"
+    for library in ("libc", "libm"):
+        _shim(tmp_path, library)
+    x = np.random.default_rng(0).standard_normal((1, 3, 12, 12), dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import sys, threading, numpy as np; from tvmflow.building.self_contained import OpenedNetwork\n"
+        "network, x, found = OpenedNetwork(sys.argv[1] + '/android.so', 2), np.load(sys.argv[1] + '/x.npy'), []\n"
+        "threads = [threading.Thread(target=lambda: found.append(network.run(x)[0])) for _ in range(4)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]; np.save(sys.argv[1] + '/y.npy', np.stack(found))\n"
+    )
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    expected = OpenedNetwork(tmp_path / "here.so", 2).run(x)[0]
+    for found in np.load(tmp_path / "y.npy"):
+        assert np.array_equal(found, expected)
+
+
+def _shim(folder: Path, library: str) -> None:
+    """Write a library that has bionic's names and versions, and glibc's functions behind them."""
+    names = (BIONIC / f"{library}.txt").read_text().split()
+    code = _SHIM.format(
+        count=len(names), names=", ".join(f'"{name}"' for name in names), library=library, glibc=f"{library}.so.6"
+    )
+    jumps = "".join(
+        f'__asm__(".globl {name}\\n.type {name},@function\\n{name}: mov tvmflow_shim_{library}@GOTPCREL(%rip), %r11\\n jmp *{8 * at}(%r11)\\n");\n'
+        for at, name in enumerate(names)
+    )
+    (folder / f"{library}.c").write_text(code + jumps)
+    (folder / f"{library}.map").write_text("LIBC { global: *; };\n")
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        f"-Wl,-soname,{library}.so",
+        f"-Wl,--version-script={folder / library}.map",
+    ]
+    subprocess.run([*command, "-o", str(folder / f"{library}.so"), str(folder / f"{library}.c"), "-ldl"], check=True)
+
+
+def test_a_program_needs_the_ndk_and_says_so(compiler: Command, tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match="does not compile the agent"):
+        build_agent(tmp_path / "agent", compiler.words)
+
+
+def test_it_is_chosen_where_there_is_no_ndk(compiler: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANDROID_NDK_HOME", raising=False)
+    assert compiler_for("aarch64-linux-android") == "bionic-stubs"
+    monkeypatch.setenv("ANDROID_NDK_HOME", "/somewhere")
+    assert compiler_for("aarch64-linux-android") == "ndk"
+    with pytest.raises(ToolchainError, match="no stubs for"):
+        compiler_named("bionic-stubs").command("aarch64-linux-gnu")
