@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -16,6 +17,8 @@ from tasks.table import STAGES
 from tests.conftest import CELL, SLUG
 from tests.devices.agents import secret_file
 from tests.devices.fake_phone import FakePhone
+from tvmflow.api import predict
+from tvmflow.artifacts import load_arrays
 from tvmflow.devices.agent_program import RunningAgent, running_agent
 from tvmflow.progress import silent
 from tvmflow.store import Store
@@ -104,6 +107,11 @@ def test_a_cell_on_two_phones_one_of_which_dies_while_it_is_tuned(
 def test_a_cell_through_an_agent(copy_of_finished: Path, program: Path, tmp_path: Path) -> None:
     with running_agent([str(program)], str(tmp_path / "store")) as agent:
         card = _walk(copy_of_finished, _agent_device(agent, tmp_path), 1, 1)
+        folder = copy_of_finished / "artifacts"
+        [x] = load_arrays(folder / "fetch" / SLUG / "golden.npz", "x")
+        found = predict(CELL, x[:3], copy_of_finished)
+        [expected] = load_arrays(folder / "quantize" / SLUG / "reference.npz", "golden")
+    np.testing.assert_allclose(found, expected[:3], atol=1e-4)
     assert card["device"]["unit"].startswith("host-") and card["device"]["build"]
     assert {record["unit"] for record in _records(copy_of_finished)} == {card["device"]["unit"]}
 

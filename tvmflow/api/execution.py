@@ -30,7 +30,7 @@ def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
 
 
 def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
-    """Run inputs (N, ...) through a cell's library on the cell's device, wherever that is. Returns the outputs (N, ...).
+    """Run inputs (N, ...) through the library that ships of a cell on the cell's device, wherever that is. Returns the outputs (N, ...).
 
     inputs: one array, or of a model with several inputs a tuple in their order or a dictionary. Of several outputs a tuple. Raises StoreError where the cell is not built, DeviceError where the device cannot be had.
     """
@@ -38,17 +38,19 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
 
     from tasks.device import device_limits, session_of
     from tvmflow.backends.table import resolve
+    from tvmflow.devices.remote_network import shipped
     from tvmflow.evaluation.in_process import in_order, input_specs
     from tvmflow.frontends.source_model import run_in_batches
 
     where = opened(workspace)
     wanted = cell_of(where, cell)
     folder = _built(where, wanted)
-    specs = input_specs(json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    specs = input_specs(manifest)
     samples = in_order(specs, inputs, str(wanted))
     target = resolve(where.params.targets[wanted.target])
     with session_of(device_limits(where, wanted), target) as session:
-        outputs = run_in_batches(session.model(folder / "library.so"), samples, specs[0].shape[0])
+        outputs = run_in_batches(shipped(folder, manifest).started(session), samples, specs[0].shape[0])
     return outputs[0] if len(outputs) == 1 else outputs
 
 
