@@ -17,10 +17,12 @@ from filelock import FileLock
 
 from tests.conftest import shared_folder
 from tests.devices.agents import KINDS, compiled
+from tests.devices.arm64 import compiled_runner
 from tests.devices.fake_phone import FakePhone
 from tvmflow.devices.adb import find_adb
 from tvmflow.devices.agent_program import RunningAgent, build_agent, running_agent
-from tvmflow.errors import DeviceError
+from tvmflow.devices.emulation.system import EmulatedSystem
+from tvmflow.errors import DeviceError, ToolchainError
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +79,12 @@ def phone(adb: str, tmp_path: Path) -> Iterator[FakePhone]:
     with FakePhone(tmp_path / "phone") as made:
         yield made
         subprocess.run([adb, "disconnect", made.serial], capture_output=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def runner(tmp_path_factory: pytest.TempPathFactory, emulated: EmulatedSystem) -> Path:
+    """The program that runs a network, for arm64."""
+    try:
+        return compiled_runner(tmp_path_factory.mktemp("runner") / "run")
+    except ToolchainError as error:
+        pytest.skip(str(error))

@@ -19,6 +19,7 @@ import tvm
 from tests.golden.networks import TARGETS, Case, cases
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.building.library import prepared
+from tvmflow.passes.keep_on_stack import pipeline
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.templates import Knobs, scheduled, template_named
 from tvmflow.toolchain import version
@@ -36,7 +37,7 @@ def code_of(function: Any, target: ResolvedTarget) -> str:
     tvm_target = target.tvm_target()
     with tvm_target:
         module = prepared(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), tvm_target)
-        lower, of_host, _ = tvm.tirx.get_default_tir_pipeline(tvm_target)
+        lower, of_host, _ = pipeline()
         module = of_host()(lower(tvm.tirx.transform.BindTarget(tvm_target)(module)))
     return str(module.script(show_meta=True))
 

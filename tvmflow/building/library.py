@@ -12,7 +12,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.building import intrinsics
 from tvmflow.building.lower import lower
 from tvmflow.errors import StageError, last_line
-from tvmflow.passes import run_pass
+from tvmflow.passes import keep_on_stack, run_pass
 from tvmflow.passes.round_bfloat16 import with_rounding
 from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
 
@@ -40,8 +40,9 @@ def compile_module(mod: Any, backend: Backend) -> Any:
     import tvm
 
     target = backend.tvm_target()
+    keep_on_stack.register()
     with target:
-        return tvm.compile(prepared(mod, target), target)
+        return tvm.compile(prepared(mod, target), target, tir_pipeline=keep_on_stack.PIPELINE)
 
 
 def compile_lowered(lowered: Any, backend: Backend) -> Any:

@@ -16,7 +16,7 @@ from tvm import relax, te, tirx, topi
 
 from tvmflow.ir.tvm_names import constant_value, type_of
 from tvmflow.passes.winograd import transform_weight, winograd_conv2d
-from tvmflow.targets.cpu_features import computes_in_bfloat16, sums_tiles
+from tvmflow.targets.cpu_features import computes_in_bfloat16, multiplies_by_lane, only_widens, sums_tiles
 from tvmflow.templates.tiles import TILED_CONVOLUTION
 
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
@@ -138,13 +138,13 @@ def _with_padding(
 
 
 def _summed_together(call: Any) -> int:
-    """Return how many neighbouring channels an instruction of the target sums at once: 4 of int8, 2 of bfloat16; else 0."""
+    """Return how many neighbouring channels an instruction of the target sums at once: 4 of int8, 2 where it only widens; 2 of bfloat16; else 0."""
     weight, data, total = constant_value(call.args[1]), str(type_of(call.args[0]).dtype), _out_dtype(call)
     if weight is None or len(weight.shape) != 6:
         return 0
     dtype, inner = str(weight.dtype), int(weight.shape[4])
     if dtype == "int8" and data in ("int8", "uint8") and total == "int32" and inner % 4 == 0:
-        return 4
+        return 2 if only_widens(_target()) else 4
     if dtype == data == "bfloat16" and total == "float32" and inner % 2 == 0:
         return 2 if computes_in_bfloat16(_target()) else 0
     return 0
@@ -201,7 +201,7 @@ def packed_conv2d(
     reach = (kw - 1) * dw + 1
     width = int(data.shape[3]) + left + right
     out_width = (width - reach) // sw + 1
-    computed = tileable_width(out_width)
+    computed = tileable_width(out_width, _narrow_tiles())
     right += max((computed - 1) * sw + reach - width, 0)
     if top or left or bottom or right or read_dtype != str(data.dtype):
         data = padded_image(data, padding[:2], [bottom, right], read_dtype, filling)
@@ -307,17 +307,23 @@ def padded_image(data: Any, before: list[int], after: list[int], dtype: str, fil
     return te.compute((n, c, height + top + bottom, width + left + right, *lanes), at, name="pad")
 
 
-def tileable_width(width: int) -> int:
+def tileable_width(width: int, narrow: bool = False) -> int:
     """Return the least width, at most an eighth larger, that divides into tiles of 4 to 16 pixels; else the width itself.
 
-    A row of 71 pixels has no tiles; one of 72 has, and computing a column too many costs less than leaving registers idle.
+    A row of 71 pixels has no tiles; one of 72 has, and computing a column too many costs less than leaving registers idle. narrow:
+    tiles of more than 9 pixels do not fit into registers; else up to 28 do.
     """
-    if width <= 28:
+    widest, whole = (9, 9) if narrow else (16, 28)
+    if width <= whole:
         return width
     for wide in range(width, width + width // 8 + 1):
-        if any(wide % tile == 0 for tile in range(4, 17)):
+        if any(wide % tile == 0 for tile in range(4, widest + 1)):
             return wide
     return width
+
+
+def _narrow_tiles() -> bool:
+    return multiplies_by_lane(_target())
 
 
 def _cropped(output: Any, width: int) -> Any:

@@ -13,6 +13,7 @@ from tvm import s_tir, tirx
 from tvmflow.kernels.blocks import new_schedule
 from tvmflow.kernels.workloads import count_calls, operations, workload_key
 from tvmflow.templates import Knobs, Template, scheduled
+from tvmflow.templates.by_lane import register_lanes_in
 from tvmflow.templates.dot import register_dots_in
 from tvmflow.templates.tiles import register_tiles_in
 
@@ -38,7 +39,11 @@ def coverage(choices: list[Choice]) -> float:
 
 def replay(function: Any, trace: Any) -> Any:
     """Return a kernel's schedule rebuilt from the JSON of a trace. Raises where the trace does not fit."""
-    for register in (register_dots_in, register_tiles_in):  # this process may have scheduled nothing yet
+    for register in (
+        register_dots_in,
+        register_lanes_in,
+        register_tiles_in,
+    ):  # this process may have scheduled nothing yet
         register(str(trace))
     schedule = new_schedule(function)
     s_tir.Trace.apply_json_to_schedule(trace, schedule)

@@ -18,7 +18,7 @@ _TILES = {"avx512f", "amx-tile"}
 _DOTS = (
     ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"}),
     ("avx512bf16", {"avx512bf16"}), ("bf16", {"neon", "bf16"}), ("amx-int8", _TILES | {"amx-int8"}),
-    ("amx-bf16", _TILES | {"amx-bf16", "avx512bf16"}),
+    ("amx-bf16", _TILES | {"amx-bf16", "avx512bf16"}), ("neon", {"neon"}), ("fp16", {"neon", "fullfp16"}),
 )  # fmt: skip
 TILES_FOR = {
     "uint8": "amx-int8",
@@ -40,8 +40,8 @@ _VECTORS: tuple[tuple[str, str, _Vectors], ...] = (
 class CpuFeatures:
     """lanes: float32 values in a vector register; registers: how many of them; l2_bytes: size of a core's own L2.
 
-    dots: dot-product instructions: int8_dot4 by vnni, dotprod, i8mm; bf16_dot2 by avx512bf16, bf16;
-    matrix tiles by amx-int8, amx-bf16. activations: dtype of 8-bit values that it multiplies fastest by int8 weights: until
+    dots: instructions that multiply: int8_dot4 by vnni, dotprod, i8mm; bf16_dot2 by avx512bf16, bf16; matrix tiles by amx-int8,
+    amx-bf16; those by a lane of a register by neon, fp16 too. activations: dtype of 8-bit values that it multiplies fastest by int8 weights: until
     i8mm arm64 has no instruction for uint8 times int8.
     """
 
@@ -89,6 +89,17 @@ def sums_tiles(target: Any, dtype: str) -> bool:
 
 def _dots(features: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name, wanted in _DOTS if wanted <= features)
+
+
+def multiplies_by_lane(target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target multiplies by a lane of a register (NEON), 32 registers of four lanes."""
+    return "neon" in _features(target)
+
+
+def only_widens(target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target multiplies int8 into 16 bits, by NEON, and has no dot products."""
+    features = _features(target)
+    return "neon" in features and not features & {"dotprod", "i8mm"}
 
 
 def computes_in_bfloat16(target: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
+from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
 from tvmflow.templates.primitives import (
     Knobs,
@@ -62,6 +63,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         return (loads / (min(held, 12) / 12), h, -w)
 
     points.sort(key=cost)
+    row = _lane_row(schedule, kernel, cpu, lanes, reduced)
     order = parallel_first(work_of(schedule, kernel.anchor))
     chunks = _chunks(height)
     if not kernel.before:
@@ -85,15 +87,49 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         for tile in shapes
         for parallel in order
     ]  # fmt: skip
+    ways = [(0, dot, point) for point in points[:24]] + ([] if dot else [(1, 0, point) for point in points[:24]])
+    if row:
+        ways = [(0, row.number, point) for point in _lane_points(row, channels, height, width, lanes)] + ways[:24]
     knobs = [
         {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": max(chunk, h),
-         "unroll": unroll, "parallel": parallel, "dot": dot}
-        for unroll in ((0,) if dot else (0, 1))
+         "unroll": unroll, "parallel": parallel, "dot": number}
         for rows, inside, chunk in places
-        for c, h, w in points[:24]
+        for unroll, number, (c, h, w) in ways
         for parallel in order
     ]  # fmt: skip
     return distinct([k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0])
+
+
+def _lane_row(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduced: int) -> ByLane | None:
+    """Return how the processor multiplies by a lane what a convolution of packed channels sums, None where it does not."""
+    if reduced not in (4, 5) or kernel.anchor is None:
+        return None
+    block = schedule.get(block_ref(schedule, kernel.anchor))
+    inner = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))[-1 if reduced == 4 else -2 :]
+    data, weight = (str(region_buffer(region).dtype) for region in block.reads)
+    dtypes = (data, weight, str(region_buffer(block.writes[0]).dtype))
+    return lane_for(cpu, dtypes, lanes, (inner[0], inner[1] if reduced == 5 else 1))
+
+
+def _lane_points(row: ByLane, channels: int, height: int, width: int, lanes: int) -> list[tuple[int, int, int]]:
+    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of least loads first."""
+    per_block = lanes // row.lanes
+
+    def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
+        """Instructions per product: weights of the first block come in pairs. Too few sums do not hide the latency."""
+        c, h, w = point
+        sums = c * per_block * h * w
+        loads = h * w + row.words * per_block * (c - 0.5)
+        return ((1 + loads / (sums * row.words)) / min(sums, 8), h, -w)
+
+    points = [
+        (c, h, w)
+        for c in divisors(channels, 4)
+        for h in divisors(height, 4)
+        for w in divisors(width, 28)
+        if c * per_block * h * w + h * w + row.words <= 32
+    ]
+    return sorted(points, key=cost)[:24]
 
 
 def _chunks(height: int) -> list[int]:
@@ -181,6 +217,10 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs) -> N
     inner = schedule.get_loops(anchor)[-5 - reduced :]
     n, c_inner, h_inner, w_inner, c_lane = inner[:5]
     steps = inner[5:]
+    row = lane_numbered(knobs.get("dot", 0))
+    if row:
+        _sum_by_lane(schedule, row, anchor, inner, rows)
+        return
     dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
     byte = [steps.pop()] if dot else []
     schedule.reorder(*steps, n, c_inner, h_inner, w_inner, c_lane, *byte)
@@ -194,6 +234,21 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs) -> N
         for step in steps[-1:] if reduced >= 4 else steps[-2:]:
             schedule.unroll(step)
     schedule.decompose_reduction(anchor, steps[0])
+
+
+def _sum_by_lane(schedule: Any, row: ByLane, anchor: Any, inner: list[Any], outermost: Any) -> None:
+    """Sum a tile in registers, a register of weights with every pixel of it before the next."""
+    n, c_inner, h_inner, w_inner, c_lane, *steps = inner
+    of_group = [steps.pop()] if row.group > 1 else []
+    words, word = schedule.split(steps.pop(), [None, row.words])
+    block, lane = schedule.split(c_lane, [None, row.lanes])
+    schedule.reorder(*steps, n, words, c_inner, block, h_inner, w_inner, lane, word, *of_group)
+    for tile in (c_inner, block, h_inner, w_inner):
+        schedule.unroll(tile)
+    init = schedule.decompose_reduction(anchor, steps[0])
+    schedule.vectorize(schedule.get_loops(init)[-1])
+    schedule.tensorize(lane, lane_intrinsic(row))
+    schedule.annotate(outermost, "pragma_import_llvm", row.imports)
 
 
 WINDOW = Template("packed_conv", lambda schedule, kernel: _window(schedule, kernel) is not None, _candidates, _apply)

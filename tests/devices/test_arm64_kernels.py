@@ -1,0 +1,133 @@
+"""Every family of instructions that arm64 multiplies with: it is in the code, runs under qemu, and equals the numpy definition.
+
+Convolutions and dense layers of many shapes are one network, so that a family is compiled, linked and run once. Integers bit for bit;
+floats within the rounding of their sums.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.devices.arm64 import linked, ran, target
+from tvmflow.backends.table import backend_of
+from tvmflow.building.library import build_scheduled
+from tvmflow.devices.emulation.system import EmulatedSystem
+from tvmflow.ir.definition import run_all
+from tvmflow.ir.emit import constant
+from tvmflow.ir.graph import read_graph
+from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.passes.pack_channels import PackChannels
+
+
+@dataclass(frozen=True)
+class Family:
+    """compiled: LLVM's processor; runs: qemu's; code: what has to be in the assembly; bound: of errors, of the largest output."""
+
+    name: str
+    compiled: str
+    runs: str
+    data: str
+    weight: str
+    total: str
+    code: str
+    bound: float = 0.0
+
+
+FAMILIES = (
+    Family("fmla", "cortex-a53", "cortex-a53", "float32", "float32", "float32", r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]", 2e-6),
+    Family("fmla_half", "cortex-a76", "cortex-a76", "float16", "float16", "float16", r"fmla\tv\d+\.8h, v\d+\.8h, v\d+\.h\[7\]", 1e-2),
+    Family("fmla_wide", "cortex-a76", "cortex-a76", "float16", "float16", "float32", r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]", 2e-6),
+    Family("widened", "cortex-a53", "cortex-a53", "float16", "float16", "float32", r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]", 2e-6),
+    Family("smull", "cortex-a53", "cortex-a53", "int8", "int8", "int32", r"(?s)smull\tv.*smlal\tv.*sadalp\tv"),
+    Family("sdot", "cortex-a76", "cortex-a76", "int8", "int8", "int32", r"sdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]"),
+    Family("usdot", "neoverse-v1", "max", "uint8", "int8", "int32", r"sudot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]"),
+    Family("signed", "neoverse-v1", "max", "int8", "int8", "int32", r"sdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]"),
+    Family("bfdot", "neoverse-v1", "max", "bfloat16", "bfloat16", "float32", r"bfdot\tv\d+\.4s, v\d+\.8h", 2e-6),
+)  # fmt: skip
+# batch, channels, height, width; output channels, kernel, stride, padding, groups
+CONVOLUTIONS = (
+    (1, 16, 9, 9, 24, 3, 1, 1, 1), (2, 8, 7, 5, 16, 1, 1, 0, 1), (1, 3, 11, 11, 16, 3, 2, 1, 1), (1, 19, 6, 13, 13, 3, 1, 1, 1),
+    (1, 24, 8, 8, 24, 3, 2, 1, 24), (2, 13, 5, 7, 21, 5, 1, 2, 1), (1, 32, 4, 4, 32, 3, 1, 1, 2), (1, 40, 1, 1, 72, 1, 1, 0, 1),
+    (1, 16, 13, 13, 40, 1, 2, 0, 1), (1, 1, 8, 8, 8, 3, 1, 1, 1),
+)  # fmt: skip
+DENSE = ((1, 64, 10), (3, 37, 24))
+
+
+def drawn(draw: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    """Return values of a dtype, the extremes of integers among them; weights of -128 are never made."""
+    if dtype in ("int8", "uint8"):
+        return draw.choice(np.arange(*((-128, 128) if dtype == "int8" else (0, 256))), shape).astype(dtype)
+    return draw.standard_normal(shape, dtype=np.float32).astype(numpy_dtype(dtype))
+
+
+def inputs_of(family: Family) -> list[np.ndarray[Any, Any]]:
+    draw = np.random.default_rng(2)
+    found = [drawn(draw, shape[:4], family.data) for shape in CONVOLUTIONS] + [
+        drawn(draw, shape[:2], family.data) for shape in DENSE
+    ]
+    for x in found:
+        if x.dtype.kind in "iu":
+            x.reshape(-1)[: x.size // 2] = np.iinfo(x.dtype).min  # sums as large as they can be
+    return found
+
+
+def network(family: Family, data: str, total: str) -> Any:
+    """Return a module with an input and an output for each convolution and dense layer, the weights those of the family."""
+    draw = np.random.default_rng(1)
+    shapes = [shape[:4] for shape in CONVOLUTIONS] + [shape[:2] for shape in DENSE]
+    variables = [relax.Var(f"x{at}", relax.TensorType(shape, data)) for at, shape in enumerate(shapes)]
+    weight_dtype = family.weight if family.data == data else data
+
+    def weight(*shape: int) -> Any:
+        values = drawn(draw, shape, family.weight)
+        return constant(np.maximum(values, np.array(-127, values.dtype)), weight_dtype)
+
+    builder = relax.BlockBuilder()
+    with builder.function("main", variables):
+        with builder.dataflow():
+            outputs = []
+            for x, (_, channels, _, _, outs, kernel, stride, padding, groups) in zip(
+                variables, CONVOLUTIONS, strict=False
+            ):
+                outputs.append(relax.op.nn.conv2d(
+                    x, weight(outs, channels // groups, kernel, kernel), strides=stride, padding=padding, groups=groups, out_dtype=total,
+                ))  # fmt: skip
+            for x, (_, width, outs) in zip(variables[len(CONVOLUTIONS) :], DENSE, strict=True):
+                outputs.append(relax.op.matmul(x, weight(width, outs), out_dtype=total))
+            found = builder.emit_output(relax.Tuple([builder.emit(one) for one in outputs]))
+        builder.emit_func_output(found)
+    return builder.get()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_family_of_instructions_equals_the_definition(
+    family: Family, runner: Path, emulated: EmulatedSystem, tmp_path: Path
+) -> None:
+    module, inputs = network(family, family.data, family.total), inputs_of(family)
+    backend = backend_of(target(family.compiled))
+    scheduled = build_scheduled(PackChannels(backend.cpu_features().channel_block)(module), backend, {})
+    assert all(choice.how == "default" for choice in scheduled.choices)
+    code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
+    assert re.search(family.code, code), family.code
+    path = linked(tmp_path, scheduled, len(CONVOLUTIONS) + len(DENSE), backend)
+    found = ran(path, runner, emulated, family.runs, inputs)
+    wide = module if not family.bound else network(family, "float32", "float32")
+    exact = run_all(read_graph(wide), [x.astype(np.float32) if family.bound else x for x in inputs])
+    at = 0
+    for index, expected in enumerate(exact):
+        dtype = numpy_dtype(family.total)
+        got = np.frombuffer(found, dtype, expected.size, at).reshape(expected.shape)
+        at += got.nbytes
+        if family.bound:
+            error = np.abs(got.astype(np.float64) - expected).max() / np.abs(expected.astype(np.float64)).max()
+            assert error <= family.bound, (index, error)
+        else:
+            assert got.dtype == expected.dtype and np.array_equal(got, expected), index
+    assert at == len(found)
