@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shlex
 import signal
 import socket
 import struct
 import subprocess
 import threading
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 CNXN, OPEN, OKAY, WRTE, CLSE, AUTH = (
@@ -25,10 +27,15 @@ _MAX = 1 << 18
 
 
 class FakePhone:
-    """Use as a context manager. serial: 127.0.0.1:PORT. authorized: whether somebody confirmed this computer."""
+    """Use as a context manager. serial: 127.0.0.1:PORT. authorized: whether somebody confirmed this computer.
 
-    def __init__(self, folder: Path, properties: dict[str, str] | None = None, authorized: bool = True) -> None:
-        self.folder, self.authorized = folder, authorized
+    emulator: what goes before the agent, which is then a program of another processor.
+    """
+
+    def __init__(
+        self, folder: Path, properties: dict[str, str] | None = None, authorized: bool = True, emulator: Sequence[str] = ()
+    ) -> None:  # fmt: skip
+        self.folder, self.authorized, self.emulator = folder, authorized, emulator
         self.disk_is_full = False
         (folder / "data").mkdir(parents=True)
         (folder / "bin").mkdir()
@@ -89,6 +96,8 @@ class FakePhone:
 
     def local(self, text: str) -> str:
         """Return a path or a command with this machine's places."""
+        if self.emulator:
+            text = text.replace("exec /data", f"exec {shlex.join(self.emulator)} /data")
         return text.replace("/data/local/tmp", f"{self.folder}/data").replace(
             "/proc/sys/kernel/random/boot_id", f"{self.folder}/boot_id"
         )

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.devices.agents import X, compiled, opened, session_with
+from tests.bundle_parts import CELL, LABELS, SPEC, small_scheduled
+from tests.devices.agents import BACKEND, X, compiled, opened, session_with
+from tests.devices.fake_phone import FakePhone
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
 from tvmflow.compilers import Command, compiler_for, compiler_named
 from tvmflow.devices.agent_program import build_agent, running_agent
 from tvmflow.devices.emulation.system import EmulatedSystem
+from tvmflow.devices.session import open_session
+from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import ToolchainError, WrongProcessorError
+from tvmflow.params import DeviceEntry
 
 TRIPLE = "aarch64-linux-gnu"
 
@@ -46,3 +55,26 @@ def test_it_runs_on_arm64_and_names_missing_instructions(
             else:
                 dot.invoke()
             assert np.array_equal(network.run(X + 1)[0], 2 * X + 2), "the other library is as it was"
+
+
+def test_a_network_runs_on_a_phone_of_arm64_through_adb(
+    emulated: EmulatedSystem, compiler: Command, adb: str, tmp_path: Path
+) -> None:
+    """The real adb, a phone in Python, the agent and the network's kernels of arm64 under qemu."""
+    program = build_agent(tmp_path / "tvmflow-agent", compiler.words)
+    network = Network(CELL, (SPEC,), ("scores",), 2, LABELS)
+    write_network(tmp_path / "network.so", small_scheduled("cortex-a76", TRIPLE), network, compiler)
+    write_network(tmp_path / "here.so", small_scheduled(), network, Command(("gcc",)))
+    x = np.random.default_rng(0).standard_normal((1, 3, 12, 12), dtype=np.float32)
+    backend = CpuBackend(replace(BACKEND.target, mcpu="cortex-a76", mtriple=TRIPLE, mattr=()))
+    with FakePhone(
+        tmp_path / "phone", {"ro.product.cpu.abi": "arm64-v8a"}, emulator=emulated.command("cortex-a76")
+    ) as phone:
+        entry = {"transport": "adb", "key": "arm", "serials": [phone.serial], "agent": str(program)}
+        with open_session(DeviceEntry.model_validate(entry), backend, SessionLimits(60.0, 5.0)) as session:
+            model = session.network(session.upload(tmp_path / "network.so"), tmp_path, [])
+            [found] = model.run(x)
+            assert all(seconds > 0 for seconds in model.time_runs(2))
+        subprocess.run([adb, "disconnect", phone.serial], capture_output=True, check=False)
+    [expected] = OpenedNetwork(tmp_path / "here.so", 2).run(x)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
