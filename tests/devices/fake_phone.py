@@ -98,6 +98,8 @@ class FakePhone:
         """Return a path or a command with this machine's places."""
         if self.emulator:
             text = text.replace("exec /data", f"exec {shlex.join(self.emulator)} /data")
+        if (self.folder / "cpuinfo").exists():
+            text = text.replace("/proc/cpuinfo", f"{self.folder}/cpuinfo")
         return text.replace("/data/local/tmp", f"{self.folder}/data").replace(
             "/proc/sys/kernel/random/boot_id", f"{self.folder}/boot_id"
         )

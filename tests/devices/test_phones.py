@@ -58,7 +58,15 @@ def test_a_phone_is_listed_and_says_what_it_is(phone: FakePhone) -> None:
     facts = Phone(phone.serial).facts()
     assert (facts.model, facts.android, facts.soc, facts.abi) == ("Fake 7", "15", "SM0000", "x86_64")
     assert (facts.build, facts.battery, facts.celsius, facts.architecture) == ("fake/fake/7:15/1", 73, 31.2, "x86_64")
-    assert facts.features
+    assert facts.features and facts.cores == "", "a processor that is no arm64 says no parts"
+    (phone.folder / "cpuinfo").write_text(
+        "".join(
+            f"Features\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t: {part}\n\n"
+            for part in ("0xd05", "0xd05", "0xd0b")
+        )
+    )
+    facts = Phone(phone.serial).facts()
+    assert (facts.features, facts.cores, facts.battery) == ("fp asimd", "2 cortex-a55, 1 cortex-a76", 73)
     listed = {one.serial: one for one in attached()}
     assert listed[phone.serial].state == "device" and listed[phone.serial].model == "Fake_7"
 

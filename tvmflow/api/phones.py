@@ -37,7 +37,7 @@ def phones() -> tuple[PhoneState, ...]:
             continue
         states.append(
             PhoneState(
-                one.serial, "authorized", facts.model, facts.android, facts.soc, facts.abi, facts.features, facts.battery, facts.celsius
+                one.serial, "authorized", facts.model, facts.android, facts.soc, facts.abi, facts.features, facts.cores, facts.battery, facts.celsius
             )
         )  # fmt: skip
     return tuple(states)

@@ -85,7 +85,7 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class PhoneState:
-    """A phone at this machine. state: authorized, or what keeps it from being used; battery: percent; "" and None: not told."""
+    """A phone at this machine. state: authorized, or what keeps it from being used; cores: what mcpu may be; battery: percent; "" and None: not told."""
 
     serial: str
     state: str
@@ -94,6 +94,7 @@ class PhoneState:
     soc: str = ""
     abi: str = ""
     features: str = ""
+    cores: str = ""
     battery: int | None = None
     celsius: float | None = None
 

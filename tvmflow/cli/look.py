@@ -53,7 +53,7 @@ def devices(as_json: Json = False) -> None:
     columns = ("target", "kind", "key", "transport", "state")
     show_table("devices", columns, ([row[column] for column in columns] for row in rows))
     if phones:
-        names = ("serial", "model", "android", "soc", "abi", "battery", "celsius", "state")
+        names = ("serial", "model", "android", "soc", "abi", "cores", "battery", "celsius", "state")
         show_table("phones", names, (["" if row[name] is None else str(row[name]) for name in names] for row in phones))
     suggest("tvmflow run MODEL@TARGET:PRECISION")
 

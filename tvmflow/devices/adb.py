@@ -23,6 +23,7 @@ from tvmflow.errors import (
     DeviceUnpluggedError,
     last_words,
 )  # fmt: skip
+from tvmflow.targets.cores import cores_of
 
 TIMEOUT_S = 60.0
 PUSH_TIMEOUT_S = 600.0
@@ -46,7 +47,7 @@ class Attached:
 
 @dataclass(frozen=True)
 class PhoneFacts:
-    """What a phone says of itself; "" for what it does not say. battery: in percent, None where there is none."""
+    """What a phone says of itself; "" for what it does not say. cores: LLVM's names; battery: in percent, None where there is none."""
 
     model: str
     android: str
@@ -54,6 +55,7 @@ class PhoneFacts:
     abi: str
     build: str
     features: str
+    cores: str
     battery: int | None
     celsius: float | None
 
@@ -183,7 +185,7 @@ class Phone:
     def facts(self) -> PhoneFacts:
         """Return what the phone says of itself."""
         names = " ".join(_FACTS.values())
-        command = f"for name in {names}; do echo \"$(getprop $name)\"; done; grep -m1 -E '^(Features|flags)' /proc/cpuinfo; dumpsys battery"
+        command = f"for name in {names}; do echo \"$(getprop $name)\"; done; grep -E '^(Features|flags|CPU implementer|CPU part)' /proc/cpuinfo; dumpsys battery"
         output, _ = self._shell(command, TIMEOUT_S, b"")
         lines = output.splitlines() + [""] * len(_FACTS)
         values = dict(zip(_FACTS, (line.strip() for line in lines), strict=False))
@@ -193,7 +195,7 @@ class Phone:
         battery = dict(_BATTERY.findall(output))
         level, tenths = battery.get("level", ""), battery.get("temperature", "")
         return PhoneFacts(
-            **values, features=features, battery=int(level) if level.isdigit() else None, celsius=int(tenths) / 10 if tenths.isdigit() else None
+            **values, features=features, cores=cores_of(output), battery=int(level) if level.isdigit() else None, celsius=int(tenths) / 10 if tenths.isdigit() else None
         )  # fmt: skip
 
     def check_state(self) -> None:
