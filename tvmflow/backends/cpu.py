@@ -59,13 +59,14 @@ class CpuBackend(Backend):
         from tvm import relax
         from tvm.ir.transform import Sequential
 
+        from tvmflow.passes.clip_by_instruction import clips
         from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
         from tvmflow.passes.legalize_convolutions import legalize_convolutions
         from tvmflow.passes.legalize_pools import legalize_max_pool2d
         from tvmflow.passes.round_bfloat16 import legalize_astype
 
         own = {
-            **legalize_convolutions(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
+            **clips(), **legalize_convolutions(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
             "relax.astype": legalize_astype,
         }  # fmt: skip
         return [

@@ -157,7 +157,8 @@ def _target() -> Any:
 def _weight_of(call: Any, group: int, tiled: bool) -> Any:
     """Return the weight of a packed convolution as its kernel reads it: interleaved by `group`, or widened, or as it is.
 
-    Depthwise ones are in float32, where that computes the same, and faster: sums of few products of int8 are exact in float32; products of 16-bit values are summed in float32 anyway.
+    Depthwise ones are in float32, where that computes the same, and faster: sums of few products of int8 are exact in float32; products of
+    16-bit values are summed in float32 anyway. arm64 has int8 widened to 16 bits, and multiplies those into 32.
     """
     weight: Any = constant_value(call.args[1])
     if group:
@@ -168,7 +169,9 @@ def _weight_of(call: Any, group: int, tiled: bool) -> Any:
     if weight is None or len(weight.shape) != 5 or len(type_of(call.args[0]).shape) != 5:
         return call.args[1]
     data, dtype, taps = str(type_of(call.args[0]).dtype), str(weight.dtype), int(weight.shape[2]) * int(weight.shape[3])
-    of_int8 = data in ("int8", "uint8") and dtype == "int8" and taps * 255 * 128 < 2**24
+    of_int8 = (
+        data in ("int8", "uint8") and dtype == "int8" and taps * 255 * 128 < 2**24 and not multiplies_by_lane(_target())
+    )
     if of_int8 or (data == dtype in ("bfloat16", "float16") and _out_dtype(call) == "float32"):
         return relax.const(weight.numpy().astype(np.float32), "float32")
     return call.args[1]
@@ -196,7 +199,9 @@ def packed_conv2d(
     (sh, sw), (dh, dw) = strides, dilation
     depthwise = len(weight.shape) == 5 and len(data.shape) == 5
     # Of a depthwise convolution each value is read by every tap, so it is widened once, where the padding is copied.
-    read_dtype = str(weight.dtype) if depthwise else str(data.dtype)
+    read_dtype = str(data.dtype)
+    if depthwise:
+        read_dtype = "int16" if str(weight.dtype) == "int8" else str(weight.dtype)
     oc, _, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
     reach = (kw - 1) * dw + 1
     width = int(data.shape[3]) + left + right

@@ -209,6 +209,7 @@ _SDOT = _dot("llvm.aarch64.neon.sdot.v4i32.v16i8", "<16 x i8>")
 _USDOT = _dot("llvm.aarch64.neon.usdot.v4i32.v16i8", "<16 x i8>", is_unsigned=True)
 _BFDOT = _dot("llvm.aarch64.neon.bfdot.v4f32.v8bf16", "<8 x bfloat>")
 LANES = (
+    ByLane(14, "sdot_all", "dotprod", "int8", "int8", "int32", 4, 16, 4, _SDOT),
     ByLane(6, "fmla", "neon", "float32", "float32", "float32", 4, 4, 1, _multiply_add),
     ByLane(7, "fmla_half", "fp16", "float16", "float16", "float16", 8, 8, 1, _multiply_add),
     ByLane(8, "fmla_wide", "neon", "float16", "float16", "float32", 4, 8, 1, _multiply_add_wide),
