@@ -1,0 +1,64 @@
+"""Whole networks that are compared while tuning: through an agent as on a device with TVM, remembered with their unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.devices.agents import BACKEND, secret_file
+from tests.faults.here import here
+from tvmflow.devices.agent_program import running_agent
+from tvmflow.devices.session import open_session
+from tvmflow.devices.transport import SessionLimits
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.params import DeviceEntry
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.legalize_convolutions import convolution_keys
+from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.passes.winograd import TILES
+from tvmflow.tuning.fleet import OpenSession
+from tvmflow.tuning.journal import Journal
+from tvmflow.tuning.whole_network import NetworkComparison
+
+
+@pytest.fixture(scope="module")
+def packed() -> Any:
+    """Return a network of one convolution that Winograd's algorithm can compute."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU())
+    return PackChannels(16)(canonicalize(ExportedModel(module.eval(), (TensorSpec("x", (1, 16, 16, 16)),)).to_relax()))
+
+
+@pytest.mark.parametrize("through", ["an agent", "TVM"])
+def test_two_forms_of_a_network_are_compared_once(through: str, packed: Any, program: Path, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
+    [key] = convolution_keys(packed)
+    with running_agent([str(program)], str(tmp_path / "store")) as agent:
+        entry = {
+            "transport": "agent",
+            "key": "board",
+            "port": agent.port,
+            "secret_file": str(secret_file(tmp_path, agent.secret)),
+        }
+        device = DeviceEntry.model_validate(entry)
+        opened: OpenSession = (
+            here if through == "TVM" else lambda: open_session(device, BACKEND, SessionLimits(60.0, 5.0))
+        )
+        with NetworkComparison(packed, BACKEND, {}, journal, tmp_path, opened) as comparison:
+            found = comparison.speedup({}, {key: TILES[0]})
+            assert found > 0 and comparison.speedup({}, {key: TILES[0]}) == found
+    [record] = journal.known()
+    assert record.template == "network" and record.canary_s > 0
+    assert record.unit == "here" if through == "TVM" else record.unit.startswith("host-")
+    with NetworkComparison(packed, BACKEND, {}, journal, tmp_path, _nobody) as again:
+        assert again.speedup({}, {key: TILES[0]}) == found, "it is in the log"
+
+
+def _nobody() -> Any:
+    raise AssertionError("what is known is not measured")
