@@ -1,9 +1,9 @@
 /* tvmflow-agent: run self-contained libraries on the device that this program was copied to, for hosts that know its secret.
  *
- *     tvmflow-agent --folder DIR [--secret-file FILE] [--listen ADDRESS] [--port N] [--storage-mb N] [--idle-s N] [--life-line]
+ *     tvmflow-agent --folder DIR [--secret-file FILE] [--listen ADDRESS] [--port N] [--storage-mb N] [--idle-s N] [--unit NAME] [--life-line]
  *
  * The secret is the first line of FILE, which only its owner may read, or of standard input. The first line of output is JSON and
- * says the port. With --life-line the agent ends with its standard input. Needs libc, pthread and dl.
+ * says the port. NAME is what measurements call the device, where it has no number of its own. With --life-line the agent ends with its standard input. Needs libc, pthread and dl.
  */
 #define _GNU_SOURCE
 #include "session.h"
@@ -28,7 +28,7 @@
 #define MIN_SECRET 16
 
 typedef struct {
-  const char *folder, *secret_file, *address, *root;
+  const char *folder, *secret_file, *address, *root, *unit;
   long port, storage_mb, idle_s;
   int life_line;
 } options;
@@ -62,6 +62,7 @@ static options read_options(char **arguments) {
     else if (!strcmp(name, "--secret-file")) found.secret_file = value;
     else if (!strcmp(name, "--listen")) found.address = value;
     else if (!strcmp(name, "--system-root")) found.root = value;
+    else if (!strcmp(name, "--unit")) found.unit = value;
     else if (!strcmp(name, "--port")) found.port = number_of(name, value, 0, 65535);
     else if (!strcmp(name, "--storage-mb")) found.storage_mb = number_of(name, value, 1, 1 << 20);
     else if (!strcmp(name, "--idle-s")) found.idle_s = number_of(name, value, 1, 1 << 20);
@@ -146,6 +147,7 @@ int main(int count, char **arguments) {
   umask(077);
   rules.shared = read_secret(wanted.secret_file);
   rules.root = wanted.root;
+  rules.unit = wanted.unit;
   rules.idle_ms = (int)(wanted.idle_s > 2000000 ? 2000000000 : wanted.idle_s * 1000);
   if (store_open(&rules.files, wanted.folder, (uint64_t)wanted.storage_mb << 20)) fail(strerror(errno), wanted.folder);
   int listener = open_listener(&wanted, &port);

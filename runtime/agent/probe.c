@@ -165,14 +165,23 @@ static void add_build(text *reply, const char *root) {
   text_add_string(reply, value);
 }
 
-/* What tells this device from others of its kind, without giving its name away. */
-static void add_unit(text *reply, const char *root) {
-  static const char *const PATHS[] = {"/etc/machine-id", "/proc/device-tree/serial-number", "/sys/devices/soc0/serial_number"};
+/* What tells this device from others of its kind: what it was called, or else a digest of its number. Boards of one image have one machine-id,
+ * so the hardware's number comes first, where it is one. */
+static void add_unit(text *reply, const char *root, const char *unit) {
+  static const char *const PATHS[] = {"/proc/device-tree/serial-number", "/sys/devices/soc0/serial_number", "/etc/machine-id"};
   char line[LINE];
   unsigned char digest[SHA256_SIZE];
   const char *found = NULL;
-  for (int i = 0; i < 3 && !found; ++i) found = line_of(root, PATHS[i], line);
-  if (!found || !*found) return;
+  if (unit) {
+    text_add(reply, ",\"unit\":");
+    text_add_string(reply, unit);
+    return;
+  }
+  for (int i = 0; i < 3 && !found; ++i) {
+    found = line_of(root, PATHS[i], line);
+    if (found && !found[strspn(found, "0")]) found = NULL; /* empty, or nothing but zeros */
+  }
+  if (!found) return;
   sha256 sum;
   sha256_begin(&sum);
   sha256_add(&sum, found, strlen(found));
@@ -182,7 +191,7 @@ static void add_unit(text *reply, const char *root) {
   text_add(reply, "\"");
 }
 
-void probe(text *reply, const char *root, const store *files) {
+void probe(text *reply, const char *root, const char *unit, const store *files) {
   struct utsname system;
   text_add(reply, ",\"version\":%d", AGENT_VERSION);
   if (!uname(&system)) {
@@ -192,7 +201,7 @@ void probe(text *reply, const char *root, const store *files) {
     text_add_string(reply, system.release);
   }
   add_build(reply, root);
-  add_unit(reply, root);
+  add_unit(reply, root, unit);
   add_cores(reply, root);
   add_features(reply, root);
   probe_temperatures(reply, root);

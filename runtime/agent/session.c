@@ -186,7 +186,7 @@ static int report(const char *name) {
   text reply = {0};
   say(&reply, "ok", NULL);
   if (strcmp(name, "temperature")) text_add(&reply, ",\"taken\":%s", is_taken() ? "true" : "false");
-  if (!strcmp(name, "probe")) probe(&reply, own.rules->root, &own.rules->files);
+  if (!strcmp(name, "probe")) probe(&reply, own.rules->root, own.rules->unit, &own.rules->files);
   if (!strcmp(name, "temperature")) probe_temperatures(&reply, own.rules->root);
   return send_reply(0, &reply);
 }

@@ -12,11 +12,12 @@ typedef struct {
   size_t size;
 } secret;
 
-/* What a session is given. root: in front of /proc and /sys, "" for this system's. idle_ms: how long a host may say nothing. */
+/* What a session is given. root: in front of /proc and /sys, "" for this system's. unit: what the device is called, NULL for what it
+ * says itself. idle_ms: how long a host may say nothing. */
 typedef struct {
   store files;
   secret shared;
-  const char *root;
+  const char *root, *unit;
   int idle_ms;
   int listener; /* to be closed in processes of libraries; -1 for none */
 } session_rules;

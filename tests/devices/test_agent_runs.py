@@ -211,6 +211,22 @@ def test_it_tells_what_the_device_has(program: Path, tmp_path: Path) -> None:
     assert isinstance(facts["gpu_libraries"], list) and facts["hwcap"] > 0
 
 
+@pytest.mark.parametrize(("serial", "options", "unit"), [
+    ("10000000abcdef", [], "host-" + hashlib.sha256(b"10000000abcdef").hexdigest()[:12]),
+    ("00000000", [], "host-" + hashlib.sha256(b"0123").hexdigest()[:12]), ("10000000abcdef", ["--unit", "rack 3"], "rack 3"),
+])  # fmt: skip
+def test_boards_of_one_image_are_told_apart(
+    program: Path, tmp_path: Path, serial: str, options: list[str], unit: str
+) -> None:
+    """They have one machine-id, and numbers of their own, if any."""
+    root = _system(tmp_path / "system", 61_500)
+    (root / "proc" / "device-tree").mkdir()
+    (root / "proc" / "device-tree" / "serial-number").write_bytes(serial.encode() + b"\0")
+    with running_agent([str(program)], str(tmp_path / "store"), ["--system-root", str(root), *options]) as agent:
+        with contextlib.closing(connected_to(agent)) as connection:
+            assert connection.ask("probe", "asking")["unit"] == unit
+
+
 def test_a_hot_device_is_waited_for(program: Path, tmp_path: Path) -> None:
     root = _system(tmp_path / "system", 81_000)
     options = AgentOptions(port=1, secret_file="x", max_celsius=60.0)  # noqa: S106

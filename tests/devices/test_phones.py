@@ -227,6 +227,7 @@ def test_a_phone_is_made_ready_until_ctrl_c_and_then_as_it_was(
             {"transport": "agent", "key": "k", "port": int(entry[1]), "secret_file": str(root / entry[2])}
         )
         with open_session(device, BACKEND, LIMITS) as session:
+            assert session.unit == phone.serial, "and not the address of the forward"
             assert np.array_equal(_opened(session, libraries["DOUBLES"]).run(X)[0], 2 * X)
     finally:
         preparing.send_signal(signal.SIGINT)

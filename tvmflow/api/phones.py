@@ -60,7 +60,7 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
     facts = phone.facts()
     check_architecture(phone, facts, resolved)
     secret = registry.secret if registry is not None else None
-    with awake(phone), remove(phone), prepared(phone, facts, agent_for(resolved), secret=secret) as ready:
+    with awake(phone), remove(phone), prepared(phone, facts, agent_for(resolved), secret=secret, unit=serial) as ready:
         if registry is not None:
             yield ReadyPhone(serial, facts.model, ready.port, registry.secret_file, facts.build, is_for_tracker=True)
             return

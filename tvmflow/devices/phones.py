@@ -56,11 +56,11 @@ def agent_for(target: ResolvedTarget) -> Path:
 
 @contextlib.contextmanager
 def prepared(
-    phone: Phone, facts: PhoneFacts, program: Path, folder: str = FOLDER, secret: bytes | None = None
+    phone: Phone, facts: PhoneFacts, program: Path, folder: str = FOLDER, secret: bytes | None = None, unit: str = ""
 ) -> Iterator[PreparedPhone]:
     """Push the agent, start it and forward its port; at the end it is stopped and the forward taken back.
 
-    secret: of the agent, a new one where none is given.
+    secret: of the agent, a new one where none is given. unit: what the agent says that the phone is called, "" for nothing.
 
     Files that were uploaded stay, for the next session. The agent ends with the connection to it, also when this process is killed.
     """
@@ -70,12 +70,13 @@ def prepared(
         phone.push(program, f"{remote}.part")
         phone.shell(f"chmod 700 {remote}.part && mv {remote}.part {remote}")
     secret = secret or new_secret()
+    named = f" --unit {shlex.quote(unit)}" if unit else ""
     command = [
         find_adb(),
         "-s",
         phone.serial,
         "shell",
-        f"exec {remote} --folder {shlex.quote(folder + '/store')} --life-line",
+        f"exec {remote} --folder {shlex.quote(folder + '/store')} --life-line{named}",
     ]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     port = 0
