@@ -27,8 +27,9 @@ from typing import Any
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.lower import lower
-from tvmflow.devices.session import DeviceSession, SessionLimits, open_session
+from tvmflow.devices.session import DeviceSession, open_session
 from tvmflow.devices.tracker import TrackerAddress, connect, queue_of
+from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import TrackerError
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import one_input
