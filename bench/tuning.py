@@ -1,9 +1,11 @@
-"""The tuner against what it is to beat: `python -m bench.tuning {speed,tuners,transfer,fleet}`.
+"""The tuner against what it is to beat: `python -m bench.tuning {speed,tuners,transfer,static,fleet}`.
 
 speed    trials per minute, beside stock MetaSchedule on the same kernel, same machine, same run
 tuners   every candidate of some kernels is measured once; then each tuner searches that table, several seeds, equal trials
 transfer ResNet-50 from nothing, and from the records of ResNet-18: when each reaches the sum of kernel times, within 2 %,
          that the search from nothing ends with
+static   the static model's choice, and the best of the five that it ranks first, beside the best of 28 candidates of each convolution
+         and pool; one thread, timed by the CPU time of the thread, so that a busy machine disturbs little
 fleet    four RPC servers under one key against one, device time simulated by a fixed sleep for each kernel; then the same
          while two of the four and the tracker are killed; and with the tuner killed in the middle
 """
@@ -14,6 +16,7 @@ import argparse
 import contextlib
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -25,7 +28,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tvmflow.backends.cpu import host_backend
+from tvmflow.backends.cpu import CpuBackend, host_backend
+from tvmflow.building.library import compile_module
 from tvmflow.building.lower import lower
 from tvmflow.devices.session import DeviceSession, open_session
 from tvmflow.devices.tracker import TrackerAddress, connect, queue_of
@@ -39,12 +43,16 @@ from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.progress import silent
 from tvmflow.sources.torch_networks import build
+from tvmflow.targets.core_timing import core_of
+from tvmflow.templates import scheduled
 from tvmflow.tuning.fleet import FleetRules
 from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.measure import MeasureRules
+from tvmflow.tuning.measure import MeasureRules, inputs_of
 from tvmflow.tuning.records import OK, read_records
-from tvmflow.tuning.search import SearchRules, tune
+from tvmflow.tuning.search import tune
+from tvmflow.tuning.search_rules import SearchRules
 from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch
+from tvmflow.tuning.static_model import estimate_s
 from tvmflow.tuning.tuners import TunerFactory
 
 KEY, TRIALS = "bench", 24
@@ -133,6 +141,60 @@ def tuners() -> None:
             for name in ("grid", "random", "ga", "xgb")
         ]
         print(f"{trials:8}" + "".join(f"{value:10.3f}" for value in row), flush=True)
+
+
+def static(networks: tuple[str, ...] = ("resnet18", "squeezenet1_1", "mobilenet_v2")) -> None:
+    """Print time / best: of the default, of the model's choice, of the best of five by the model, and by the template's order."""
+    single = CpuBackend(replace(BACKEND.target, threads=1))
+    names, everything = ("default", "model", "five", "first five"), list[tuple[float, ...]]()
+    for network in networks:
+        rows = [row for w in kernels(f"torchvision/{network}") if (row := _ranking(w, single)) is not None]
+        everything += rows
+        for name, found in ((network, rows), ("so far", everything)):
+            means = (math.exp(mean(math.log(row[at]) for row in found)) for at in range(len(names)))
+            print(
+                f"{name:14}{len(found):4} kernels  "
+                + "  ".join(f"{n} {m:.3f}" for n, m in zip(names, means, strict=True))
+            )
+
+
+def _ranking(workload: Workload, backend: CpuBackend) -> tuple[float, ...] | None:
+    import tvm
+
+    match = backend.template_for(workload.function)
+    if match is None or match[0].name != "packed_conv" or len(match[1]) < 4:
+        return None
+    template, candidates = match
+    rest = list(range(12, len(candidates)))
+    random.Random(0).shuffle(rest)  # noqa: S311
+    chosen = [*range(min(12, len(candidates))), *rest[:16]]
+    arguments = [tvm.runtime.tensor(array) for array in inputs_of(workload)]
+    runs, estimates = [], dict[int, float]()
+    for at in chosen:
+        function = scheduled(workload.function, template, candidates[at]).mod["main"]
+        built = compile_module(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), backend)
+        runs.append((at, built.jit()["main"]))
+        found = estimate_s(
+            workload.function,
+            template.name,
+            candidates[at],
+            str(built.mod.inspect_source("asm")),
+            core_of(backend.target),
+            1,
+        )
+        estimates[at] = math.inf if found is None else found
+    seconds = dict.fromkeys(chosen, math.inf)
+    for _ in range(7):
+        for at, run in runs:
+            run(*arguments)
+            started, count = time.thread_time(), 0
+            while (spent := time.thread_time() - started) < 0.004:
+                run(*arguments)
+                count += 1
+            seconds[at] = min(seconds[at], spent / count)
+    order, best = sorted(chosen, key=lambda at: estimates[at]), min(seconds.values())
+    picks = ([0], order[:1], order[:5], chosen[:5])
+    return tuple(min(seconds[at] for at in pick) / best for pick in picks)
 
 
 def transfer() -> None:
@@ -293,14 +355,14 @@ def small_workloads() -> list[Workload]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "tuners", "transfer", "fleet", "search"))
+    parser.add_argument("what", choices=("speed", "tuners", "transfer", "static", "fleet", "search"))
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.what == "search":  # what `fleet` kills
         search(small_workloads(), rules(4, TRIALS), options.log, lambda: slow_session(options.port))
         return
-    {"speed": speed, "tuners": tuners, "transfer": transfer, "fleet": fleet}[options.what]()
+    {"speed": speed, "tuners": tuners, "transfer": transfer, "static": static, "fleet": fleet}[options.what]()
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def evaluate(context: Context) -> dict[str, Any]:
         device["build"] = session.build
     card = {
         "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": ships.file.stat().st_size,
-        "coverage": manifest["coverage"], **numbers.to_json(),
+        "coverage": manifest["coverage"], "coverage_estimated": manifest["coverage_estimated"], **numbers.to_json(),
         **quality(context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric), "part": part,
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
     }  # fmt: skip

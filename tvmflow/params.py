@@ -118,6 +118,7 @@ class ReleaseParams(Frozen):
     max_accuracy_drop: NotNegativeFloat = 0.005
     min_top1_agreement: Annotated[float, Field(ge=0, le=1)] = 0.99
     min_coverage: Annotated[float, Field(ge=0, le=1)] = 0.95
+    count_estimates: bool = False
     max_slowdown: NotNegativeFloat = 0.02
     compare_rounds: Annotated[int, Field(ge=4, le=10_000)] = 12
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95

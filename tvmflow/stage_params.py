@@ -136,6 +136,7 @@ class TuneParams(StageBlock):
     measure_min_ms: PositiveFloat = 10.0
     replay_slowdown: PositiveFloat = 0.1
     seed: Seed = 0
+    without_device: bool = False
     devices: Parallel = 1
     build_workers: Parallel = 2
     build_timeout_s: PositiveFloat = 60.0

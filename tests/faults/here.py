@@ -11,7 +11,7 @@ from tvmflow.devices.rpc import session_here
 from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.fleet import FleetRules
 from tvmflow.tuning.measure import MeasureRules
-from tvmflow.tuning.search import SearchRules
+from tvmflow.tuning.search_rules import SearchRules
 
 # A few short measurements, believed whatever else the machine does.
 QUICK_RULES = SearchRules(

@@ -16,9 +16,9 @@ MANIFEST_SCHEMA = 2
 
 def covered(choices: list[Choice]) -> dict[str, Any]:
     """Return how many kernels have measured schedules, and the share of the operations that is theirs."""
-    counts = {how: sum(choice.how == how for choice in choices) for how in ("record", "default", "none")}
+    counts = {how: sum(choice.how == how for choice in choices) for how in ("record", "estimate", "default", "none")}
     return {"kernels": len(choices), "coverage": coverage(choices), "kernels_tuned": counts["record"], "kernels_default": counts["default"],
-            "kernels_unscheduled": counts["none"]}  # fmt: skip
+            "kernels_estimated": counts["estimate"], "kernels_unscheduled": counts["none"]}  # fmt: skip
 
 
 def manifest_of(
@@ -35,6 +35,7 @@ def manifest_of(
         "outputs": outputs,
         "target": target.to_json(),
         "coverage": coverage(choices),
+        "coverage_estimated": coverage(choices, "estimate"),
         "toolchain": toolchain,
         "kernels": sorted(({"name": c.kernel, "workload": c.workload, "schedule": c.how, "template": c.template, "operations": c.work}
                            for c in choices), key=lambda kernel: str(kernel["name"])),

@@ -17,12 +17,13 @@ from tvmflow.templates.by_lane import register_lanes_in
 from tvmflow.templates.dot import register_dots_in
 from tvmflow.templates.tiles import register_tiles_in
 
+ESTIMATED = "estimated"  # the status of a record that no device measured
 MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How one kernel came to its schedule: `record`, `default` or `none`. work: operations of all calls in the network."""
+    """How one kernel came to its schedule: `record`, `estimate`, `default` or `none`. work: operations of all calls in the network."""
 
     kernel: str
     workload: str
@@ -31,10 +32,10 @@ class Choice:
     work: float
 
 
-def coverage(choices: list[Choice]) -> float:
-    """Return the share of the network's operations whose kernels have a measured schedule, 0 to 1."""
+def coverage(choices: list[Choice], how: str = "record") -> float:
+    """Return the share of the network's operations whose kernels have a measured (or so made) schedule, 0 to 1."""
     total = sum(choice.work for choice in choices)
-    return sum(choice.work for choice in choices if choice.how == "record") / total if total else 0.0
+    return sum(choice.work for choice in choices if choice.how == how) / total if total else 0.0
 
 
 def replay(function: Any, trace: Any) -> Any:
@@ -74,7 +75,8 @@ class ScheduleKernels:
         template = match[0].name if match else "none"
         attempts: list[tuple[str, Any]] = []
         if key in self.best:
-            attempts.append(("record", lambda: replay(function, self.best[key]["trace"])))
+            how = "estimate" if self.best[key].get("status") == ESTIMATED else "record"
+            attempts.append((how, lambda: replay(function, self.best[key]["trace"])))
         if match:
             attempts += [
                 ("default", partial(scheduled, function, match[0], knobs)) for knobs in match[1][:MOST_DEFAULTS]

@@ -32,9 +32,11 @@ def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
     if not has_no_time(card) and not latency["steady"]:
         why = latency.get("reason") or f"spread {latency['spread']:.0%}"
         reasons.append(f"its latency was too unsteady to be trusted: {why}")
-    if card.get("coverage", 0.0) < rules.min_coverage:
+    estimated = card.get("coverage_estimated", 0.0)
+    if card.get("coverage", 0.0) + (estimated if rules.count_estimates else 0.0) < rules.min_coverage:
+        beside = f" and estimated for {estimated:.1%}" if estimated else ""
         reasons.append(
-            f"schedules were measured for {card.get('coverage', 0.0):.1%} of its operations, at least {rules.min_coverage:.1%} "
+            f"schedules were measured for {card.get('coverage', 0.0):.1%} of its operations{beside}, at least {rules.min_coverage:.1%} "
             "is asked for; tune it on a device of this kind"
         )
     agreement = card["agreement"]["top1_agreement"]

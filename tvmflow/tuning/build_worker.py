@@ -51,6 +51,9 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # whatever the compiler raises: this schedule cannot be built, unless memory ended
         hosts = isinstance(error, OSError | MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY)
         return {"status": UNKNOWN if hosts else COMPILE_ERROR, "error": f"{type(error).__name__}: {str(error)[-300:]}"}
+    if request["estimate"]:
+        seconds = _estimate(Path(request["function"]), request, built, backend)
+        return {"status": OK, "trace": trace, "digest": _digest(function), "estimate_s": seconds}
     try:
         if request["self_contained"]:
             write_kernel(Path(request["path"]), built, function, backend.target)
@@ -59,6 +62,18 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # no linker, one that dies, or no room for what it writes
         return {"status": UNKNOWN, "error": str(error)[-300:]}
     return {"status": OK, "trace": trace, "digest": _digest(function)}
+
+
+def _estimate(file: Path, request: dict[str, Any], built: Any, backend: Backend) -> float | None:
+    """Return the estimated seconds of a compiled kernel. file: of its function before it was scheduled."""
+    import tvm
+
+    from tvmflow.targets.core_timing import core_of
+    from tvmflow.tuning.static_model import estimate_s
+
+    function, assembly = tvm.ir.load_json(file.read_text(encoding="utf-8")), str(built.mod.inspect_source("asm"))
+    core, threads = core_of(backend.target), backend.target.threads
+    return estimate_s(function, request["template"], request["knobs"], assembly, core, threads)
 
 
 def _scheduled(function: Any, request: dict[str, Any], backend: Backend) -> tuple[Any, Any]:

@@ -35,7 +35,8 @@ _PAUSES_S = (0.0, 1.0, 3.0)  # before the machine is tried again; with all of th
 class Built:
     """A compiled kernel, or why there is none. digest: equal for schedules that came out the same.
 
-    status: UNKNOWN where nothing can be said of the schedule. sure: the failure needs no second look.
+    status: UNKNOWN where nothing can be said of the schedule. sure: the failure needs no second look. estimate_s: of the static
+    model, where it was asked for and knows the kernel; then there is no library.
     """
 
     status: str
@@ -44,6 +45,7 @@ class Built:
     digest: str = ""
     error: str = ""
     sure: bool = False
+    estimate_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class _Order:
     template: str | None = None
     knobs: Knobs | None = None
     trace: Any = None
+    estimate: bool = False
 
 
 class BuildPool:
@@ -83,11 +86,16 @@ class BuildPool:
                 process.kill()
 
     def build(
-        self, workload: Workload, template: str | None = None, knobs: Knobs | None = None, trace: Any = None
+        self,
+        workload: Workload,
+        template: str | None = None,
+        knobs: Knobs | None = None,
+        trace: Any = None,
+        estimate: bool = False,
     ) -> Future[Built]:
-        """Build a workload under a template's knobs, under a trace, or, with neither, plainly."""
+        """Build a workload under a template's knobs, under a trace, or, with neither, plainly; estimate: only its time."""
         try:
-            return self._threads.submit(self._build, _Order(workload, template, knobs, trace))
+            return self._threads.submit(self._build, _Order(workload, template, knobs, trace, estimate))
         except RuntimeError as error:  # no thread can be started
             failed: Future[Built] = Future()
             failed.set_exception(_broken(str(error)))
@@ -129,14 +137,14 @@ class BuildPool:
             request = {
                 "function": str(self._function_file(order.workload)), "template": order.template, "knobs": order.knobs,
                 "trace": order.trace, "target": self.target.to_json(), "path": str(library),
-                "self_contained": self.self_contained,
+                "self_contained": self.self_contained, "estimate": order.estimate,
             }  # fmt: skip
             reply = self._process().ask(request, self.timeout_s)
         except (OSError, RuntimeError) as error:  # no room, no process, no thread
             return Built(UNKNOWN, library, error=str(error))
         return Built(
             reply["status"], library, reply.get("trace"), reply.get("digest", ""), reply.get("error", ""),
-            reply.get("sure", False),
+            reply.get("sure", False), reply.get("estimate_s"),
         )  # fmt: skip
 
     def _function_file(self, workload: Workload) -> Path:

@@ -13,17 +13,27 @@ _LABEL = re.compile(r"^(\.?\w[\w.$]*):")
 _MULTIPLY_ADD = re.compile(
     r"v?(fn?madd|fmsub|pdpbusd|pdpwssd|dpbf16ps)\w*|fmla|fmlal\d?|sdot|udot|usdot|s?smmla|ummla|usmmla|bfdot|bfmmla|smlal2?|umlal2?|sadalp|mla|vpmaddubsw"
 )
-_OTHER_WORK = re.compile(r"v(max|min|add|mul)[ps][sd]|vp(max|min|add)\w+|f(max|min)(nm)?|fadd|fmul|[su](max|min)|add")
-_DOTS = (("dpbusd", 1.0), ("mmla", 2.0), ("dot", 1.0), ("dpbf16ps", 0.5), ("bfdot", 0.5), ("dpwssd", 0.5))  # products for each byte of a register
+_OTHER_WORK = re.compile(
+    r"v(max|min|add|mul)[ps][sd]|vp(max|min|add)\w+|f(max|min)(nm)?|fcmg[te]|fadd|fmul|[su](max|min)|add"
+)
+_DOTS = (
+    ("dpbusd", 1.0),
+    ("mmla", 2.0),
+    ("dot", 1.0),
+    ("dpbf16ps", 0.5),
+    ("bfdot", 0.5),
+    ("dpwssd", 0.5),
+)  # products for each byte of a register
 _JUMP = re.compile(r"j\w+|b(\.\w+)?|cbn?z|tbn?z")
 _TARGET = re.compile(r"(\.L\w+)\s*$")
 _REGISTER = re.compile(r"%([xyz])mm\d+|\b[vq](\d+)\b")
+_STEP = re.compile(r"\$(-?\d{1,18}), (%\w+)")
 _BYTES = {"x": 16, "y": 32, "z": 64}
 
 
 @dataclass
 class Loop:
-    """An innermost loop. counts: instructions by kind (`multiply_add`, `load`, `store`, `vector`, `other`); chain: the most multiply-adds
+    """An innermost loop. counts: instructions by kind (`multiply_add`, `load`, `store`, `vector`, `other`; `spill`: stores to the stack, among the others); chain: the most multiply-adds
     into one register; accumulators: registers that they add to; width: bytes of a register; products: of one multiply-add; trips: None where the code does not
     say."""
 
@@ -65,7 +75,9 @@ def hot_loops(assembly: str) -> list[Loop]:
     loops = [_loop(code, first, last, _MULTIPLY_ADD) for first, last in spans]
     if not any(loop.counts["multiply_add"] for loop in loops):
         loops = [_loop(code, first, last, _OTHER_WORK) for first, last in spans]
-    return sorted((loop for loop in loops if loop.counts["multiply_add"]), key=lambda loop: -loop.counts["multiply_add"])
+    return sorted(
+        (loop for loop in loops if loop.counts["multiply_add"]), key=lambda loop: -loop.counts["multiply_add"]
+    )
 
 
 def _loop(code: list[tuple[str, str]], first: int, last: int, work: re.Pattern[str]) -> Loop:
@@ -80,10 +92,14 @@ def _loop(code: list[tuple[str, str]], first: int, last: int, work: re.Pattern[s
             loop.counts["load"] += memory
             kinds[next((each for kind, each in _DOTS if kind in name), 0.5 if ".8h" in operands else 0.25)] += 1
         elif is_x86 and memory and not name.startswith(("lea", "prefetch", "nop")):
-            loop.counts["store" if "(" in parts[-1] else "load"] += 1
+            kind = "store" if "(" in parts[-1] else "load"
+            loop.counts[kind] += 1
+            loop.counts["spill"] += kind == "store" and "%rsp" in parts[-1]
         elif memory and name.startswith(("ld", "st")):
             count = 2 if name.startswith(("ldp", "stp")) else 1
-            loop.counts["load" if name.startswith("ld") else "store"] += count
+            kind = "load" if name.startswith("ld") else "store"
+            loop.counts[kind] += count
+            loop.counts["spill"] += count * (kind == "store" and "[sp" in operands)
         elif _REGISTER.search(operands):
             loop.counts["vector"] += 1
         elif not name.startswith(("nop", "prefetch")):
@@ -98,29 +114,31 @@ def _loop(code: list[tuple[str, str]], first: int, last: int, work: re.Pattern[s
 
 def _trips(code: list[tuple[str, str]], first: int, last: int) -> int | None:
     """Return how often a loop of x86-64 runs that counts a register from one constant to another; None for others."""
-    step = re.compile(r"\$(-?\d+), (%\w+)")
     for at in range(last - 1, first - 1, -1):
         name, operands = code[at]
-        found = step.fullmatch(operands)
-        if not found or not name.startswith(("add", "sub", "cmp")):
+        counted = _STEP.fullmatch(operands)
+        if counted is None or not name.startswith(("add", "sub", "cmp")):
             continue
-        register, amount = found[2], int(found[1])
-        start = next(
-            (
-                0 if name.startswith("xor") else int(match[1])
-                for name, operands in reversed(code[max(first - 16, 0) : first])
-                if (name.startswith("xor") and _same(operands, register))
-                or (name.startswith("mov") and (match := step.fullmatch(operands)) and _same(match[2], register))
-            ),
-            None,
-        )
-        if start is None:
+        amount, register = int(counted[1]), counted[2]
+        start = _start(code[max(first - 16, 0) : first], register)
+        if start is None or amount == 0:
             return None
-        if name.startswith("cmp"):
-            steps = [code[i] for i in range(first, last) if code[i][1].endswith(f", {register}") or code[i] == ("incq", register)]
-            by = next((int(m[1]) for _, text in steps if (m := step.fullmatch(text)) and int(m[1]) != amount), 1)
-            return max(1, (amount - start) // by) if by > 0 else None
-        return max(1, abs(start // amount)) if amount else None
+        if not name.startswith("cmp"):
+            return max(1, abs(start // amount))
+        steps = [int(step[1]) for _, text in code[first:at] if (step := _STEP.fullmatch(text)) and step[2] == register]
+        by = steps[-1] if steps else 1
+        return max(1, (amount - start) // by) if by > 0 else None
+    return None
+
+
+def _start(before: list[tuple[str, str]], register: str) -> int | None:
+    """Return the constant that a register holds behind these instructions."""
+    for name, operands in reversed(before):
+        if name.startswith("xor") and _same(operands, register):
+            return 0
+        moved = _STEP.fullmatch(operands) if name.startswith("mov") else None
+        if moved is not None and _same(moved[2], register):
+            return int(moved[1])
     return None
 
 

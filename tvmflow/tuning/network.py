@@ -15,11 +15,13 @@ from tvmflow.kernels.workloads import Workload, extract_workloads
 from tvmflow.progress import Progress
 from tvmflow.tuning.algorithms import alternatives, choose, settle
 from tvmflow.tuning.display import live_table
+from tvmflow.tuning.estimates import estimate_workloads
 from tvmflow.tuning.fleet import FleetRules, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.rules import SearchLimits, SearchSettings
-from tvmflow.tuning.search import SearchRules, tune
+from tvmflow.tuning.search import tune
+from tvmflow.tuning.search_rules import SearchRules
 from tvmflow.tuning.state import TuneReport
 from tvmflow.tuning.whole_network import NetworkComparison
 
@@ -28,11 +30,15 @@ _COMPARE_AT_LEAST_S = 60.0
 
 @dataclass(frozen=True)
 class NetworkRules:
-    """winograd_max_error: dtype -> rounding error up to which a convolution may be computed by Winograd's algorithm."""
+    """winograd_max_error: dtype -> rounding error up to which a convolution may be computed by Winograd's algorithm.
+
+    without_device: schedules are chosen by the static model.
+    """
 
     search: SearchRules
     max_workloads: int
     winograd_max_error: Mapping[str, float]
+    without_device: bool = False
 
 
 def network_rules(
@@ -50,7 +56,7 @@ def network_rules(
         replay_slowdown=settings.replay_slowdown, build_workers=limits.build_workers,
         build_timeout_s=limits.build_timeout_s, overlap=not is_this_host, fleet=fleet, self_contained=not has_tvm,
     )  # fmt: skip
-    return NetworkRules(search, settings.max_workloads, settings.winograd_max_error)
+    return NetworkRules(search, settings.max_workloads, settings.winograd_max_error, settings.without_device)
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,10 @@ def tune_network(
     base = extract_workloads(lower(packed, backend))
     workloads = base[: rules.max_workloads]
     report, winograd = TuneReport({}), {}
-    if rules.search.trials:
+    if rules.without_device:
+        with tempfile.TemporaryDirectory() as folder:
+            report.best = estimate_workloads(workloads, backend, rules.search, journal, Path(folder), progress)
+    elif rules.search.trials:
         # Whole networks are compared on the device; until build, what is not the CPU's there is its slow definition.
         bound = rules.winograd_max_error if backend.is_cpu else {}
         others = alternatives(packed, backend, base, bound)

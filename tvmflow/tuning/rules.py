@@ -23,6 +23,7 @@ class SearchSettings:
     measure_min_ms: float
     replay_slowdown: float
     seed: int
+    without_device: bool
 
 
 @dataclass(frozen=True)

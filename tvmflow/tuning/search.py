@@ -18,7 +18,8 @@ from tvmflow.templates import Knobs
 from tvmflow.tuning.builder import BuildPool, Built
 from tvmflow.tuning.canary import canary_workload
 from tvmflow.tuning.display import best_so_far, task_line
-from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured, OpenSession
+from tvmflow.tuning.estimates import order_by_estimate
+from tvmflow.tuning.fleet import Fleet, Job, Measured, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import inputs_of
 from tvmflow.tuning.origins import LOST, REMEASURED, RETUNED
@@ -30,35 +31,13 @@ from tvmflow.tuning.records import (
     TuningRecord,
     best_of,
 )  # fmt: skip
+from tvmflow.tuning.search_rules import SearchRules
 from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch
-from tvmflow.tuning.tuners import Loss, TunerFactory, knob_key
+from tvmflow.tuning.tuners import StaticTuner, TunerFactory, knob_key
 
 REPLAYED = "replayed"
 _ROUND = 8  # candidates in one round, for each device
 _MOST_UNBUILT = 8  # in a row, though a small kernel can be built: there is too little memory or room
-
-
-@dataclass(frozen=True)
-class SearchRules:
-    """tuner, loss: see tuners. early_stopping: trials of a workload without a gain after which it is left.
-
-    total_trials, seconds: budgets of the whole search, 0 for none. overlap: build while measuring, which a device that is
-    this machine would feel. self_contained: kernels are linked for devices without TVM.
-    """
-
-    tuner: str
-    loss: Loss
-    trials: int
-    total_trials: int
-    seconds: float
-    early_stopping: int
-    seed: int
-    replay_slowdown: float
-    build_workers: int
-    build_timeout_s: float
-    overlap: bool
-    fleet: FleetRules
-    self_contained: bool = False
 
 
 def tune(
@@ -259,6 +238,9 @@ class _Search:
                 break
             search = max(open_searches, key=lambda t: (t.promise(), t.flops * t.workload.calls))
             count = 1 if search.trials == 0 else max(batch_size // 2, 1)
+            if isinstance(search.tuner, StaticTuner) and search.tuner.order is None:
+                found = order_by_estimate(pool, search.workload, search.template, search.candidates)
+                search.tuner.order = [index for _, index, _ in found]
             indices = search.tuner.ask(
                 min(count, self.rules.trials - search.trials - search.in_flight, batch_size - len(batch))
             )

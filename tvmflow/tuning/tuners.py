@@ -1,6 +1,6 @@
 """Tuners, a row each: in which order the candidates of a workload are tried.
 
-grid goes through them in the template's order, random shuffles, ga breeds from the best, xgb asks a cost model that learns
+grid goes through them in the template's order, static by an estimate from their machine code, random shuffles, ga breeds from the best, xgb asks a cost model that learns
 from every workload of this device kind (and from earlier logs), so that what one shape taught serves the next.
 """
 
@@ -67,6 +67,18 @@ class GridTuner:
 
     def tell(self, index: int, seconds: float) -> None:
         self._unasked.asked.add(index)
+
+
+class StaticTuner(GridTuner):
+    """Goes through the candidates by what the static model says of them, then through the others in the template's order."""
+
+    def __init__(self, candidates: list[Knobs]) -> None:
+        super().__init__(candidates)
+        self.order: list[int] | None = None  # of those that were estimated; None before
+
+    def ask(self, count: int) -> list[int]:
+        order = list(dict.fromkeys([*(self.order or ()), *self._unasked.rest()]))
+        return self._unasked.take(order, count, ahead=len(order) if self.order else 0)
 
 
 class RandomTuner(GridTuner):
@@ -267,6 +279,7 @@ TUNERS: Table[Callable[[Assignment], Tuner]] = Table(
         "ga": lambda a: GeneticTuner(a.candidates, a.seed),
         "random": lambda a: RandomTuner(a.candidates, a.seed),
         "grid": lambda a: GridTuner(a.candidates),
+        "static": lambda a: StaticTuner(a.candidates),
     },
 )
 

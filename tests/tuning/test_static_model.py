@@ -1,0 +1,134 @@
+"""The static model: loops of machine code as they were scheduled, schedules known to be bad ranked behind, whole networks without a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.here import QUICK_RULES
+from tests.golden.networks import TARGETS
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.building.library import build_scheduled, compile_module
+from tvmflow.building.lower import lower
+from tvmflow.building.manifest import covered
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import one_input
+from tvmflow.kernels.workloads import Workload, anchor_extents, extract_workloads
+from tvmflow.params import ReleaseParams
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.progress import silent
+from tvmflow.release.gate import judge
+from tvmflow.targets.core_timing import core_of
+from tvmflow.templates import Knobs, scheduled
+from tvmflow.tuning.estimates import estimate_workloads, ranked
+from tvmflow.tuning.journal import Journal
+from tvmflow.tuning.machine_code import hot_loops
+from tvmflow.tuning.static_model import estimate_s
+
+SHAPE = (1, 32, 28, 28)
+
+
+def _network() -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(32, 64, 3, 1, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, 1, 1, groups=64), nn.MaxPool2d(2)
+    )
+    return ExportedModel(module.eval(), one_input("x", SHAPE)).to_relax()
+
+
+def _packed(backend: CpuBackend) -> Any:
+    return PackChannels(backend.cpu_features().channel_block)(canonicalize(_network()))
+
+
+def _workloads(backend: CpuBackend) -> list[Workload]:
+    return extract_workloads(lower(_packed(backend), backend))
+
+
+def _assembly(workload: Workload, backend: CpuBackend, knobs: Knobs) -> str:
+    import tvm
+
+    match = backend.template_for(workload.function)
+    assert match is not None
+    function = scheduled(workload.function, match[0], knobs).mod["main"].with_attr("global_symbol", "main")
+    return str(compile_module(tvm.IRModule({"main": function}), backend).mod.inspect_source("asm"))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_loops_are_those_of_the_schedule(name: str) -> None:
+    backend = CpuBackend(TARGETS[name])
+    width = {"znver4": 64, "sapphirerapids": 64, "x86-64-v3": 32}.get(name, 16)
+    convolution = max(_workloads(backend), key=lambda w: len(anchor_extents(w.function)))
+    match = backend.template_for(convolution.function)
+    assert match is not None and match[0].name == "packed_conv"
+    for knobs in [k for k in match[1] if not k["unroll"]][:4]:
+        [loop, *_] = hot_loops(_assembly(convolution, backend, knobs))
+        lanes = anchor_extents(convolution.function)[4]
+        registers = knobs["c_tile"] * knobs["h_tile"] * knobs["w_tile"] * lanes * 4 // width
+        assert loop.width == width and loop.products == width / 4, knobs
+        assert loop.counts["multiply_add"] % registers == 0 and registers <= loop.accumulators <= 2 * registers, knobs
+        assert loop.chain * loop.accumulators >= loop.counts["multiply_add"] and (
+            registers > 16 or not loop.counts["spill"]
+        ), knobs
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_schedules_that_are_known_to_be_slow_come_last(name: str) -> None:
+    backend = CpuBackend(TARGETS[name])
+    core = core_of(backend.target)
+    convolution = max(_workloads(backend), key=lambda w: len(anchor_extents(w.function)))
+    match = backend.template_for(convolution.function)
+    assert match is not None
+    default = match[1][0]
+
+    def estimate(**changes: int) -> float:
+        knobs = {**default, **changes}
+        found = estimate_s(convolution.function, match[0].name, knobs, _assembly(convolution, backend, knobs), core, 2)
+        assert found is not None and 1e-7 < found < 1.0
+        return found
+
+    base = estimate()
+    assert estimate(c_tile=1, h_tile=1, w_tile=1) > 1.5 * base, "one sum waits for the one before"
+    assert estimate(c_tile=4, h_tile=4, w_tile=7, chunk=28) > 1.2 * base, "more sums than registers"
+    assert estimate(parallel=0) > 1.5 * base, "one of two threads"
+    assert estimate(chunk=28, rows_first=1) > 1.5 * base, "all rows on one thread"
+
+
+def test_kernels_that_the_model_does_not_know_have_no_estimate() -> None:
+    backend = CpuBackend(TARGETS["znver4"])
+    workload = _workloads(backend)[0]
+    core = core_of(backend.target)
+    assert estimate_s(workload.function, "rows", {"parallel": 1}, "", core, 2) is None
+    assert estimate_s(workload.function, "packed_conv", {"parallel": 1}, "\tret\n", core, 2) is None
+    assert hot_loops("") == [] and hot_loops("nonsense\n\x00\n\t\t\tvfmadd231ps\n") == []
+
+
+@pytest.mark.parametrize("count", [1, 3, 16, 17, 40, 200, 1000])
+def test_what_is_compiled_covers_the_candidates(count: int) -> None:
+    chosen = ranked(count)
+    assert chosen[: min(count, 16)] == list(range(min(count, 16))) and len(chosen) <= 32
+    assert len(set(chosen)) == len(chosen) and max(chosen) < count and max(chosen) >= 0.8 * count - 1
+
+
+def test_a_network_without_a_device(tmp_path: Path) -> None:
+    backend = CpuBackend(TARGETS["cortex-a72"])  # what is not at hand
+    packed = _packed(backend)
+    journal = Journal(tmp_path / "log.jsonl", backend.kernel_kind, {"tvm": "1"})
+    workloads = _workloads(backend)
+    best = estimate_workloads(workloads, backend, QUICK_RULES, journal, tmp_path, silent)
+    assert len(best) >= 3 and {record.status for record in best.values()} == {"estimated"} and not journal.path.exists()
+    built = build_scheduled(packed, backend, {key: {"trace": r.trace, "status": r.status} for key, r in best.items()})
+    facts = covered(built.choices)
+    assert facts["coverage"] == 0.0 and facts["kernels_estimated"] >= 3 and facts["kernels_tuned"] == 0
+    card = {
+        "latency": {"compute": {"steady": True}}, "agreement": {"top1_agreement": 1.0}, "accuracy": None, "coverage": facts["coverage"],
+        "coverage_estimated": 1.0,
+    }  # fmt: skip
+    [reason] = judge(card, None, None, ReleaseParams()).reasons
+    assert "measured for 0.0% of its operations and estimated for 100.0%" in reason
+    assert judge(card, None, None, ReleaseParams(count_estimates=True)).passed

@@ -1,0 +1,66 @@
+"""Schedules that are chosen without a device: the best of the likeliest candidates by the static model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tvmflow.backends.backend import Backend
+from tvmflow.kernels.workloads import Workload, anchor_extents, operations
+from tvmflow.passes.schedule_kernels import ESTIMATED
+from tvmflow.progress import Progress
+from tvmflow.templates import Knobs
+from tvmflow.tuning.builder import BuildPool, Built
+from tvmflow.tuning.journal import Journal
+from tvmflow.tuning.records import OK, TuningRecord
+from tvmflow.tuning.search_rules import SearchRules
+
+MOST = 32  # candidates of a workload that are compiled to be ranked: half of them the template's likeliest
+
+
+def ranked(count: int) -> list[int]:
+    """Return which of so many candidates are compiled: the likeliest, and others at equal distances."""
+    likeliest = min(count, MOST // 2)
+    step = max(1, (count - likeliest) // (MOST - MOST // 2))
+    return [*range(likeliest), *range(likeliest, count, step)][:MOST]
+
+
+def order_by_estimate(
+    pool: BuildPool, workload: Workload, template: str, candidates: Sequence[Knobs]
+) -> list[tuple[float, int, Built]]:
+    """Return (estimated seconds, index, what was built) of the candidates that were compiled, the quickest first.
+
+    Empty where the model does not know the kernel. Raises ToolchainError where this machine cannot build.
+    """
+    futures = [(at, pool.build(workload, template, candidates[at], estimate=True)) for at in ranked(len(candidates))]
+    built = [(at, future.result()) for at, future in futures]
+    return sorted(
+        ((one.estimate_s, at, one) for at, one in built if one.status == OK and one.estimate_s is not None),
+        key=lambda found: found[:2],
+    )
+
+
+def estimate_workloads(
+    workloads: list[Workload], backend: Backend, rules: SearchRules, journal: Journal, folder: Path, progress: Progress
+) -> dict[str, TuningRecord]:
+    """Return workload key -> record of the schedule that the model ranks first, for kernels that it knows.
+
+    Raises ToolchainError where this machine cannot build.
+    """
+    best: dict[str, TuningRecord] = {}
+    with BuildPool(rules.build_workers, backend.target, folder, rules.build_timeout_s) as pool:
+        for done, workload in enumerate(workloads):
+            progress(f"estimating {workload.name}", done, len(workloads))
+            match = backend.template_for(workload.function)
+            found = order_by_estimate(pool, workload, match[0].name, match[1]) if match else []
+            if not match or not found:
+                continue
+            seconds, index, built = found[0]
+            best[workload.key] = TuningRecord(
+                workload=workload.key, name=workload.name, template=match[0].name, knobs=match[1][index], trace=built.trace,
+                seconds=(seconds,), status=ESTIMATED, device_kind=journal.device_kind, toolchain=journal.toolchain,
+                created=datetime.now(UTC).isoformat(timespec="seconds"), flops=operations(workload.function),
+                extents=tuple(anchor_extents(workload.function)),
+            )  # fmt: skip
+    return best

@@ -1,0 +1,31 @@
+"""What a search of schedules keeps to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvmflow.tuning.fleet import FleetRules
+from tvmflow.tuning.tuners import Loss
+
+
+@dataclass(frozen=True)
+class SearchRules:
+    """tuner, loss: see tuners. early_stopping: trials of a workload without a gain after which it is left.
+
+    total_trials, seconds: budgets of the whole search, 0 for none. overlap: build while measuring, which a device that is
+    this machine would feel. self_contained: kernels are linked for devices without TVM.
+    """
+
+    tuner: str
+    loss: Loss
+    trials: int
+    total_trials: int
+    seconds: float
+    early_stopping: int
+    seed: int
+    replay_slowdown: float
+    build_workers: int
+    build_timeout_s: float
+    overlap: bool
+    fleet: FleetRules
+    self_contained: bool = False
