@@ -44,7 +44,7 @@ def test_every_command_with_its_options_is_generated() -> None:
 def test_every_parameter_is_generated_with_bounds_and_default() -> None:
     text = _pages().parameters_page()
     assert "| `tune.trials_per_workload` | integer >= 0, <= 10000000 | `24` |" in text
-    assert "| `tune.tuner` | `ga`, `grid`, `random`, `xgb` | `xgb` |" in text
+    assert "| `tune.tuner` | `ga`, `grid`, `random`, `static`, `xgb` | `xgb` |" in text
     assert "| `flows.push_to_remote` | boolean | `true` |" in text
     for block, field in Params.model_fields.items():
         for key in getattr(field.annotation, "model_fields", {}):

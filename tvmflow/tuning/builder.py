@@ -109,19 +109,19 @@ class BuildPool:
             found = self._once(order)
             if found.status in (OK, ILLEGAL_SCHEDULE):
                 return found
-            self._try_the_machine(found.error)
+            self._try_the_machine(found.error, order.estimate)
             refused += found.status == COMPILE_ERROR
             if refused == _REFUSALS or found.sure:
                 return found
         return Built(UNKNOWN, found.library, error=found.error)
 
-    def _try_the_machine(self, error: str) -> None:
-        """Build a kernel that is known to compile. Raises ToolchainError where that fails, too, again and again."""
+    def _try_the_machine(self, error: str, estimate: bool) -> None:
+        """Build a kernel that is known to compile, or only compile it where that is all. Raises ToolchainError where that fails, too, again and again."""
         started = time.monotonic()
         for pause_s in _PAUSES_S:
             if self._closed.wait(pause_s):
                 raise _broken(error)
-            control = self._once(_Order(canary_workload()))
+            control = self._once(_Order(canary_workload(), estimate=estimate))
             with contextlib.suppress(OSError):
                 control.library.unlink()
             if control.status == OK:
