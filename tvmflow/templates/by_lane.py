@@ -17,12 +17,12 @@ from tvmflow.templates.primitives import register_intrinsic
 _SOURCE = """
 @T.prim_func(s_tir=True)
 def function(a: T.handle, b: T.handle, c: T.handle) -> None:
-    step = T.int64()
-    A = T.match_buffer(a, ({values},), "{data}", offset_factor=1)
-    B = T.match_buffer(b, ({words}, {lanes}{last}), "{weight}", strides=[step, {group}{one}], offset_factor=1)
+    step, unit = T.int64(), T.int64()
+    A = T.match_buffer(a, ({extent}), "{data}", {contiguous}offset_factor=1)
+    B = T.match_buffer(b, ({words}, {unit}{lanes}{last}), "{weight}", strides=[step, {stride}{group}{one}], offset_factor=1)
     C = T.match_buffer(c, ({lanes},), "{total}", offset_factor=1, scope="local")
     with T.sblock("root"):
-        T.reads(C[0:{lanes}], A[0:{values}], B[0:{words}, 0:{lanes}{whole}])
+        T.reads(C[0:{lanes}], A[{region}], B[0:{words}, {first}0:{lanes}{whole}])
         T.writes(C[0:{lanes}])
 {body}
 """
@@ -50,7 +50,8 @@ define weak_odr {sum} @tvmflow_lane_{name}({sum} %sum, {pixel} %a, {weights}, pt
 @dataclass(frozen=True)
 class ByLane:
     """number: value of the knob `dot`; lanes: sums in a register; values: input channels in one; group: of them, those that an
-    instruction sums at once; data, weight, total: dtypes; needs: see CpuFeatures.dots; body: LLVM's text.
+    instruction sums at once; data, weight, total: dtypes; needs: see CpuFeatures.dots; body: LLVM's text. by_columns: the neighbours are
+    pixels of one group of channels each, under the columns of a filter.
     """
 
     number: int
@@ -63,6 +64,7 @@ class ByLane:
     values: int
     group: int
     body: Callable[[ByLane], tuple[str, str]]
+    by_columns: bool = False
 
     @property
     def words(self) -> int:
@@ -84,7 +86,7 @@ class ByLane:
 
     def _pixel(self) -> tuple[str, str]:
         """Return the type of a register of input channels for LLVM, and how TVM loads it."""
-        load = f'A.vload([0], dtype="{self.data}x{self.values}")'
+        load = f'A.vload([0{", 0" if self.by_columns else ""}], dtype="{self.data}x{self.values}")'
         if self.group == 1:
             return _llvm(self.data, self.values), load
         bits = 32 if self.group == 4 or self.data == "bfloat16" else 16
@@ -101,7 +103,7 @@ class ByLane:
         """Return the call of the function in TVMScript."""
         loads = []
         for word in range(self.words):
-            place = f"[{word}, 0]" if self.group == 1 else f"[{word}, 0, 0]"
+            place = f"[{word}, 0]" if self.group == 1 else f"[{word}, 0, 0{', 0' if self.by_columns else ''}]"
             load = f'B.vload({place}, dtype="{self.weight}x{self.lanes * self.group}")'
             loads.append(f'T.reinterpret({load}, dtype="{self._row()[1]}")' if self._row()[1] else load)
         return _INSTRUCTIONS.format(
@@ -209,7 +211,6 @@ _SDOT = _dot("llvm.aarch64.neon.sdot.v4i32.v16i8", "<16 x i8>")
 _USDOT = _dot("llvm.aarch64.neon.usdot.v4i32.v16i8", "<16 x i8>", is_unsigned=True)
 _BFDOT = _dot("llvm.aarch64.neon.bfdot.v4f32.v8bf16", "<8 x bfloat>")
 LANES = (
-    ByLane(14, "sdot_all", "dotprod", "int8", "int8", "int32", 4, 16, 4, _SDOT),
     ByLane(6, "fmla", "neon", "float32", "float32", "float32", 4, 4, 1, _multiply_add),
     ByLane(7, "fmla_half", "fp16", "float16", "float16", "float16", 8, 8, 1, _multiply_add),
     ByLane(8, "fmla_wide", "neon", "float16", "float16", "float32", 4, 8, 1, _multiply_add_wide),
@@ -221,8 +222,24 @@ LANES = (
 )
 
 
+_MOST_COLUMNS = 7
+
+
+@cache
+def _columns(width: int, is_unsigned: bool) -> ByLane:
+    """Return the row for a first layer whose filter has so many columns, of int8 or uint8 in one group."""
+    name, number = ("usdot", 40) if is_unsigned else ("sdot", 20)
+    needs, data, body = ("i8mm", "uint8", _USDOT) if is_unsigned else ("dotprod", "int8", _SDOT)
+    return ByLane(
+        number + width, f"{name}_columns{width}", needs, data, "int8", "int32", 4, 4 * width, 4, body, by_columns=True
+    )
+
+
+_ROWS = (*LANES, *(_columns(width, sign) for sign in (False, True) for width in range(2, _MOST_COLUMNS + 1)))
+
+
 def lane_numbered(number: int) -> ByLane | None:
-    return next((row for row in LANES if row.number == number), None)
+    return next((row for row in _ROWS if row.number == number), None)
 
 
 def register_lanes_in(trace: str) -> None:
@@ -233,18 +250,22 @@ def register_lanes_in(trace: str) -> None:
 
 def lanes_in(trace: str) -> list[ByLane]:
     """Return the rows that a trace names."""
-    return [row for row in LANES if f'"{row.intrinsic_name}"' in trace or f"'{row.intrinsic_name}'" in trace]
+    return [row for row in _ROWS if f'"{row.intrinsic_name}"' in trace or f"'{row.intrinsic_name}'" in trace]
 
 
-def lane_for(cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, inner: tuple[int, int]) -> ByLane | None:
+def lane_for(
+    cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, inner: tuple[int, int], columns: int
+) -> ByLane | None:
     """Return the row for a convolution, None where there is none.
 
-    dtypes: of data, weights, sums; block: output channels side by side; inner: input channels side by side, in groups and of a group.
+    dtypes: of data, weights, sums; block: output channels side by side; inner: input channels side by side, in groups and of a group;
+    columns: of the filter, where its pixels lie side by side too, else 1.
     """
     words, group = inner
-    for row in LANES:
+    for row in _ROWS:
         same = (row.data, row.weight, row.total) == dtypes and row.group == group
-        if same and row.needs in cpu.dots and block % row.lanes == 0 and words % row.words == 0:
+        fits = (words, columns) == (1, row.words) if row.by_columns else words % row.words == 0
+        if same and fits and row.needs in cpu.dots and block % row.lanes == 0:
             return row
     return None
 
@@ -261,7 +282,11 @@ def lane_intrinsic(row: ByLane) -> str:
         "loops": "i, u" if is_single else "i, u, q", "axes": "vi, vu" if is_single else "vi, vu, vq",
         "kinds": "SR" if is_single else "SRR",
         "extents": f"{row.lanes}, {row.words}" + ("" if is_single else f", {row.group}"),
-        "value": "vu" if is_single else f"vu * {row.group} + vq", "weights": "vu, vi" if is_single else "vu, vi, vq",
+        "extent": f"{row.words}, {row.group}" if row.by_columns else f"{row.values},",
+        "contiguous": f"strides=[{row.group}, 1], " if row.by_columns else "",
+        "region": f"0:{row.words}, 0:{row.group}" if row.by_columns else f"0:{row.values}",
+        "value": "vu, vq" if row.by_columns else "vu" if is_single else f"vu * {row.group} + vq", "weights": "vu, vi" if is_single else "vu, 0, vi, vq" if row.by_columns else "vu, vi, vq",
+        "unit": "1, " if row.by_columns else "", "stride": "unit, " if row.by_columns else "", "first": "0:1, " if row.by_columns else "",
     }  # fmt: skip
     return register_intrinsic(
         row.intrinsic_name, _SOURCE, _MEANING, row.body_in_tvm().replace("{", "{{").replace("}", "}}"), names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered
@@ -89,7 +90,9 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     ]  # fmt: skip
     ways = [(0, dot, point) for point in points[:24]] + ([] if dot else [(1, 0, point) for point in points[:24]])
     if row:
-        ways = [(0, row.number, point) for point in _lane_points(row, channels, height, width, lanes)] + ways[:24]
+        lane_points = _lane_points(row, channels, height, width, lanes)
+        unrolls = (0,) if row.by_columns else (1, 0) if row.group > 1 else (0, 1)
+        ways = [(unroll, row.number, point) for point in lane_points[:12] for unroll in unrolls] + ways[:24]
     knobs = [
         {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": max(chunk, h),
          "unroll": unroll, "parallel": parallel, "dot": number}
@@ -105,10 +108,19 @@ def _lane_row(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduc
     if reduced not in (4, 5) or kernel.anchor is None:
         return None
     block = schedule.get(block_ref(schedule, kernel.anchor))
-    inner = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))[-1 if reduced == 4 else -2 :]
+    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
+    inner, is_first = sizes[-1 if reduced == 4 else -2 :], sizes[5] == 1
     data, weight = (str(region_buffer(region).dtype) for region in block.reads)
     dtypes = (data, weight, str(region_buffer(block.writes[0]).dtype))
-    return lane_for(cpu, dtypes, lanes, (inner[0], inner[1] if reduced == 5 else 1))
+    grouped = (inner[0], inner[1] if reduced == 5 else 1)
+    return lane_for(cpu, dtypes, lanes, grouped, sizes[7] if is_first and _is_dense(block) else 1)
+
+
+def _is_dense(block: Any) -> bool:
+    """Whether the columns of a convolution's filter lie under neighbouring pixels."""
+    column = block.iter_vars[7].var
+    index = block.reads[0].region[3].min
+    return bool(linear_factors(index, [column])[0] == 1)
 
 
 def _lane_points(row: ByLane, channels: int, height: int, width: int, lanes: int) -> list[tuple[int, int, int]]:
@@ -220,6 +232,8 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs) -> N
     row = lane_numbered(knobs.get("dot", 0))
     if row:
         _sum_by_lane(schedule, row, anchor, inner, rows)
+        if knobs["unroll"]:
+            schedule.unroll(steps[2])  # columns of the filter
         return
     dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
     byte = [steps.pop()] if dot else []
@@ -240,7 +254,10 @@ def _sum_by_lane(schedule: Any, row: ByLane, anchor: Any, inner: list[Any], oute
     """Sum a tile in registers, a register of weights with every pixel of it before the next."""
     n, c_inner, h_inner, w_inner, c_lane, *steps = inner
     of_group = [steps.pop()] if row.group > 1 else []
-    words, word = schedule.split(steps.pop(), [None, row.words])
+    if row.by_columns:
+        words, word = steps.pop(), steps.pop()
+    else:
+        words, word = schedule.split(steps.pop(), [None, row.words])
     block, lane = schedule.split(c_lane, [None, row.lanes])
     schedule.reorder(*steps, n, words, c_inner, block, h_inner, w_inner, lane, word, *of_group)
     for tile in (c_inner, block, h_inner, w_inner):
