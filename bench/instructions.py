@@ -1,9 +1,10 @@
-"""Executed instructions of one inference of ONNX files by ONNX Runtime's arm64 wheel, on an emulated processor, one thread.
+"""Executed instructions of one inference on an emulated arm64 processor, one thread: ONNX Runtime's wheel, and our libraries untuned.
 
-    python -m bench.instructions FILE.onnx... [--processor cortex-a76]
+    python -m bench.instructions FILE.onnx... FOLDER... [--processor cortex-a76]
 
-What stands beside them is `executed` in the scorecard of a cell on an emulated target (docs/devices.md). A file may be peer.onnx of the
-stage import_model. Counted is the third run: the first ones prepare. Needs a network on first use.
+A file is run by ONNX Runtime; it may be peer.onnx of the stage import_model. A folder is the output of the stage quantize (or import_model), which is
+packed, built without records and run as network.so. Tuned cells have `executed` in their scorecards (docs/devices.md). Counted is the
+run after the first ones, which prepare. Needs a network on first use.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+import numpy as np
 
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
 
@@ -73,17 +76,56 @@ def main() -> None:
         count(with_cpuinfo(emulated_system(), Path(folder)), packages, options.files, options.processor)
 
 
+def own(system: EmulatedSystem, module: Path, processor: str) -> str:
+    """Build the module of a folder with default schedules and return what a run of its network.so prints."""
+    from tvmflow.backends.table import backend_of
+    from tvmflow.building.library import build_scheduled
+    from tvmflow.building.runtime import RUNTIME
+    from tvmflow.building.self_contained import Network, write_network
+    from tvmflow.compilers import compiler_for
+    from tvmflow.frontends.source_model import TensorSpec
+    from tvmflow.ir.graph import read_graph
+    from tvmflow.ir.ir_files import load_module, numpy_dtype
+    from tvmflow.targets.resolve import ResolvedTarget
+
+    triple = "aarch64-linux-gnu"
+    backend = backend_of(ResolvedTarget("llvm", processor, triple, (), 1, compiler_for(triple)))
+    loaded = load_module(module)
+    graph = read_graph(loaded)
+    inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
+    scheduled = build_scheduled(backend.pack(loaded, None)[0], backend, {})
+    draw = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        outputs = tuple(f"y{at}" for at in range(len(graph.outputs)))
+        write_network(
+            folder / "network.so", scheduled, Network(str(module), inputs, outputs, 1), backend.target.compiler
+        )
+        source = [f"-I{RUNTIME / 'include'}", str(RUNTIME / "emulator" / "run.c")]
+        subprocess.run(backend.target.compiler.line("-O2", *source, "-o", str(folder / "run"), "-ldl"), check=True)
+        given = [draw.random(one.shape).astype(numpy_dtype(one.dtype)).tobytes() for one in inputs]
+        (folder / "in").write_bytes(b"".join(given))
+        words = [str(folder / "run"), str(folder / "network.so"), "1", str(folder / "in"), str(folder / "out")]
+        command = [*system.command(processor, counts=True), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True).stdout
+
+
+def theirs(system: EmulatedSystem, file: Path, processor: str, packages: str) -> str:
+    """Return what a run of a file by ONNX Runtime prints."""
+    command = [*system.command(processor, counts=True), str(system.python), "-c", INSIDE, str(file.resolve())]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=1800, check=True, env={"PYTHONPATH": packages}
+    ).stdout
+
+
 def count(system: EmulatedSystem, packages: str, files: list[Path], processor: str) -> None:
-    """Print a line for each file."""
-    command = [*system.command(processor, counts=True), str(system.python), "-c", INSIDE]
+    """Print a line for each file and folder."""
     print(
         f"{'file':40} {'M instructions':>15} {'M multiply-adds':>16} {'share':>6} {'MB loaded':>10} {'MB stored':>10}"
     )
     for file in files:
-        done = subprocess.run(
-            [*command, str(file.resolve())], capture_output=True, text=True, timeout=1800, check=True, env={"PYTHONPATH": packages}
-        )  # fmt: skip
-        instructions, macs, products, loaded, stored = (int(word) for word in done.stdout.split())
+        found = own(system, file, processor) if file.is_dir() else theirs(system, file, processor, packages)
+        instructions, macs, products, loaded, stored = (int(word) for word in found.split())
         print(
             f"{str(file)[-40:]:40} {instructions / 1e6:15.2f} {products / 1e6:16.2f} {macs / instructions:6.0%} "
             f"{loaded / 1e6:10.2f} {stored / 1e6:10.2f}"

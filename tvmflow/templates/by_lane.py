@@ -51,7 +51,7 @@ define weak_odr {sum} @tvmflow_lane_{name}({sum} %sum, {pixel} %a, {weights}, pt
 class ByLane:
     """number: value of the knob `dot`; lanes: sums in a register; values: input channels in one; group: of them, those that an
     instruction sums at once; data, weight, total: dtypes; needs: see CpuFeatures.dots; body: LLVM's text. by_columns: the neighbours are
-    pixels of one group of channels each, under the columns of a filter.
+    pixels of one group of channels each, under the columns of a filter. working: registers between products and sums.
     """
 
     number: int
@@ -65,6 +65,7 @@ class ByLane:
     group: int
     body: Callable[[ByLane], tuple[str, str]]
     by_columns: bool = False
+    working: int = 0
 
     @property
     def words(self) -> int:
@@ -217,8 +218,8 @@ LANES = (
     ByLane(9, "sdot", "dotprod", "int8", "int8", "int32", 4, 8, 4, _SDOT),
     ByLane(10, "usdot", "i8mm", "uint8", "int8", "int32", 4, 8, 4, _USDOT),
     ByLane(11, "bfdot", "bf16", "bfloat16", "bfloat16", "float32", 4, 8, 2, _BFDOT),
-    ByLane(12, "smull", "neon", "int8", "int8", "int32", 4, 8, 2, _widening),
-    ByLane(13, "smull_few", "neon", "int8", "int8", "int32", 4, 4, 2, _widening),
+    ByLane(12, "smull", "neon", "int8", "int8", "int32", 4, 8, 2, _widening, working=12),
+    ByLane(13, "smull_few", "neon", "int8", "int8", "int32", 4, 4, 2, _widening, working=12),
 )
 
 

@@ -139,7 +139,7 @@ def _lane_points(row: ByLane, channels: int, height: int, width: int, lanes: int
         for c in divisors(channels, 4)
         for h in divisors(height, 4)
         for w in divisors(width, 28)
-        if c * per_block * h * w + h * w + row.words <= 32
+        if c * per_block * h * w + h * w + row.words + row.working <= 32
     ]
     return sorted(points, key=cost)[:24]
 
