@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
 
+from tests.bionic_shims import BIONIC, write_shims
 from tests.bundle_parts import CELL, LABELS, SPEC, small_scheduled
 from tests.conftest import REPOSITORY
 from tvmflow.building.self_contained import Network, OpenedNetwork, link_rpc, write_network
@@ -24,28 +25,7 @@ from tvmflow.compilers import Command, compiler_for, compiler_named
 from tvmflow.devices.agent_program import build_agent
 from tvmflow.errors import ToolchainError
 
-BIONIC = REPOSITORY / "runtime" / "bionic"
 NETWORK = Network(CELL, (SPEC,), ("scores",), 2, LABELS)
-_SHIM = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <unistd.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/sysinfo.h>
-static void *real[{count}];
-static const char *const names[] = {{{names}}};
-void *tvmflow_shim_{library}[{count}];
-static long counted(int name) {{ return name == 0x61 ? get_nprocs() : -1; /* not by glibc's number, nor by a function that is a shim's */ }}
-__attribute__((constructor)) static void begin(void) {{
-  void *glibc = dlopen("{glibc}", RTLD_NOW);
-  for (int i = 0; i < {count}; ++i) {{
-    real[i] = names[i][1] == 'y' && names[i][4] == 'o' ? (void *)counted : dlsym(glibc, names[i]);
-    if (!real[i]) {{ fprintf(stderr, "no %s\\n", names[i]); abort(); }}
-    tvmflow_shim_{library}[i] = real[i];
-  }}
-}}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +77,7 @@ def test_the_library_of_x86_64_computes_here(compiler: Command, tmp_path: Path) 
     for name, one in (("android.so", compiler), ("here.so", Command(("gcc",)))):
         write_network(tmp_path / name, scheduled, NETWORK, one)
     assert "__tls_get_addr" not in _symbols(tmp_path / "android.so")[0], "Android 7 has no variables of threads"
-    for library in ("libc", "libm"):
-        _shim(tmp_path, library)
+    write_shims(tmp_path, "x86_64", ["gcc"])
     x = np.random.default_rng(0).standard_normal((1, 3, 12, 12), dtype=np.float32)
     np.save(tmp_path / "x.npy", x)
     code = (
@@ -115,29 +94,6 @@ def test_the_library_of_x86_64_computes_here(compiler: Command, tmp_path: Path) 
     expected = OpenedNetwork(tmp_path / "here.so", 2).run(x)[0]
     for found in np.load(tmp_path / "y.npy"):
         assert np.array_equal(found, expected)
-
-
-def _shim(folder: Path, library: str) -> None:
-    """Write a library that has bionic's names and versions, and glibc's functions behind them."""
-    names = (BIONIC / f"{library}.txt").read_text().split()
-    code = _SHIM.format(
-        count=len(names), names=", ".join(f'"{name}"' for name in names), library=library, glibc=f"{library}.so.6"
-    )
-    jumps = "".join(
-        f'__asm__(".globl {name}\\n.type {name},@function\\n{name}: mov tvmflow_shim_{library}@GOTPCREL(%rip), %r11\\n jmp *{8 * at}(%r11)\\n");\n'
-        for at, name in enumerate(names)
-    )
-    (folder / f"{library}.c").write_text(code + jumps)
-    (folder / f"{library}.map").write_text("LIBC { global: *; };\n")
-    command = [
-        "gcc",
-        "-shared",
-        "-fPIC",
-        "-O1",
-        f"-Wl,-soname,{library}.so",
-        f"-Wl,--version-script={folder / library}.map",
-    ]
-    subprocess.run([*command, "-o", str(folder / f"{library}.so"), str(folder / f"{library}.c"), "-ldl"], check=True)
 
 
 def test_a_program_needs_the_ndk_and_says_so(compiler: Command, tmp_path: Path) -> None:

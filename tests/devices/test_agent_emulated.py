@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.bionic_shims import write_shims
 from tests.bundle_parts import CELL, LABELS, SPEC, small_scheduled
 from tests.devices.agents import BACKEND, X, compiled, opened, session_with
 from tests.devices.fake_phone import FakePhone
@@ -57,19 +58,26 @@ def test_it_runs_on_arm64_and_names_missing_instructions(
             assert np.array_equal(network.run(X + 1)[0], 2 * X + 2), "the other library is as it was"
 
 
+@pytest.mark.parametrize("mtriple", [TRIPLE, "aarch64-linux-android"])
 def test_a_network_runs_on_a_phone_of_arm64_through_adb(
-    emulated: EmulatedSystem, compiler: Command, adb: str, tmp_path: Path
+    emulated: EmulatedSystem, compiler: Command, adb: str, tmp_path: Path, mtriple: str
 ) -> None:
-    """The real adb, a phone in Python, the agent and the network's kernels of arm64 under qemu."""
+    """The real adb, a phone in Python, the agent and the network's kernels of arm64 under qemu; Android's on a stand-in of its C library."""
+    try:
+        linker = compiler_named(compiler_for(mtriple)).command(mtriple)
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    emulator = emulated.command("cortex-a76")
+    if mtriple != TRIPLE:
+        write_shims(tmp_path, "aarch64", compiler.words)
+        emulator += ["-E", f"LD_LIBRARY_PATH={tmp_path}"]
     program = build_agent(tmp_path / "tvmflow-agent", compiler.words)
     network = Network(CELL, (SPEC,), ("scores",), 2, LABELS)
-    write_network(tmp_path / "network.so", small_scheduled("cortex-a76", TRIPLE), network, compiler)
+    write_network(tmp_path / "network.so", small_scheduled("cortex-a76", mtriple), network, linker)
     write_network(tmp_path / "here.so", small_scheduled(), network, Command(("gcc",)))
     x = np.random.default_rng(0).standard_normal((1, 3, 12, 12), dtype=np.float32)
-    backend = CpuBackend(replace(BACKEND.target, mcpu="cortex-a76", mtriple=TRIPLE, mattr=()))
-    with FakePhone(
-        tmp_path / "phone", {"ro.product.cpu.abi": "arm64-v8a"}, emulator=emulated.command("cortex-a76")
-    ) as phone:
+    backend = CpuBackend(replace(BACKEND.target, mcpu="cortex-a76", mtriple=mtriple, mattr=()))
+    with FakePhone(tmp_path / "phone", {"ro.product.cpu.abi": "arm64-v8a"}, emulator=emulator) as phone:
         entry = {"transport": "adb", "key": "arm", "serials": [phone.serial], "agent": str(program)}
         with open_session(DeviceEntry.model_validate(entry), backend, SessionLimits(60.0, 5.0)) as session:
             model = session.network(session.upload(tmp_path / "network.so"), tmp_path, [])

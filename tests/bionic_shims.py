@@ -1,0 +1,55 @@
+"""A libc.so and a libm.so with bionic's names and versions, and glibc's functions behind them: a library for Android runs where glibc is."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.conftest import REPOSITORY
+
+BIONIC = REPOSITORY / "runtime" / "bionic"
+# Jump to the address that lies OFFSET bytes into TABLE.
+_JUMPS = {
+    "x86_64": "mov TABLE@GOTPCREL(%rip), %r11\n jmp *OFFSET(%r11)",
+    "aarch64": "adrp x16, :got:TABLE\n ldr x16, [x16, :got_lo12:TABLE]\n ldr x16, [x16, #OFFSET]\n br x16",
+}
+
+
+def write_shims(folder: Path, architecture: str, compiler: Sequence[str]) -> None:
+    """Write both libraries. compiler: of C for that architecture and glibc."""
+    for library in ("libc", "libm"):
+        names, table = (BIONIC / f"{library}.txt").read_text().split(), f"shim_{library}"
+        lines = ['.text\n.section .note.GNU-stack,"",%progbits\n.text']
+        for at, name in enumerate(names):
+            jump = _JUMPS[architecture].replace("TABLE", table).replace("OFFSET", str(8 * at))
+            lines.append(f".globl {name}\n.type {name},%function\n{name}: {jump}")
+        (folder / f"{library}.s").write_text("\n".join(lines) + "\n")
+        quoted = ", ".join(f'"{name}"' for name in names)
+        (folder / f"{library}.h").write_text(
+            f'#define TABLE {table}\n#define GLIBC "{library}.so.6"\n#define NAMES {quoted}\n'
+        )
+        (folder / f"{library}.map").write_text("LIBC { global: *; };\n")
+        options = [
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-fno-builtin",
+            f"-Wl,-soname,{library}.so",
+            f"-Wl,--version-script={folder / library}.map",
+        ]
+        sources = ["-include", str(folder / f"{library}.h"), str(Path(__file__).with_suffix(".c"))]
+        compiled = [[*compiler, "-fPIC", "-O1", "-fno-builtin", *sources, "-c", "-o", str(folder / f"{library}.o")]]
+        compiled += [
+            [
+                *compiler,
+                *options,
+                "-o",
+                str(folder / f"{library}.so"),
+                str(folder / f"{library}.o"),
+                str(folder / f"{library}.s"),
+                "-ldl",
+            ]
+        ]
+        for command in compiled:
+            subprocess.run(command, check=True)
