@@ -16,6 +16,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,12 +57,15 @@ ROWS = (
 )  # fmt: skip
 
 
+def _shape(framework: str, network: str) -> tuple[int, ...]:
+    size = 32 if framework == "tensorflow" else 8 if "digits" in network else 299 if "inception" in network else 224
+    return (1, 3, size, size)
+
+
 def fetched(framework: str, network: str, folder: Path) -> SourceModel:
     """Bring a network with seeded weights and load it in its framework."""
-    size = 8 if "digits" in network else 299 if "inception" in network else 224
-    shape = (1, 3, size, size)
+    shape = _shape(framework, network)
     if framework == "tensorflow":
-        shape = (1, 3, 32, 32)
         run_tool("tensorflow", ["make", "1", str(folder / "saved")])
         if network == "SavedModel":
             shutil.make_archive(str(folder / "model"), "zip", folder / "saved")
@@ -101,7 +105,7 @@ def main() -> None:
 
 def _row(framework: str, network: str, folder: Path, compiled: bool) -> str:
     source = fetched(framework, network, folder)
-    x = np.random.default_rng(0).standard_normal(source.shape, dtype=np.float32)  # type: ignore[attr-defined]
+    x: Any = np.random.default_rng(0).standard_normal(_shape(framework, network), dtype=np.float32)
     reference = source.run(x)[0]
     started = time.perf_counter()
     module = canonicalize(source.to_relax())

@@ -95,7 +95,7 @@ def _made(shape: list[int]) -> str:
 
 def _tvmflow(workspace: Workspace, cell: Cell, _threads: int) -> list[tuple[str, list[int], float]]:
     machine, tensor = virtual_machine(workspace, cell, input_of(workspace, cell))
-    started, spent, shapes = 0.0, defaultdict(float), {}
+    started, spent, shapes = 0.0, defaultdict[str, float](float), dict[str, list[int]]()
 
     def watch(_function: Any, name: str, before: bool, _output: Any, *arguments: Any) -> int:
         nonlocal started

@@ -325,7 +325,8 @@ def _litert(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[
     (given,) = interpreter.get_input_details()
     channels_last = tuple(given["shape"]) != x.shape
     interpreter.set_tensor(given["index"], np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if channels_last else x)
-    return interpreter.invoke
+    invoke: Callable[[], Any] = interpreter.invoke
+    return invoke
 
 
 _RUNNERS: dict[str, Callable[[Workspace, Cell, Any, int], Callable[[], Any]]] = {

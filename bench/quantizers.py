@@ -95,11 +95,11 @@ def onnxruntime_outputs(model: ExportedModel, calibration: Array, x: Array, entr
         quant_pre_process(source, prepared)
         method = CalibrationMethod.Entropy if entropy else CalibrationMethod.MinMax
         quantize_static(
-            prepared, result, Reader(model.input_name), quant_format=QuantFormat.QDQ, per_channel=True,
+            prepared, result, Reader(model.inputs[0].name), quant_format=QuantFormat.QDQ, per_channel=True,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, calibrate_method=method,
         )  # fmt: skip
         session = onnxruntime.InferenceSession(result, providers=["CPUExecutionProvider"])
-        outputs = [session.run(None, {model.input_name: sample[None]})[0] for sample in x]
+        outputs = [session.run(None, {model.inputs[0].name: sample[None]})[0] for sample in x]
         return np.concatenate(outputs) if outputs else np.zeros((0, 1), np.float32)
 
 

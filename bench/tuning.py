@@ -31,14 +31,16 @@ from typing import Any
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.building.library import compile_module
 from tvmflow.building.lower import lower
-from tvmflow.devices.session import DeviceSession, open_session
-from tvmflow.devices.tracker import TrackerAddress, connect, queue_of
+from tvmflow.devices.session import DeviceSession, RemoteKernel, WorkloadBench, open_session
+from tvmflow.devices.tracker import connect, queue_of
+from tvmflow.devices.tracker_wire import TrackerAddress
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import TrackerError
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.kernels.workloads import Workload, anchor_extents, extract_workloads
 from tvmflow.params import DeviceEntry
+from tvmflow.passes import run_pass
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.progress import silent
@@ -64,7 +66,7 @@ BACKEND = host_backend()
 def kernels(network: str, shape: tuple[int, ...] = (3, 224, 224)) -> list[Workload]:
     """Return the distinct kernels of a network with random weights."""
     model = ExportedModel(build(network, 0).eval(), one_input("input", (1, *shape)))
-    return extract_workloads(lower(PackChannels(16)(canonicalize(model.to_relax())), BACKEND))
+    return extract_workloads(lower(run_pass(PackChannels(16), canonicalize(model.to_relax())), BACKEND))
 
 
 def workloads(network: str = "torchvision/resnet18", count: int = 6) -> list[Workload]:
@@ -300,16 +302,20 @@ def _until(ready: Callable[[], bool]) -> None:
 @contextlib.contextmanager
 def slow_session(port: int) -> Iterator[DeviceSession]:
     """Open a session with a device that takes DEVICE_S for each kernel, so that the host's cores do not decide."""
-    device = DeviceEntry(transport="tracker", key=KEY, host="127.0.0.1", port=port)
+    device = DeviceEntry.model_validate({"transport": "tracker", "key": KEY, "host": "127.0.0.1", "port": port})
     with open_session(device, BACKEND, SessionLimits(3600.0, 60.0)) as session:
-        load = session.load
-
-        def slow(library: Path) -> Any:
-            time.sleep(DEVICE_S)
-            return load(library)
-
-        session.load = slow  # type: ignore[method-assign]
+        bench = session.bench
+        session.bench = lambda arrays: _SlowBench(bench(arrays))  # type: ignore[method-assign]
         yield session
+
+
+class _SlowBench(WorkloadBench):
+    def __init__(self, bench: WorkloadBench) -> None:
+        self.bench = bench
+
+    def load(self, library: Path) -> RemoteKernel:
+        time.sleep(DEVICE_S)
+        return self.bench.load(library)
 
 
 def fleet() -> None:

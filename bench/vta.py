@@ -16,6 +16,7 @@ import numpy as np
 
 from bench.quantizers import seeded
 from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.definition import run_graph
 from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
@@ -65,7 +66,7 @@ def resnet18(chance: np.random.Generator) -> Region:
 def quantized() -> None:
     """Quantize a seeded ResNet-18 with both kinds of scales and count what VTA has to do for it."""
     network, calibration, evaluation = seeded("resnet18")
-    module = canonicalize(ExportedModel(network, "x", (1, 3, 224, 224)).to_relax())
+    module = canonicalize(ExportedModel(network, one_input("x", (1, 3, 224, 224))).to_relax())
     reference = np.concatenate([run_graph(read_graph(module), x[None]) for x in evaluation.x[:8]])
     print(f"{'ResNet-18, scales':20}{'mode':>12}{'uop bytes':>14}{'ALU':>14}{'cycles':>14}{'SQNR':>10}")
     for scale in ("calibrated", "global"):
