@@ -246,7 +246,7 @@ def test_winograd_equals_torch_at_any_size(size: tuple[int, int], channels: int,
     module, model = imported(net, (1, 16, *size))
     packed = PackChannels(16)(module)
     (key,) = convolution_keys(packed)
-    executable, choices, _ = build_scheduled(packed, HOST, {}, winograd={key: m})
+    executable, choices, *_ = build_scheduled(packed, HOST, {}, winograd={key: m})
     assert "winograd" in {choice.template for choice in choices}
     x = np.random.default_rng(0).standard_normal((1, 16, *size), dtype=np.float32)
     assert error_of(run(executable, x), model.run(x)[0]) < 10 * BOUND

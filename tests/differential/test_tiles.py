@@ -116,7 +116,7 @@ def test_every_kind_of_tile_keeps_the_output(
     for knobs in tiled[:: max(len(tiled) // 4, 1)]:
         trace = trace_json(scheduled(workload.function, match[0], knobs))
         tiles._intrinsic.cache_clear()  # as in a process that has scheduled nothing
-        executable, choices, _ = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
+        executable, choices, *_ = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
         assert [choice.how for choice in choices] == ["record"]
         before = emulator.amx_executed()
         output = run(executable, np.ascontiguousarray(packed).astype(numpy_dtype(data)))
