@@ -61,15 +61,15 @@ def merge_epilogue(schedule: Any, kernel: Kernel) -> str | None:
     return kernel.after[-1] if kernel.after else None
 
 
-def spread(schedule: Any, name: str, parallel: int) -> None:
-    """Schedule an element-wise block: outer loops over threads, inner loop vectorized."""
+def spread(schedule: Any, name: str, parallel: int, most: int = SPREAD_LANES) -> None:
+    """Schedule an element-wise block: outer loops over threads, inner loop vectorized, at most so many values."""
     loops = schedule.get_loops(block_ref(schedule, name))
     sizes = extents(schedule, loops)
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
     total = 1
     for size in sizes:
         total *= size
-    lanes = max(divisors(total, SPREAD_LANES))
+    lanes = max(divisors(total, most))
     outer, inner = schedule.split(fused, [None, lanes])
     if parallel:
         chunks = max(divisors(total // lanes, 64))

@@ -10,6 +10,7 @@ from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
 from tvmflow.templates.primitives import (
+    SPREAD_LANES,
     Knobs,
     Template,
     distinct,
@@ -214,10 +215,12 @@ def _tile(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, Any]:
 
 def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
     """Copy an image with its padding: beside the rows that need it, below the loop `place`, or once for all."""
-    if not knobs["pad_inside"]:
-        spread(schedule, name, knobs["parallel"])
-        return
     padding = block_ref(schedule, name)
+    if not knobs["pad_inside"]:  # a vector of two pixels, one of them of the padding, would be copied value by value
+        spread(
+            schedule, name, knobs["parallel"], min(extents(schedule, schedule.get_loops(padding)[-1:])[0], SPREAD_LANES)
+        )
+        return
     schedule.compute_at(padding, place, preserve_unit_loops=True)
     axes = schedule.get_loops(padding)[1:]
     if extents(schedule, axes[-1:])[0] <= 64:

@@ -160,7 +160,7 @@ def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> N
             schedule.compute_at(padding, outermost, preserve_unit_loops=True)
             schedule.vectorize(schedule.get_loops(padding)[-1])
         else:
-            spread(schedule, name, 1)
+            spread(schedule, name, 1, extents(schedule, schedule.get_loops(padding)[-1:])[0])
     if not knobs["tiles_first"]:
         schedule.parallel(i)
 
