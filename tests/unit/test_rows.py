@@ -53,11 +53,11 @@ def test_what_is_shipped_is_in_the_tables() -> None:
         ),
         ("models/digits_torch/framework", "caffe", "framework: no 'caffe'; legal: keras, mxnet"),
         ("models/digits_torch/framework", "onnx", "weights: a model of onnx comes from {file: ...}"),
-        ("tune/tuner", "annealing", "tune.tuner: no 'annealing'; legal: ga, grid, random, xgb"),
+        ("tune/tuner", "annealing", "tune.tuner: no 'annealing'; legal: ga, grid, random, static, xgb"),
         (
             "targets/rk3399/device/prt",
             1,
-            "targets.rk3399.device.prt: unknown key (did you mean 'port'?); legal here: host, key, port, transport",
+            "targets.rk3399.device.prt: unknown key (did you mean 'port'?); legal here: cpu_mask, host, key, max_celsius, port, secret_file, transport",
         ),
         ("targets/rk3399/device/host", "a b", "address of a host"),
         ("targets/rk3399/device/port", 70000, "targets.rk3399.device.port"),
