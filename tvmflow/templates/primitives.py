@@ -61,15 +61,15 @@ def merge_epilogue(schedule: Any, kernel: Kernel) -> str | None:
     return kernel.after[-1] if kernel.after else None
 
 
-def spread(schedule: Any, name: str, parallel: int, most: int = SPREAD_LANES) -> None:
-    """Schedule an element-wise block: outer loops over threads, inner loop vectorized, at most so many values."""
+def spread(schedule: Any, name: str, parallel: int) -> None:
+    """Schedule an element-wise block: outer loops over threads, inner loop vectorized."""
     loops = schedule.get_loops(block_ref(schedule, name))
     sizes = extents(schedule, loops)
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
     total = 1
     for size in sizes:
         total *= size
-    lanes = max(divisors(total, most))
+    lanes = max(divisors(total, SPREAD_LANES))
     outer, inner = schedule.split(fused, [None, lanes])
     if parallel:
         chunks = max(divisors(total // lanes, 64))
@@ -77,6 +77,21 @@ def spread(schedule: Any, name: str, parallel: int, most: int = SPREAD_LANES) ->
         schedule.parallel(outer)
     if lanes > 1:
         schedule.vectorize(inner)
+
+
+def spread_pixels(schedule: Any, name: str, parallel: int) -> None:
+    """Schedule a copy of packed channels with their padding: rows over threads, a pixel in a vector.
+
+    A vector of two pixels, one of them of the padding, would be copied value by value.
+    """
+    *outer, _, lane = schedule.get_loops(block_ref(schedule, name))
+    if len(outer) < 3 or extents(schedule, [lane])[0] > SPREAD_LANES:
+        spread(schedule, name, parallel)
+        return
+    rows = schedule.fuse(*outer)
+    if parallel:
+        schedule.parallel(rows)
+    schedule.vectorize(lane)
 
 
 def weight_bytes(schedule: Any, kernel: Kernel) -> int:

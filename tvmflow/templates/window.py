@@ -10,7 +10,6 @@ from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
 from tvmflow.templates.primitives import (
-    SPREAD_LANES,
     Knobs,
     Template,
     distinct,
@@ -19,6 +18,7 @@ from tvmflow.templates.primitives import (
     packed_loops,
     parallel_first,
     spread,
+    spread_pixels,
     weight_bytes,
     work_of,
 )
@@ -216,10 +216,8 @@ def _tile(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, Any]:
 def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
     """Copy an image with its padding: beside the rows that need it, below the loop `place`, or once for all."""
     padding = block_ref(schedule, name)
-    if not knobs["pad_inside"]:  # a vector of two pixels, one of them of the padding, would be copied value by value
-        spread(
-            schedule, name, knobs["parallel"], min(extents(schedule, schedule.get_loops(padding)[-1:])[0], SPREAD_LANES)
-        )
+    if not knobs["pad_inside"]:
+        spread_pixels(schedule, name, knobs["parallel"])
         return
     schedule.compute_at(padding, place, preserve_unit_loops=True)
     axes = schedule.get_loops(padding)[1:]

@@ -8,7 +8,7 @@ from typing import Any
 from tvmflow.kernels.blocks import Kernel, block_ref, extents
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
-from tvmflow.templates.primitives import Knobs, Template, distinct, divisors, packed_loops, spread, weight_bytes
+from tvmflow.templates.primitives import Knobs, Template, distinct, divisors, packed_loops, spread_pixels, weight_bytes
 
 
 def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
@@ -160,7 +160,7 @@ def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> N
             schedule.compute_at(padding, outermost, preserve_unit_loops=True)
             schedule.vectorize(schedule.get_loops(padding)[-1])
         else:
-            spread(schedule, name, 1, extents(schedule, schedule.get_loops(padding)[-1:])[0])
+            spread_pixels(schedule, name, 1)
     if not knobs["tiles_first"]:
         schedule.parallel(i)
 
