@@ -147,6 +147,7 @@ def tuners() -> None:
 
 def static(networks: tuple[str, ...] = ("resnet18", "squeezenet1_1", "mobilenet_v2")) -> None:
     """Print time / best: of the default, of the model's choice, of the best of five by the model, and by the template's order."""
+    os.environ["TVM_NUM_THREADS"] = "1"  # TVM's pool is made with the first kernel
     single = CpuBackend(replace(BACKEND.target, threads=1))
     names, everything = ("default", "model", "five", "first five"), list[tuple[float, ...]]()
     for network in networks:
