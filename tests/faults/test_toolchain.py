@@ -23,7 +23,7 @@ from tvmflow.kernels.workloads import Workload
 from tvmflow.progress import silent
 from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.tuning import builder
-from tvmflow.tuning.builder import BuildPool, Built
+from tvmflow.tuning.builder import BuildPool, Built, Order
 from tvmflow.tuning.canary import canary_workload
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.records import (
@@ -146,14 +146,7 @@ def test_a_compiler_that_hangs_without_computing_blames_nobody(shared: tuple[Bui
     assert _build(pool).status == OK
     process = pool._processes[-1]
     compiler.will("sleep 600")
-    request = {
-        "template": TEMPLATE,
-        "knobs": KNOBS[0],
-        "target": pool.target.to_json(),
-        "path": str(pool.folder / "x.so"),
-        "self_contained": False,
-    }
-    reply = process.ask({**request, "function": str(pool._function_file(KERNEL))}, 6.0)
+    reply = process.ask(pool.request(Order(KERNEL, TEMPLATE, KNOBS[0]), pool.folder / "x.so"), 6.0)
     assert reply["status"] == UNKNOWN and "longer than 6 s" in reply["error"]
     compiler.will("")
     assert _build(pool).status == OK, "by another process"

@@ -53,7 +53,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-ON_TARGET = {"graph_pack", "tune", "build", "deploy", "evaluate"}
+ON_TARGET = {"quantize", "graph_pack", "tune", "build", "deploy", "evaluate"}
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,9 @@ class Built:
 
 
 @dataclass(frozen=True)
-class _Order:
+class Order:
+    """What to build of a workload: under a template's knobs, under a trace, plainly with neither; estimate: only its time."""
+
     workload: Workload
     template: str | None = None
     knobs: Knobs | None = None
@@ -95,13 +97,13 @@ class BuildPool:
     ) -> Future[Built]:
         """Build a workload under a template's knobs, under a trace, or, with neither, plainly; estimate: only its time."""
         try:
-            return self._threads.submit(self._build, _Order(workload, template, knobs, trace, estimate))
+            return self._threads.submit(self._build, Order(workload, template, knobs, trace, estimate))
         except RuntimeError as error:  # no thread can be started
             failed: Future[Built] = Future()
             failed.set_exception(_broken(str(error)))
             return failed
 
-    def _build(self, order: _Order) -> Built:
+    def _build(self, order: Order) -> Built:
         refused = 0
         for _ in range(_MOST_TRIES):
             if self._broken is not None:
@@ -121,7 +123,7 @@ class BuildPool:
         for pause_s in _PAUSES_S:
             if self._closed.wait(pause_s):
                 raise _broken(error)
-            control = self._once(_Order(canary_workload(), estimate=estimate))
+            control = self._once(Order(canary_workload(), estimate=estimate))
             with contextlib.suppress(OSError):
                 control.library.unlink()
             if control.status == OK:
@@ -131,21 +133,24 @@ class BuildPool:
         self._broken = _broken(control.error)
         raise self._broken
 
-    def _once(self, order: _Order) -> Built:
+    def _once(self, order: Order) -> Built:
         library = self.folder / f"kernel-{order.workload.key[:12]}-{next(self._count)}.so"
         try:
-            request = {
-                "function": str(self._function_file(order.workload)), "template": order.template, "knobs": order.knobs,
-                "trace": order.trace, "target": self.target.to_json(), "path": str(library),
-                "self_contained": self.self_contained, "estimate": order.estimate,
-            }  # fmt: skip
-            reply = self._process().ask(request, self.timeout_s)
+            reply = self._process().ask(self.request(order, library), self.timeout_s)
         except (OSError, RuntimeError) as error:  # no room, no process, no thread
             return Built(UNKNOWN, library, error=str(error))
         return Built(
             reply["status"], library, reply.get("trace"), reply.get("digest", ""), reply.get("error", ""),
             reply.get("sure", False), reply.get("estimate_s"),
         )  # fmt: skip
+
+    def request(self, order: Order, library: Path) -> dict[str, Any]:
+        """Return what a build process is asked."""
+        return {
+            "function": str(self._function_file(order.workload)), "template": order.template, "knobs": order.knobs,
+            "trace": order.trace, "target": self.target.to_json(), "path": str(library),
+            "self_contained": self.self_contained, "estimate": order.estimate,
+        }  # fmt: skip
 
     def _function_file(self, workload: Workload) -> Path:
         """Return the file with a workload's function; written again where somebody tidied the folder up."""
