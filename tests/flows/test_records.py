@@ -81,6 +81,8 @@ def test_every_reading_command_gives_json(finished: Path) -> None:
         "raspberry-pi-5",
         "arm64-emulated",
         "linux-arm64",
+        "android-arm64",
+        "android-x86_64",
         "vta-sim",
         "vta-sim-reference",
     }

@@ -168,14 +168,14 @@ class Phone:
         """Copy a file to the phone."""
         done = _run("-s", self.serial, "push", str(file), remote, timeout_s=PUSH_TIMEOUT_S)
         if done.returncode:
-            said = last_words(done.stderr + done.stdout)
+            said = last_words(done.stderr) or last_words(done.stdout)  # how much was copied may come beside the error
             raise self._refusal(said, f"pushing {file.name}")
 
     def forward(self, port: int) -> int:
         """Let a port of this machine lead to one of the phone; returns it."""
         done = _run("-s", self.serial, "forward", "tcp:0", f"tcp:{port}")
         if done.returncode or not done.stdout.strip().isdigit():
-            raise self.why(last_words(done.stderr + done.stdout))
+            raise self.why(last_words(done.stderr) or last_words(done.stdout))
         return int(done.stdout)
 
     def end_forward(self, port: int) -> None:
