@@ -26,6 +26,7 @@ from tvmflow.errors import (
 from tvmflow.targets.cores import cores_of
 
 TIMEOUT_S = 60.0
+_PUSHES = 4
 PUSH_TIMEOUT_S = 600.0
 _DONE = "tvmflow-exit:"
 _FACTS = {
@@ -166,7 +167,10 @@ class Phone:
 
     def push(self, file: Path, remote: str) -> None:
         """Copy a file to the phone."""
-        done = _run("-s", self.serial, "push", str(file), remote, timeout_s=PUSH_TIMEOUT_S)
+        for _ in range(_PUSHES):
+            done = _run("-s", self.serial, "push", str(file), remote, timeout_s=PUSH_TIMEOUT_S)
+            if not done.returncode or b"error" in done.stderr + done.stdout:
+                break  # at times adb fails and says only how much it copied, not why
         if done.returncode:
             said = last_words(done.stderr) or last_words(done.stdout)  # how much was copied may come beside the error
             raise self._refusal(said, f"pushing {file.name}")
