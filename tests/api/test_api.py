@@ -58,7 +58,7 @@ def test_a_run_from_a_running_event_loop_and_from_a_thread(finished: Path) -> No
     results: list[str] = []
     thread = threading.Thread(target=lambda: results.append(tvmflow.run(CELL, workspace=finished)[0].cell))
     thread.start()
-    thread.join(30)
+    thread.join()
     assert results == [CELL]
 
 
@@ -105,7 +105,7 @@ def test_a_loaded_library_answers_as_the_device_did(finished: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join()
         assert len(answers) == 4 and all(np.array_equal(answer, y) for answer in answers)
         for wrong, said in (
             (x[0], r"x\[None\]"), (x[:, :, :-1], "shape"), (x[:0], "any N from 1"), (x.astype(complex), "complex128"),

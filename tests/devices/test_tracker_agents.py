@@ -80,7 +80,7 @@ class Farm:
         return queue_of(self.tracker).get(KEY, {"total": 0, "free": 0, "pending": 0, "agents": 0})
 
     def wait(self, is_so: Callable[[dict[str, int]], bool]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not is_so(self.counts()):
             assert time.monotonic() < deadline, self.counts()
             time.sleep(0.05)
@@ -216,7 +216,7 @@ def _registered(farm: Farm, root: Path, *command: str) -> Iterator[DeviceEntry]:
         yield DeviceEntry.model_validate(params["targets"]["local-cpu"]["device"])
     finally:
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "tracker" in said
     farm.wait(lambda counts: counts["total"] == 0)
 

@@ -103,7 +103,7 @@ def test_a_signal_to_the_group_ends_it_once_and_for_all(command: Command, moment
         os.write(command.leader, b"\x03")
     else:
         os.killpg(command.process.pid, number)
-    assert command.process.wait(timeout=60) == 128 + number
+    assert command.process.wait(timeout=200) == 128 + number
     command.reader.join(30)
     text = command.text()
     assert text.count("interrupted; the same command goes on where it stopped") == 1
@@ -126,6 +126,6 @@ def test_a_second_signal_ends_at_once(command: Command) -> None:
     for _ in range(2):
         os.killpg(command.process.pid, signal.SIGINT)
         time.sleep(0.05)
-    assert command.process.wait(timeout=60) == 128 + signal.SIGINT
+    assert command.process.wait(timeout=200) == 128 + signal.SIGINT
     assert "Traceback" not in command.text()
     assert not command.alive()

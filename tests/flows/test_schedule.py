@@ -78,7 +78,7 @@ def _with_broken_cell(root: Path, **flows: Any) -> None:
 
 def _runs(address: str, flow: str) -> list[dict[str, Any]]:
     body = {"flows": {"name": {"any_": [flow]}}, "sort": "START_TIME_DESC"}
-    found: list[dict[str, Any]] = requests.post(f"{address}/flow_runs/filter", json=body, timeout=20).json()
+    found: list[dict[str, Any]] = requests.post(f"{address}/flow_runs/filter", json=body, timeout=120).json()
     return found
 
 
@@ -150,7 +150,7 @@ def test_the_scheduled_retune_fires_runs_and_notifies(
         assert ended[0]["auto_scheduled"] and ended[0]["parameters"]["cells"] == [CELL]
         assert ended[0]["state_type"] == "COMPLETED", ended[0]["state"]["message"]
         body = {"artifacts": {"flow_run_id": {"any_": [ended[0]["id"]]}}}
-        [table] = requests.post(f"{with_prefect_server}/artifacts/filter", json=body, timeout=20).json()
+        [table] = requests.post(f"{with_prefect_server}/artifacts/filter", json=body, timeout=120).json()
         assert CELL in table["data"] and "nothing to do" in table["data"]
         assert ended[0]["name"] == f"retune {CELL}" and CELL in ended[0]["tags"]
         [told] = webhook.received[:1]
