@@ -1,4 +1,7 @@
-"""Limits of floats on arm64: one instruction each, the same numbers and the same answer to what is no number."""
+"""Limits of floats on arm64: one instruction each, the same numbers and the same answer to what is no number.
+
+Those of floats that become bytes: none, where they are those of the type, and the same bytes as by the numpy definition.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from tests.differential.kernels import HOST, of_one_operator, run
 from tvmflow.backends.table import backend_of
 from tvmflow.building.library import build_scheduled
 from tvmflow.devices.emulation.system import EmulatedSystem
+from tvmflow.ir.definition import run_all
 from tvmflow.ir.emit import constant
+from tvmflow.ir.graph import read_graph
 
 HIGH = np.linspace(-1, 1, 24, dtype=np.float32)[None, :, None]
 OPERATORS: list[Callable[[Any], Any]] = [
@@ -39,3 +44,42 @@ def test_a_limit_is_one_instruction_and_gives_the_same(
     found = np.frombuffer(ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, "cortex-a53", [x]), np.float32)
     here = run(build_scheduled(module, HOST, {}).executable, x)
     assert np.array_equal(found.reshape(here.shape), here, equal_nan=True)
+
+
+def _byte(x: Any, dtype: str, zero: int, limits: tuple[Any, Any]) -> Any:
+    """Return what a layer in 8 bits ends with; limits: numbers, or one for each channel."""
+    scaled = relax.op.round(relax.op.multiply(x, constant(np.float32(1.7), "float32")))
+    if zero:
+        scaled = relax.op.add(scaled, constant(float(zero), "float32"))
+    low, high = limits
+    if isinstance(high, float):
+        return relax.op.astype(relax.op.clip(scaled, low, high), dtype)
+    scaled = relax.op.minimum(scaled, constant(high, "float32"))
+    return relax.op.astype(relax.op.maximum(scaled, constant(low, "float32")), dtype)
+
+
+CHANNELS = np.arange(24, dtype=np.float32)[None, :, None]
+BYTES: dict[str, tuple[str, int, tuple[Any, Any]]] = {
+    "int8": ("int8", 0, (-128.0, 127.0)), "int8-zero": ("int8", -128, (-128.0, 127.0)), "int8-limits": ("int8", 5, (5.0, 96.0)),
+    "uint8": ("uint8", 0, (0.0, 255.0)), "uint8-zero": ("uint8", 255, (0.0, 255.0)),
+    "uint8-channels": ("uint8", 7, (np.float32(7), 100 + CHANNELS)), "int8-channels": ("int8", -3, (-3 - CHANNELS, 100 + CHANNELS)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [20, 4])  # vectors of 16, and of 12, for which there are no instructions
+@pytest.mark.parametrize("which", BYTES)
+def test_bytes_are_rounded_and_limited_by_narrowing(
+    which: str, width: int, emulated: EmulatedSystem, runner: Path, tmp_path: Path
+) -> None:
+    dtype, zero, limits = BYTES[which]
+    module = of_one_operator(lambda x: _byte(x, dtype, zero, limits), (1, 24, width))
+    backend = backend_of(target("cortex-a53"))
+    scheduled = build_scheduled(module, backend, {})
+    code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
+    if width == 20:
+        assert re.search(r"sqxtu?n\tv\d+\.8b", code) and not re.search(r"\t(fm(ax|in)nm|frinti|fcvtzs)\tv", code)
+    x = (60 * np.random.default_rng(0).standard_normal((1, 24, width))).astype(np.float32)
+    x[0, :8, 0] = np.array([0.5, 1.5, -0.5, 2.5, 1e12, -1e12, 4e4, -4e4], np.float32) / np.float32(1.7)
+    expected = run_all(read_graph(module), [x])[0]
+    found = np.frombuffer(ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, "cortex-a53", [x]), dtype)
+    assert np.array_equal(found.reshape(expected.shape), expected)

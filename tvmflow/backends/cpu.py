@@ -63,6 +63,7 @@ class CpuBackend(Backend):
         from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
         from tvmflow.passes.legalize_convolutions import legalize_convolutions
         from tvmflow.passes.legalize_pools import legalize_max_pool2d
+        from tvmflow.passes.narrow_by_instruction import NarrowByInstruction
         from tvmflow.passes.round_bfloat16 import legalize_astype
 
         own = {
@@ -72,7 +73,7 @@ class CpuBackend(Backend):
         return [
             (
                 "legalize_operators",
-                Sequential([relax.transform.LegalizeOps(own), relax.transform.DeadCodeElimination(["main"])]),
+                Sequential([NarrowByInstruction(), relax.transform.LegalizeOps(own), relax.transform.DeadCodeElimination(["main"])]),
             ),
             ("annotate_patterns", relax.transform.AnnotateTIROpPattern()),
             ("fold_constants", relax.transform.FoldConstant()),

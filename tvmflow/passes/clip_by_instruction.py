@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import te, tirx
-from tvm.ir import _ffi_api
 
-from tvmflow.ir.tvm_names import constant_value, dtype_of, register_intrin_lowering, type_of
+from tvmflow.ir.operators import register_operator
+from tvmflow.ir.tvm_names import constant_value, dtype_of, type_of
 from tvmflow.targets.cpu_features import multiplies_by_lane
 
 _LARGER, _SMALLER = "tvmflow.larger", "tvmflow.smaller"
@@ -27,19 +27,10 @@ def _lowering(name: str) -> Callable[[Any], Any]:
     return lambda call: tirx.call_llvm_pure_intrin(dtype_of(call), _LLVM[name], *call.args)
 
 
-def _register() -> None:
-    for name in _LLVM:
-        if name in _ffi_api.ListOpNames():
-            continue
-        _ffi_api.RegisterOp(name, "the larger or the smaller of two numbers, the other one where one of them is none")
-        _ffi_api.OpSetNumInputs(tvm.ir.Op.get(name), 2)
-        tvm.ir.register_op_attr(name, "TVectorizable", True)
-        tvm.ir.register_op_attr(name, "TScriptPrinterName", name.replace(".", "_"))
-        tvm.ir.register_op_attr(name, "TCallEffectKind", int(tirx.expr.CallEffectKind.Pure.value))
-        register_intrin_lowering(name, "default", _lowering(name))
-
-
-_register()
+for _name in _LLVM:
+    register_operator(
+        _name, "the larger or the smaller of two numbers, the other one where one of them is none", 2, _lowering(_name)
+    )
 
 
 def _limited(value: Any, limit: Any, name: str, dtype: str) -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 
 import tvm
 from tvm import te, tirx, topi
-from tvm.ir import _ffi_api
 
-from tvmflow.ir.tvm_names import constant_value, dtype_of, register_intrin_lowering, type_of
+from tvmflow.ir.operators import register_operator
+from tvmflow.ir.tvm_names import constant_value, dtype_of, type_of
 from tvmflow.kernels.blocks import new_schedule
 from tvmflow.targets.cpu_features import computes_in_bfloat16
 
@@ -50,18 +50,7 @@ def _call(call: Any) -> Any:
     return ((bits + ((bits >> sixteen) & one) + half) >> sixteen).astype(dtype)
 
 
-def _register() -> None:
-    if _OPERATOR in _ffi_api.ListOpNames():
-        return
-    _ffi_api.RegisterOp(_OPERATOR, "float32 to the bits of bfloat16, to the nearest, ties to even")
-    _ffi_api.OpSetNumInputs(tvm.ir.Op.get(_OPERATOR), 1)
-    tvm.ir.register_op_attr(_OPERATOR, "TVectorizable", True)
-    tvm.ir.register_op_attr(_OPERATOR, "TScriptPrinterName", _PRINTED)
-    tvm.ir.register_op_attr(_OPERATOR, "TCallEffectKind", int(tirx.expr.CallEffectKind.Pure.value))
-    register_intrin_lowering(_OPERATOR, "default", _call)
-
-
-_register()
+register_operator(_OPERATOR, "float32 to the bits of bfloat16, to the nearest, ties to even", 1, _call)
 
 
 def rounded(value: Any, dtype: str) -> Any:

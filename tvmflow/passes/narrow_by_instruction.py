@@ -1,0 +1,166 @@
+"""NarrowByInstruction: round float32 to bytes by arm64's instructions that saturate.
+
+The end of a layer in 8 bits, clip(round(x) + zero point), takes nine instructions for four values where rounding, adding, limiting and
+narrowing are operations of their own. fcvtns rounds into 32 bits, sqxtn narrows to 16, sqadd adds the zero point to eight of them, and
+sqxtn or sqxtun narrows to 8. All of them saturate, so that limits of the type cost nothing, and others one instruction for
+eight bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmflow.ir.operators import register_operator
+from tvmflow.ir.tvm_names import constant_value, dtype_of, type_of
+from tvmflow.targets.cpu_features import multiplies_by_lane
+
+_OPERATOR = "tvmflow.round_to_byte"  # of float32 and the zero point, int32
+_LIMITS = {"int8": (-128, 127), "uint8": (0, 255)}
+_NARROW = {"int8": "llvm.aarch64.neon.sqxtn", "uint8": "llvm.aarch64.neon.sqxtun"}
+Array = np.ndarray[Any, Any]
+
+
+def _call(call: Any) -> Any:
+    """Return what the operator becomes: instructions for vectors of 4, 8 and more values, operations for anything else."""
+    value, zero = call.args
+    name, _, lanes = dtype_of(call).partition("x")
+    return _narrowed(value, int(getattr(zero, "value", zero)), name, int(lanes or 1))
+
+
+def _narrowed(value: Any, zero: int, dtype: str, lanes: int) -> Any:
+    if lanes % 8 and lanes != 4:
+        wide = dtype_of(value)
+        low, high = (tirx.const(float(limit), wide) for limit in _LIMITS[dtype])
+        limited = tirx.max(tirx.min(tirx.nearbyint(value) + tirx.const(float(zero), wide), high), low)
+        return limited.astype(dtype if lanes == 1 else f"{dtype}x{lanes}")
+    if lanes > 8:
+        parts = (_narrowed(part, zero, dtype, lanes // 2) for part in _halves(value, lanes))
+        return tirx.vectorcombine(f"{dtype}x{lanes}", *parts)
+    words = [
+        tirx.call_llvm_pure_intrin("int16x4", "llvm.aarch64.neon.sqxtn", tirx.call_llvm_pure_intrin("int32x4", "llvm.aarch64.neon.fcvtns", part))
+        for part in (_halves(value, lanes) if lanes == 8 else (value, value))
+    ]  # fmt: skip
+    whole = tirx.vectorcombine("int16x8", *words)
+    if zero:
+        whole = tirx.call_llvm_pure_intrin("int16x8", "llvm.sadd.sat", whole, tirx.const(zero, "int16x8"))
+    narrow = tirx.call_llvm_pure_intrin(f"{dtype}x8", _NARROW[dtype], whole)
+    return narrow if lanes == 8 else tirx.vectorlow(f"{dtype}x4", narrow)
+
+
+def _halves(value: Any, lanes: int) -> tuple[Any, Any]:
+    half = f"float32x{lanes // 2}"
+    return tirx.vectorlow(half, value), tirx.vectorhigh(half, value)
+
+
+register_operator(_OPERATOR, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call)
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """clip(round(value) + zero, low, high) as dtype; limits are numbers or arrays, None for the type's."""
+
+    value: Any
+    zero: int
+    low: Array | None
+    high: Array | None
+    dtype: str
+
+
+@mutator
+class _Narrower(PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, call: Any) -> Any:
+        call = self.visit_expr_post_order(call)
+        found = self._bytes(call) if getattr(call.op, "name", "") == "relax.astype" else None
+        return call if found is None else self._emit(found)
+
+    def _emit(self, found: _Bytes) -> Any:
+        names = [name for name in ("low", "high") if getattr(found, name) is not None]
+
+        def narrow(x: Any, *limits: Any) -> Any:
+            of = dict(zip(names, limits, strict=True))
+
+            def at(*index: Any) -> Any:
+                value = tirx.call_intrin(found.dtype, _OPERATOR, x[index], tirx.const(found.zero, "int32"))
+                if "high" in of:
+                    value = tirx.min(value, _value_at(of["high"], index))
+                return tirx.max(value, _value_at(of["low"], index)) if "low" in of else value
+
+            return te.compute(x.shape, at, name="compute")
+
+        limits = [relax.const(getattr(found, name), found.dtype) for name in names]
+        return self.builder_.call_te(narrow, found.value, *limits, primfunc_name_hint="narrow")
+
+    def _bytes(self, call: Any) -> _Bytes | None:
+        """Return what a cast to bytes rounds and limits, None where it is made of anything else."""
+        dtype = str(call.attrs.dtype)
+        if dtype not in _LIMITS or str(type_of(call.args[0]).dtype) != "float32":
+            return None
+        limited = self._limits(self._made(call.args[0]))
+        if limited is None:
+            return None
+        value, low, high = limited
+        least, most = (np.float32(limit) for limit in _LIMITS[dtype])
+        if not all(np.all((limit == np.rint(limit)) & (limit >= least) & (limit <= most)) for limit in (low, high)):
+            return None
+        zero = 0.0
+        if _name(value) == "relax.add":
+            number = constant_value(value.args[1])
+            if number is None or number.numpy().size != 1:
+                return None
+            zero, value = float(number.numpy().reshape(())), self._made(value.args[0])
+        if _name(value) != "relax.round" or zero != int(zero) or abs(zero) > 255:
+            return None
+        kept = (None if np.all(low == least) else low, None if np.all(high == most) else high)
+        narrow = [None if limit is None else limit.astype(dtype) for limit in kept]
+        return _Bytes(value.args[0], int(zero), narrow[0], narrow[1], dtype)
+
+    def _limits(self, call: Any) -> tuple[Any, Array, Array] | None:
+        """Return what clip, or maximum of minimum with constants, limits, and the limits."""
+        if _name(call) == "relax.clip":
+            low, high = (np.asarray(float(getattr(one, "value", one)), np.float32) for one in call.args[1:])
+            return self._made(call.args[0]), low, high
+        if _name(call) != "relax.maximum":
+            return None
+        inner = self._made(call.args[0])
+        if _name(inner) != "relax.minimum":
+            return None
+        limits = [constant_value(one.args[1]) for one in (call, inner)]
+        if limits[0] is None or limits[1] is None:
+            return None
+        return self._made(inner.args[0]), limits[0].numpy(), limits[1].numpy()
+
+    def _made(self, value: Any) -> Any:
+        """Return the expression that a variable is bound to, the value itself where it is none."""
+        found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
+        return value if found is None else found
+
+
+def _name(value: Any) -> str:
+    return str(getattr(getattr(value, "op", None), "name", ""))
+
+
+def _value_at(limit: Any, index: tuple[Any, ...]) -> Any:
+    """Return a limit's value at a place of what it limits: of no axes, or of the same, those of extent 1 for all."""
+    if not limit.shape:
+        return limit()
+    return limit[tuple(0 if int(extent) == 1 else i for i, extent in zip(index, limit.shape, strict=True))]
+
+
+@tvm.transform.module_pass(opt_level=0, name="NarrowByInstruction")
+class NarrowByInstruction:
+    """IRModule -> IRModule; needs a target in scope, and changes nothing for those without NEON."""
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        if not multiplies_by_lane(tvm.target.Target.current()):
+            return mod
+        narrower = _Narrower(mod)
+        for variable, function in mod.functions.items():
+            if isinstance(function, relax.Function):
+                narrower.builder_.update_func(variable, narrower.visit_expr(function))
+        return narrower.builder_.get()
