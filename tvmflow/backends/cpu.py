@@ -73,7 +73,13 @@ class CpuBackend(Backend):
         return [
             (
                 "legalize_operators",
-                Sequential([NarrowByInstruction(), relax.transform.LegalizeOps(own), relax.transform.DeadCodeElimination(["main"])]),
+                Sequential(
+                    [
+                        NarrowByInstruction(),
+                        relax.transform.LegalizeOps(own),
+                        relax.transform.DeadCodeElimination(["main"]),
+                    ]
+                ),
             ),
             ("annotate_patterns", relax.transform.AnnotateTIROpPattern()),
             ("fold_constants", relax.transform.FoldConstant()),
