@@ -27,9 +27,9 @@ from tvmflow.vta.compiler import MODES, as_computed, compile_region
 from tvmflow.vta.config import VtaConfig
 from tvmflow.vta.counters import Counters, count, estimate
 from tvmflow.vta.cut import split
+from tvmflow.vta.device import SimulatorDriver
 from tvmflow.vta.lint import lint
 from tvmflow.vta.region import Conv, Region, Sum, Tail, pack, run_region, unpack
-from tvmflow.vta.runtime import SimulatorDriver
 
 PUBLISHED = {
     "inp_load_nbytes": 5_549_568, "wgt_load_nbytes": 12_763_136, "acc_load_nbytes": 6_051_840, "uop_load_nbytes": 22_864,

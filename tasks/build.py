@@ -90,8 +90,7 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     context.progress("building: network.so", 0, 0)
     path = context.out / "network.so"
     manifest["network"] = write_network(path, scheduled, _network_of(context, description, outputs), target.compiler)
-    if manifest["network"]["device"] is None:
-        link_rpc(context.out / "rpc.so", target.compiler)
+    link_rpc(context.out / "rpc.so", target.compiler)
     if golden is not None:
         check_equal("build", golden, golden_outputs(context, OpenedNetwork(path, target.threads)))
     (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")

@@ -1,12 +1,12 @@
 /* Run a library without TVM through TVM's RPC server, which is how devices are reached: functions of TVM's calling convention
  * around those of tvmflow.h. A device gets this file's object beside the library as it ships; no app needs it.
  *
- *     open(path, threads, error) -> handle, 0 on failure;  run(handle, inputs..., outputs..., error) -> status;  close(handle)
+ *     open(path, threads, driver, error) -> handle, 0 on failure;  run(handle, inputs..., outputs..., error) -> status;  close(handle)
  *     count(handle, inputs..., outputs..., counters, error) -> status: a run, and what it executes where something counts (an emulator,
  *         runtime/emulator/count.c): instructions, multiply-add instructions, multiply-adds, bytes loaded, bytes stored; else zeros
  *     resident() -> bytes of this process in memory, 0 where the system does not say
  *
- * path and error: uint8 tensors that end in a zero; error: at least 512 bytes, "" on success.
+ * driver: the address of a tvmflow_driver for a network with a device, 0 for others. path and error: uint8 tensors that end in a zero; error: at least 512 bytes, "" on success.
  */
 #define _GNU_SOURCE
 #include "plan.h"
@@ -61,7 +61,7 @@ static void *failed(opened *made, char *error, const char *text) {
   return NULL;
 }
 
-static opened *open_network(const char *path, uint32_t threads, char *error) {
+static opened *open_network(const char *path, uint32_t threads, const tvmflow_driver *driver, char *error) {
   opened *made = calloc(1, sizeof *made);
   if (!made) return failed(made, error, "no memory");
   made->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -72,18 +72,20 @@ static opened *open_network(const char *path, uint32_t threads, char *error) {
   made->api = entry();
   if (made->api->abi_version != TVMFLOW_ABI_VERSION) return failed(made, error, "it has another version of the ABI");
   tvmflow_options options = {.threads = threads};
-  if (made->api->create(&options, &made->instance) != TVMFLOW_OK) return failed(made, error, made->api->last_error());
+  tvmflow_status status = driver ? made->api->create_on(&options, driver, &made->instance) : made->api->create(&options, &made->instance);
+  if (status != TVMFLOW_OK) return failed(made, error, made->api->last_error());
   return made;
 }
 
 int __tvm_ffi_open(void *self, const plan_any *arguments, int32_t count, plan_any *result);
 int __tvm_ffi_open(void *self, const plan_any *arguments, int32_t count, plan_any *result) {
   (void)self;
-  const char *path = count == 3 ? data_of(&arguments[0]) : NULL;
-  char *error = count == 3 ? data_of(&arguments[2]) : NULL;
+  const char *path = count == 4 ? data_of(&arguments[0]) : NULL;
+  char *error = count == 4 ? data_of(&arguments[3]) : NULL;
   if (!path || !error) return -1;
   *error = 0;
-  return returned(result, (int64_t)(intptr_t)open_network(path, (uint32_t)arguments[1].value.integer, error));
+  const tvmflow_driver *driver = (const tvmflow_driver *)(intptr_t)arguments[2].value.integer;
+  return returned(result, (int64_t)(intptr_t)open_network(path, (uint32_t)arguments[1].value.integer, driver, error));
 }
 
 int __tvm_ffi_run(void *self, const plan_any *arguments, int32_t count, plan_any *result);

@@ -216,10 +216,11 @@ CHECK = (
 IR = ("tvmflow/ir",)
 COMPILER = (
     *IR, "tvmflow/backends", "tvmflow/building", "tvmflow/kernels", "tvmflow/passes", "tvmflow/targets",
-    "tvmflow/templates", "tvmflow/tuning/traces.py", "tvmflow/vta/config.py",
+    "tvmflow/templates", "tvmflow/tuning/traces.py", "tvmflow/vta/config.py", "tvmflow/network_binding.py",
 )  # fmt: skip
 DEVICE = (  # the agent and the emulated system lie in the cache folder
-    "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/sources/tool_environments.py", "tvmflow/targets", "tvmflow/vta/config.py",
+    "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/network_binding.py", "tvmflow/sources/tool_environments.py", "tvmflow/targets",
+    "tvmflow/vta/config.py",
 )  # fmt: skip
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {

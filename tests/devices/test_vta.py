@@ -18,23 +18,29 @@ from tests.conftest import REPOSITORY, free_port
 from tests.differential.vta_cases import BOARD, CONFIG, image, random_conv
 from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.vta import VtaBackend, VtaOptions
+from tvmflow.building.self_contained import Network, link_rpc, write_network
+from tvmflow.compilers import Command
 from tvmflow.devices.local import local_tracker
 from tvmflow.devices.session import open_session
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.devices.vta_rpc_server import DRIVERS, design
 from tvmflow.errors import AgreementError, DeviceError, DeviceLostError, ParamsError, ProgramError, UnknownNameError
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.network_binding import network_binding
 from tvmflow.params import DeviceEntry
 from tvmflow.targets.resolve import host_target
 from tvmflow.vta import driver
 from tvmflow.vta.audit import check_ran, cycles_spent
 from tvmflow.vta.compiler import compile_region
 from tvmflow.vta.config import COUNTERS_FUNCTION, Memory, VtaConfig
+from tvmflow.vta.device import Loaded, Ran, SimulatorDriver, code_digest, packed_code
+from tvmflow.vta.driver_seam import DriverSeam
 from tvmflow.vta.execution import run_launch
 from tvmflow.vta.isa import Alu, Finish, Flags, Gemm, Instruction, Mem, decode_all
 from tvmflow.vta.lint import lint
 from tvmflow.vta.program import Launch, Program
 from tvmflow.vta.region import Region, Sum, Tail, pack, packed_shape, unpack
-from tvmflow.vta.runtime import Loaded, Runtime, SimulatorDriver, program_to_blob
+from tvmflow.vta.runtime import Runtime, program_to_blob
 from tvmflow.vta.simulator import Simulator
 from tvmflow.vta.summary import Part, summarize
 
@@ -67,8 +73,11 @@ def library_calling(program: Program, path: Path) -> Path:
         return [builder.emit(call)]
 
     module = straight_line(builder, Graph({"x": TensorKind(shape, "int8")}), body)
-    executable, *_ = build_scheduled(module, host_backend(), {})
-    host_backend().export(executable, path)
+    scheduled = build_scheduled(module, vta_backend(program.config), {})
+    host_backend().export(scheduled.executable, path)
+    says = Network("it@vta:vta_int8", (TensorSpec("x", shape, "int8"),), ("y",), 1)
+    write_network(path.with_name("network.so"), scheduled, says, Command(("gcc",)))
+    link_rpc(path.with_name("rpc.so"), Command(("gcc",)))
     return path
 
 
@@ -93,6 +102,18 @@ def _run_there(device: DeviceEntry, program: Program, path: Path, x: Array) -> N
         assert np.array_equal(output, expected(program, x))
         ((digest, found),) = json.loads(session.call(COUNTERS_FUNCTION)).items()
         assert digest == program_to_blob(program)[:32].hex() and found["runs"] == 1
+        outputs = [{"shape": list(output.shape), "dtype": "int8"}]
+        name = session.upload(path.with_name("network.so"))
+        ships = session.network(name, path.parent, outputs, program.config.name)
+        for seed in (4, 5):
+            x = image(SHAPE, seed)
+            assert np.array_equal(ships.run(pack(CONFIG, x))[0], expected(program, x))
+        ran = json.loads(session.call(COUNTERS_FUNCTION))
+        through_seam = ran[code_digest(packed_code(program)[0]).hex()]
+        assert len(ran) == 2 and through_seam["runs"] == 2 and through_seam["cycles"] == found["cycles"]
+        assert through_seam["counted"] == {name: 2 * count for name, count in found["counted"].items()}
+        with pytest.raises(DeviceLostError, match=r"1x32.*expected: one for sim_1x16"):
+            session.network(name, path.parent, outputs, VtaConfig(log_block=5).name)
         assert (
             found["counted"]["gemm_counter"] == 2 * 2 * 2 * (9 * 100 - 2 * 3 * 10) + 200
         )  # padded rows are not multiplied
@@ -201,9 +222,10 @@ class FakeBoard:
         r = self.registers
         assert r[driver.FETCH + driver.CONTROL] == driver.START
         assert {r[driver.LOAD], r[driver.COMPUTE]} == {driver.AUTORESTART}
-        code = next(m for m in self.memories if m.address == r[driver.FETCH + driver.INSN_ADDR])
-        count = r[driver.FETCH + driver.INSN_COUNT]
-        words = code.physical[: 16 * count].view("<u8").reshape(-1, 2)
+        fetched = r[driver.FETCH + driver.INSN_ADDR]
+        code = next(m for m in self.memories if m.address <= fetched < m.address + len(m.data))
+        count, offset = r[driver.FETCH + driver.INSN_COUNT], fetched - code.address
+        words = code.physical[offset : offset + 16 * count].view("<u8").reshape(-1, 2)
         bases = {r[a] for a in (driver.LOAD + driver.INP_ADDR, driver.LOAD + driver.WGT_ADDR, driver.COMPUTE + driver.UOP_ADDR,
                                 driver.COMPUTE + driver.BIAS_ADDR, driver.STORE + driver.OUT_ADDR)}  # fmt: skip
         (base,) = bases
@@ -230,6 +252,30 @@ def test_the_board_driver_speaks_to_the_registers(board: FakeBoard) -> None:
     assert board.launches == 2 * len(program.launches) and loaded.counted is None
     loaded.close()
     assert board.memories == []
+
+
+def test_a_library_without_tvm_runs_on_the_board_through_the_seam(board: FakeBoard, tmp_path: Path) -> None:
+    program = network(board.config)
+    library_calling(program, tmp_path / "library.so")
+    ran: dict[bytes, Ran] = {}
+    seam = DriverSeam(board.config, driver.BoardDriver(board, board.allocate, timeout_s=0.05), ran)
+    binding = network_binding()
+    ships = binding.Network(tmp_path / "network.so", driver=seam.driver)
+    for seed in (1, 2):
+        x = image(SHAPE, seed)
+        assert np.array_equal(ships(pack(board.config, x)), expected(program, x))
+    (found,) = ran.values()
+    assert board.launches == 2 * len(program.launches) and found.runs == 2 and found.counted is None and found.cycles
+    board.hangs = True
+    with pytest.raises(binding.NetworkError, match="the device failed"):
+        ships(pack(board.config, x))
+    assert "did not finish" in seam.error
+    ships.close()
+    assert board.memories == []
+    board.room = program.dram_bytes + 16
+    with pytest.raises(binding.NetworkError, match="no memory"):
+        binding.Network(tmp_path / "network.so", driver=seam.driver)
+    assert board.memories == [] and "contiguous" in seam.error
 
 
 def test_the_board_driver_gives_memory_back_when_there_is_too_little(board: FakeBoard) -> None:
@@ -332,7 +378,18 @@ def test_a_device_that_runs_another_program_is_found(change: Any, what: str) -> 
 
 
 def test_a_region_that_ran_less_often_than_another_is_found() -> None:
-    regions = [{"digest": name, "counters": {"insn_count": 2}} for name in "ab"]
+    regions = [{"digest": name, "code_digest": name * 2, "counters": {"insn_count": 2}} for name in "ab"]
     ran = {"a": {"runs": 2, "counted": {"insn_count": 4}, "cycles": 1}, "b": {"runs": 1, "counted": None, "cycles": 1}}
     with pytest.raises(AgreementError, match=r"\[1, 2\] times"):
         check_ran(regions, ran)
+    for done in ran.values():
+        done["runs"] = 2
+    same = [{**region, "code_digest": "c"} for region in regions]
+    shared = {"c": {"runs": 6, "counted": {"insn_count": 12}, "cycles": 1}}
+    assert check_ran(same, ran | shared) == {"runs": 5, "counted": False}, "two in TVM's form, three in the other"
+    assert check_ran(same, shared) == {"runs": 3, "counted": True}
+    with pytest.raises(AgreementError, match="ran 5 times together"):
+        check_ran(same, {"c": {**shared["c"], "runs": 5, "counted": None}})
+    for wrong in ({"a": ran["a"]}, ran | {"d": ran["a"]}):
+        with pytest.raises(AgreementError, match="ran the programs"):
+            check_ran(same, wrong)

@@ -18,12 +18,12 @@ from tests.differential.vta_cases import (
 )
 from tvmflow.errors import ProgramError
 from tvmflow.vta.config import PAGE, Memory
+from tvmflow.vta.device import dram_of
 from tvmflow.vta.execution import in_order
 from tvmflow.vta.interpreter import Interpreter
 from tvmflow.vta.isa import Alu, AluOp, Finish, Flags, Gemm, Instruction, Mem, encode_uops
 from tvmflow.vta.lint import lint
 from tvmflow.vta.program import Dram, Launch, LaunchBuilder, Loops, Program
-from tvmflow.vta.runtime import dram_of
 from tvmflow.vta.simulator import Simulator
 
 

@@ -17,12 +17,13 @@ from tests.differential.vta_cases import (
 from tvmflow.errors import ProgramError
 from tvmflow.vta.compiler import compile_region
 from tvmflow.vta.config import PAGE, Memory, VtaConfig
+from tvmflow.vta.device import dram_of
 from tvmflow.vta.execution import in_order, run_launch
 from tvmflow.vta.isa import Alu, AluOp, Finish, Instruction, Mem
 from tvmflow.vta.lint import lint
 from tvmflow.vta.program import Launch, Program, check_row_hazard
 from tvmflow.vta.region import MaxPool, Region, Sum, Tail
-from tvmflow.vta.runtime import dram_of, layer_values
+from tvmflow.vta.runtime import layer_values
 from tvmflow.vta.simulator import Simulator
 
 
@@ -114,8 +115,8 @@ def test_poisoned_memory_does_not_show() -> None:
     clean = layer_values(program, x, shapes)  # type: ignore[arg-type]
     memory = dram_of(program)
     memory[PAGE : program.constants_at] = 0xAA
+    from tvmflow.vta.device import read_tensor, write_tensor
     from tvmflow.vta.region import pack, unpack
-    from tvmflow.vta.runtime import read_tensor, write_tensor
 
     write_tensor(memory, program.inputs[0], pack(program.config, x["x"]))
     machine = Simulator(program.config, memory)

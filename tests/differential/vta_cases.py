@@ -9,12 +9,13 @@ import numpy as np
 from tvmflow.vta.compiler import Mode, as_computed, compile_region
 from tvmflow.vta.config import PAGE, Memory, VtaConfig
 from tvmflow.vta.counters import Counters, count
+from tvmflow.vta.device import dram_of
 from tvmflow.vta.execution import run_launch
 from tvmflow.vta.interpreter import Interpreter
 from tvmflow.vta.lint import DeviceRules, lint
 from tvmflow.vta.program import Dram, LaunchBuilder, Program, pages
 from tvmflow.vta.region import Conv, Region, Sum, Tail, run_region
-from tvmflow.vta.runtime import dram_of, layer_values
+from tvmflow.vta.runtime import layer_values
 from tvmflow.vta.simulator import Simulator
 
 Array = np.ndarray[Any, Any]

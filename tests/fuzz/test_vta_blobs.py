@@ -17,6 +17,7 @@ from tests.differential.vta_cases import CONFIG, image, random_conv
 from tvmflow.errors import ParamsError, ProgramError, TvmflowError
 from tvmflow.vta.compiler import compile_region
 from tvmflow.vta.config import VtaConfig
+from tvmflow.vta.device import SimulatorDriver
 from tvmflow.vta.execution import in_order
 from tvmflow.vta.lint import lint
 from tvmflow.vta.program import Program
@@ -32,7 +33,7 @@ from tvmflow.vta.region import (
     region_from,
     region_to_blob,
 )
-from tvmflow.vta.runtime import Runtime, SimulatorDriver, program_from, program_to_blob
+from tvmflow.vta.runtime import Runtime, program_from, program_to_blob
 
 SHAPE = (1, 16, 6, 6)
 REGION = Region(

@@ -18,18 +18,20 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.table import simulated_driver
 from tvmflow.backends.vta import VtaBackend
 from tvmflow.building.library import LocalRunner, Scheduled, build_scheduled
-from tvmflow.building.self_contained import Network, OpenedNetwork, network_binding, write_network
+from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
 from tvmflow.compilers import Command
 from tvmflow.errors import StageError
 from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.network_binding import network_binding
 from tvmflow.passes import run_pass
 from tvmflow.passes.offload_vta import blobs_of, offload_vta, regions_of, with_blobs
 from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.targets.resolve import host_target
 from tvmflow.vta.compiler import compile_region
 from tvmflow.vta.config import VtaConfig
+from tvmflow.vta.device import SimulatorDriver
+from tvmflow.vta.driver_seam import DriverSeam, design_named
 from tvmflow.vta.runtime import program_to_blob, register
-from tvmflow.vta.simulated_board import SimulatedBoard, design_named
 
 Array = np.ndarray[Any, Any]
 WIDE = VtaConfig(log_batch=1)
@@ -52,6 +54,10 @@ def _linked(path: Path, scheduled: Scheduled, shape: tuple[int, ...]) -> Path:
     manifest = write_network(path, scheduled, network, Command(("g++",)))
     assert design_named(manifest["device"])
     return path
+
+
+def _seam(config: VtaConfig) -> DriverSeam:
+    return DriverSeam(config, SimulatorDriver(), {})
 
 
 @pytest.fixture(scope="module", params=["residual", "pieces", "wide"])
@@ -80,18 +86,18 @@ def test_what_a_driver_does_is_told(case: tuple[Any, Path, Array]) -> None:
     binding = network_binding()
     with pytest.raises(binding.NetworkError, match="needs the driver of its accelerator"):
         binding.Network(path)
-    design = design_named(binding.Network(path, driver=SimulatedBoard(binding, CONFIG).driver).device)
+    design = design_named(binding.Network(path, driver=_seam(CONFIG).driver).device)
     assert design is not None
-    board = SimulatedBoard(binding, design)
+    board = _seam(design)
     network = binding.Network(path, driver=board.driver)
-    other = SimulatedBoard(binding, VtaConfig(log_uop_buff_size=13))  # its instructions have other fields
+    other = _seam(VtaConfig(log_uop_buff_size=13))  # its instructions have other fields
     wrong = binding.Network(path, driver=other.driver)
     network(samples[:1])
     with pytest.raises(binding.NetworkError, match=r"the device failed: the accelerator failed in tvmflow\.vta\.run 0"):
         wrong(samples[:1])
     assert other.error and not board.error
     network.close(), wrong.close()
-    assert not board._memories and not other._memories, "all memory is given back"
+    assert not board.memories and not other.memories, "all memory is given back"
 
 
 @pytest.mark.parametrize(
@@ -100,5 +106,5 @@ def test_what_a_driver_does_is_told(case: tuple[Any, Path, Array]) -> None:
 )
 def test_a_design_that_there_is_not(name: str) -> None:
     with pytest.raises(StageError, match="no simulator for the accelerator"):
-        simulated_driver(network_binding(), name)
+        simulated_driver(name)
     assert design_named(WIDE.name) == WIDE and ctypes.sizeof(network_binding().Driver) == 56

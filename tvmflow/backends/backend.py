@@ -62,6 +62,11 @@ class Backend(ABC):
         """Return the kind of device that numbers of a whole network are measured on."""
 
     @property
+    def accelerator(self) -> str | None:
+        """Return the design of the device beside the CPU, as libraries without TVM name it; None where there is none."""
+        return None
+
+    @property
     @abstractmethod
     def kernel_kind(self) -> str:
         """Return the kind of device that tuning records of kernels hold for."""
@@ -131,15 +136,15 @@ class Backend(ABC):
         )  # fmt: skip
 
     @classmethod
-    def simulated_driver(cls, binding: Any, design: str) -> Any:
-        """Return a simulated driver of a design, for libraries without TVM in this process; None for designs of others.
-
-        binding: the module tvmflow_network, whose Driver it is.
-        """
+    def simulated_driver(cls, design: str) -> Any:
+        """Return a simulated driver of a design, for libraries without TVM in this process; None for designs of others."""
         return None
 
     def provide(self) -> None:  # noqa: B027 (most need nothing)
-        """Provide in this process what its libraries call: a server of this machine does so, and the checks between stages."""
+        """Provide in this process what its libraries call, and the driver of an accelerator under DRIVER_FUNCTION.
+
+        A server of this machine does so, and the checks between stages.
+        """
 
     def verify(self, part: dict[str, Any] | None, call: Call) -> dict[str, Any] | None:
         """Return the part with what the device says that it did. Raises AgreementError when that is something else."""

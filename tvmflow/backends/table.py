@@ -39,9 +39,9 @@ def backend_for(entry: TargetEntry) -> Backend:
     return backend_of(resolve(entry))
 
 
-def simulated_driver(binding: Any, design: str) -> Any:
-    """Return a simulated driver for an accelerator by its design's name. binding: tvmflow_network. Raises StageError."""
+def simulated_driver(design: str) -> Any:
+    """Return a simulated driver for an accelerator by its design's name. Raises StageError."""
     for row in BACKENDS.values():
-        if driver := row.simulated_driver(binding, design):
+        if driver := row.simulated_driver(design):
             return driver
     raise StageError(f"no simulator for the accelerator {design!a}", "a design as sim_1x16_i8w8a32_15_15_18_17")

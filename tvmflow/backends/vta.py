@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from tvmflow.backends.backend import Call, Progress
@@ -15,7 +14,7 @@ from tvmflow.backends.cpu import CpuBackend
 from tvmflow.backends.device_part import DeviceProgram, Span
 from tvmflow.errors import ProgramError, StageError, UsageError
 from tvmflow.options import Options
-from tvmflow.vta.config import COUNTERS_FUNCTION, PAGE, RUN_FUNCTION, VtaConfig
+from tvmflow.vta.config import COUNTERS_FUNCTION, RUN_FUNCTION, VtaConfig
 
 
 class VtaOptions(Options):
@@ -51,6 +50,10 @@ class VtaBackend(CpuBackend):
     def design(self) -> VtaConfig:
         """Return the accelerator's design."""
         return VtaConfig.from_json(self.target.options["config"])
+
+    @property
+    def accelerator(self) -> str:
+        return self.design.name
 
     @property
     def device_kind(self) -> str:
@@ -118,7 +121,7 @@ class VtaBackend(CpuBackend):
 
     def device_program(self, function: str, blob: bytes) -> DeviceProgram:
         """Return the program in a blob that `build` put into a network."""
-        from tvmflow.vta.isa import encode_all
+        from tvmflow.vta.device import packed_code
         from tvmflow.vta.region import from_blob
         from tvmflow.vta.runtime import program_from
 
@@ -128,26 +131,23 @@ class VtaBackend(CpuBackend):
             program = program_from(*from_blob(blob))
         except ProgramError as error:
             raise StageError(f"a call of the accelerator without a program: {error.found}", error.expected) from None
-        parts, launches, end = [], [], 0
-        for launch in program.launches:  # each begins at a page: the fetch unit is given its address
-            words = encode_all(program.config, launch.instructions).astype("<u8").view(np.uint8).reshape(-1)
-            launches.append((end, len(launch.instructions)))
-            parts.append(np.pad(words, (0, -words.size % PAGE)))
-            end += parts[-1].size
+        code, places = packed_code(program)
+        launches = zip(places, (len(launch.instructions) for launch in program.launches), strict=True)
         inputs, outputs = (
             tuple(Span(one.address, one.nbytes) for one in group) for group in (program.inputs, program.outputs)
         )
         return DeviceProgram(
-            program.config.name, program.dram_bytes, program.constants_at, program.constants, np.concatenate(parts),
+            program.config.name, program.dram_bytes, program.constants_at, program.constants, code,
             tuple(launches), inputs, outputs,
         )  # fmt: skip
 
     @classmethod
-    def simulated_driver(cls, binding: Any, design: str) -> Any:
-        from tvmflow.vta.simulated_board import SimulatedBoard, design_named
+    def simulated_driver(cls, design: str) -> Any:
+        from tvmflow.vta.device import SimulatorDriver
+        from tvmflow.vta.driver_seam import DriverSeam, design_named
 
         config = design_named(design)
-        return SimulatedBoard(binding, config).driver if config else None
+        return DriverSeam(config, SimulatorDriver(), {}).driver if config else None
 
     def provide(self) -> None:
         """Simulate the accelerator in this process."""

@@ -7,7 +7,6 @@ network's own name behind it; runtime/include/tvmflow.h says what they return.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import tempfile
@@ -26,6 +25,7 @@ from tvmflow.building.runtime import ABI_VERSION, RUNTIME
 from tvmflow.compilers import Command
 from tvmflow.errors import StageError
 from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.network_binding import network_binding
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
 _OBJECT_KINDS = ("llvm",)  # of TVM's modules: those that are written as an object file
@@ -146,27 +146,19 @@ class OpenedNetwork:
     """A network in this process, opened by the binding that apps use; a Runner. Its accelerator, if it has one, is simulated."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        binding = network_binding()
-        self.network = binding.Network(path, threads, driver=lambda design: simulated_driver(binding, design))
+        self.network = network_binding().Network(path, threads, driver=simulated_driver)
 
     def run(self, *inputs: Any) -> tuple[Any, ...]:
         found = self.network(*inputs)
         return found if isinstance(found, tuple) else (found,)
 
 
-def network_binding() -> Any:
-    """Return the binding that apps use, as a module."""
-    spec = importlib.util.spec_from_file_location("tvmflow_network", RUNTIME / "python" / "tvmflow_network.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def kernel_objects(modules: Sequence[Any], folder: Path) -> list[Path]:
     """Write the object files of TVM's modules of kernels. Raises StageError for code that is none of the CPU's."""
     objects = []
     for at, module in enumerate(modules):
+        if module.kind == "c" and not module.inspect_source().strip(" ;\n"):
+            continue  # TVM's module of a network that has no kernels
         if module.kind not in _OBJECT_KINDS:
             raise StageError(f"a module of kind {module.kind!r} among the kernels", "code for the CPU")
         objects.append(folder / f"kernels{at}.o")

@@ -37,7 +37,7 @@ class DeviceTrial:
         abi = abi_of(target.mtriple).name
         if library.abi != abi:
             return f"not run on {self.name}: it is for {library.abi}, the device for {abi}"
-        if library.device:
+        if library.device not in (None, self.backend.accelerator):
             return f"not run on {self.name}: it needs a driver for the accelerator {library.device}"
         if missing := features_lacking(library, features_of(target.mcpu, target.mtriple, target.mattr)):
             return f"not run on {self.name}: {target.mcpu} lacks {', '.join(missing[:4])}"
@@ -57,4 +57,4 @@ class DeviceTrial:
         if session.has_tvm:  # its server reaches a library through functions that lie beside it
             link_rpc(folder / "rpc.so", self.backend.target.compiler)
         outputs = [{"name": one.name, "shape": list(one.shape), "dtype": one.dtype} for one in library.outputs]
-        return session.network(session.upload(folder / library.soname), folder, outputs)
+        return session.network(session.upload(folder / library.soname), folder, outputs, library.device)

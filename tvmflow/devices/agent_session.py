@@ -39,7 +39,9 @@ class AgentSession(DeviceSession):
     def upload(self, library: Path) -> str:
         return self.connection.upload(library, library.name)
 
-    def network(self, remote_name: str, beside: Path, outputs: list[dict[str, Any]]) -> AgentNetwork:
+    def network(
+        self, remote_name: str, beside: Path, outputs: list[dict[str, Any]], design: str | None = None
+    ) -> AgentNetwork:
         return AgentNetwork(self, remote_name)
 
     def bench(self, arrays: Sequence[Array]) -> WorkloadBench:

@@ -12,6 +12,7 @@ import numpy as np
 from tvmflow.devices.rpc import RpcSession
 from tvmflow.devices.session import EXECUTED, Array, Arrays, DeviceSession, RemoteModel, translated
 from tvmflow.errors import StageError
+from tvmflow.network_binding import DRIVER_ERROR_FUNCTION, DRIVER_FUNCTION
 
 _ERROR_BYTES = 512  # ERROR_SIZE of runtime/rpc/rpc.c
 
@@ -19,18 +20,22 @@ _ERROR_BYTES = 512  # ERROR_SIZE of runtime/rpc/rpc.c
 class RemoteNetwork(RemoteModel):
     """A library without TVM, opened by the functions of runtime/rpc/rpc.c, which the device has loaded as `server`.
 
-    outputs: shape and dtype of each, as in manifest.json. Raises StageError with the text of the library where it refuses.
+    outputs: shape and dtype of each, as in manifest.json. design: of its accelerator, whose driver the server provides, or None.
+    Raises StageError with the text of the library where it refuses.
     """
 
-    def __init__(self, session: RpcSession, server: Any, remote_name: str, outputs: list[dict[str, Any]]) -> None:
-        self.session = session
+    def __init__(
+        self, session: RpcSession, server: Any, remote_name: str, outputs: list[dict[str, Any]], design: str | None
+    ) -> None:
+        self.session, self._design = session, design
         self._run = server["run"]
         self._server, self._close = server, server["close"]
         self._error = session.tensor(np.zeros(_ERROR_BYTES, np.uint8))
+        driver = int(session.call(DRIVER_FUNCTION, design)) if design is not None else 0
         with translated(session.name, "opening the library"):
             self._before = int(server["resident"]())
             path = session.remote.get_function("tvm.rpc.server.workpath")(remote_name)
-            self._handle = int(server["open"](self._text(path), session.target.threads, self._error))
+            self._handle = int(server["open"](self._text(path), session.target.threads, driver, self._error))
         if not self._handle:
             raise self._refused("opened")
         self._inputs: list[Any] = []
@@ -41,6 +46,8 @@ class RemoteNetwork(RemoteModel):
 
     def _refused(self, doing: str) -> StageError:
         text = bytes(self._error.numpy()).split(b"\0")[0].decode(errors="replace")
+        if self._design is not None and (why := self.session.call(DRIVER_ERROR_FUNCTION)):
+            text += f": {why}"
         return StageError(f"the library without TVM cannot be {doing} on device {self.session.name!r}: {text}")
 
     def set_inputs(self, *inputs: Array) -> None:
@@ -99,12 +106,9 @@ def in_machine(folder: Path) -> Form:
 
 
 def shipped(folder: Path, manifest: dict[str, Any]) -> Form:
-    """Return the form that apps get, without TVM, where a device runs it; else the virtual machine's.
-
-    A library with an accelerator's part needs a driver, which servers have in TVM's form only.
-    """
+    """Return the form that apps get, without TVM; the virtual machine's of a build from before there was one."""
     network = manifest.get("network")
-    if not network or network.get("device"):
+    if not network:
         return in_machine(folder)
-    outputs = manifest["outputs"]
-    return Form(folder / "network.so", lambda session, name: session.network(name, folder, outputs))
+    outputs, design = manifest["outputs"], network.get("device")
+    return Form(folder / "network.so", lambda session, name: session.network(name, folder, outputs, design))

@@ -80,13 +80,15 @@ class RpcSession(DeviceSession):
         with translated(self.name, f"loading {library.name}"):
             return self.remote.load_module(remote_name)
 
-    def network(self, remote_name: str, beside: Path, outputs: list[dict[str, Any]]) -> RemoteModel:
+    def network(
+        self, remote_name: str, beside: Path, outputs: list[dict[str, Any]], design: str | None = None
+    ) -> RemoteModel:
         from tvmflow.devices.remote_network import RemoteNetwork
 
         server = beside / "rpc.so"
         if server not in self._servers:
             self._servers[server] = self.load(server)
-        return RemoteNetwork(self, self._servers[server], remote_name, outputs)
+        return RemoteNetwork(self, self._servers[server], remote_name, outputs, design)
 
     def model_on_device(self, remote_name: str) -> RemoteModel:
         from tvm import relax
@@ -111,9 +113,9 @@ class RpcSession(DeviceSession):
         with translated(self.name, "allocating an output"):
             return tvm.runtime.empty(tuple(shape), dtype, self.device)
 
-    def call(self, name: str) -> Any:
+    def call(self, name: str, *arguments: Any) -> Any:
         with translated(self.name, f"calling {name}"):
-            return self.remote.get_function(name)()
+            return self.remote.get_function(name)(*arguments)
 
 
 def session_here(backend: Backend) -> RpcSession:

@@ -43,10 +43,13 @@ class DeviceSession(ABC):
         """Upload a file; returns the name under which this session knows it."""
 
     @abstractmethod
-    def network(self, remote_name: str, beside: Path, outputs: list[dict[str, Any]]) -> RemoteModel:
+    def network(
+        self, remote_name: str, beside: Path, outputs: list[dict[str, Any]], design: str | None = None
+    ) -> RemoteModel:
         """Start a library without TVM that was uploaded. beside: the folder with what else `build` left of it.
 
-        outputs: shape and dtype of each, as in manifest.json. Raises StageError where the library refuses.
+        outputs: shape and dtype of each, as in manifest.json. design: of the accelerator that computes a part of it, None for none.
+        Raises StageError where the library refuses.
         """
 
     @abstractmethod
@@ -61,7 +64,7 @@ class DeviceSession(ABC):
         """Upload the library of a whole network and start it in TVM's virtual machine."""
         return self.model_on_device(self.upload(library))
 
-    def call(self, name: str) -> Any:
+    def call(self, name: str, *arguments: Any) -> Any:
         """Call a function that the device provides beside libraries, and return its output."""
         raise self._without_tvm(f"calling {name}")
 

@@ -59,8 +59,9 @@ def serve(options: argparse.Namespace) -> None:
     queue_of(tracker)
     from tvm.rpc.server import PopenRPCServerState
 
+    from tvmflow.vta.device import SimulatorDriver
     from tvmflow.vta.driver import BoardDriver
-    from tvmflow.vta.runtime import SimulatorDriver, register
+    from tvmflow.vta.runtime import register
 
     config = design(options.config, options.driver)
     register(config, SimulatorDriver() if options.driver == "sim" else BoardDriver.of_this_board(options.driver))

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from tvmflow.errors import DeviceError, DeviceLostError, UnknownNameError
+from tvmflow.vta.config import VtaConfig
 from tvmflow.vta.counters import Counters
-from tvmflow.vta.isa import encode_all
+from tvmflow.vta.device import Contiguous, Driver, Loaded
 from tvmflow.vta.lint import check_program
 from tvmflow.vta.program import Launch, Program
-from tvmflow.vta.runtime import Loaded, dram_of, read_tensor, write_inputs
 
 Array = np.ndarray[Any, Any]
 
@@ -53,30 +53,14 @@ class Registers(Protocol):
     def write(self, address: int, value: int) -> None: ...
 
 
-class Contiguous(Protocol):
-    """Physically contiguous memory: a view for us, an address for the accelerator."""
-
-    address: int
-    data: Array
-
-    def flush(self) -> None:
-        """Make what we wrote visible to the accelerator."""
-
-    def invalidate(self) -> None:
-        """Forget what our caches hold, so that what the accelerator wrote is read."""
-
-    def free(self) -> None:
-        """Give the memory back."""
-
-
 Allocate = Callable[[int], Contiguous]
 
 
-class BoardDriver:
-    """A driver for the runtime: one program has one piece of contiguous memory, and one for each launch's instructions."""
+class BoardDriver(Driver):
+    """A board as a device. The design has no counters."""
 
     def __init__(self, registers: Registers, allocate: Allocate, timeout_s: float = TIMEOUT_S) -> None:
-        self.registers, self.allocate, self.timeout_s = registers, allocate, timeout_s
+        self.registers, self._allocate, self.timeout_s = registers, allocate, timeout_s
 
     @staticmethod
     def of_this_board(target: str) -> BoardDriver:
@@ -89,63 +73,30 @@ class BoardDriver:
     def load(self, program: Program) -> Loaded:
         """Put a program into memory. What the linter finds is refused: a board would read and write whatever it is told to."""
         check_program(program)
-        return _OnBoard(self, program)
+        return super().load(program)
 
+    def allocate(self, nbytes: int) -> Contiguous:
+        return self._allocate(nbytes)
 
-class _OnBoard:
-    counted: Counters | None = None  # the design has no counters
-
-    def __init__(self, driver: BoardDriver, program: Program) -> None:
-        self.driver, self.program = driver, program
-        self.pieces: list[Contiguous] = []
-        try:
-            self.memory = self._piece(dram_of(program))
-            self.code = [self._piece(_words(program, launch)) for launch in program.launches]
-        except DeviceError:
-            self.close()
-            raise
-
-    def _piece(self, data: Array) -> Contiguous:
-        piece = self.driver.allocate(data.size)
-        self.pieces.append(piece)
-        piece.data[: data.size] = data
-        piece.flush()
-        return piece
-
-    def run(self, inputs: list[Array]) -> list[Array]:
-        write_inputs(self.memory.data, self.program, inputs)
-        self.memory.flush()
-        for launch, code in zip(self.program.launches, self.code, strict=True):
-            self._launch(launch, code)
-        self.memory.invalidate()
-        return [read_tensor(self.memory.data, tensor) for tensor in self.program.outputs]
-
-    def close(self) -> None:
-        while self.pieces:
-            self.pieces.pop().free()
-
-    def _launch(self, launch: Launch, code: Contiguous) -> None:
+    def launch(self, config: VtaConfig, launch: Launch, code_address: int, memory: Contiguous) -> Counters | None:
         """Point every unit at its memory, start the four of them, wait until compute says that FINISH is over."""
-        registers, timeout_s = self.driver.registers, self.driver.timeout_s
+        registers = self.registers
         registers.write(FETCH + INSN_COUNT, len(launch.instructions))
-        registers.write(FETCH + INSN_ADDR, code.address)
+        registers.write(FETCH + INSN_ADDR, code_address)
         for register in (LOAD + INP_ADDR, LOAD + WGT_ADDR, COMPUTE + UOP_ADDR, COMPUTE + BIAS_ADDR, STORE + OUT_ADDR):
-            registers.write(register, self.memory.address)
+            registers.write(register, memory.address)
         registers.write(FETCH + CONTROL, START)
         for unit in (LOAD, COMPUTE, STORE):
             registers.write(unit + CONTROL, AUTORESTART)
         time.sleep(SETTLE_S)
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while registers.read(COMPUTE + DONE_READ) != DONE:
             if time.monotonic() > deadline:
                 raise DeviceLostError(
-                    f"the accelerator did not finish {launch.name} within {timeout_s:g} s",
+                    f"the accelerator did not finish {launch.name} within {self.timeout_s:g} s",
                     "the done flag of its compute unit", "load the bitstream of the program's configuration again",
                 )  # fmt: skip
-
-
-def _words(program: Program, launch: Launch) -> Array:
-    return encode_all(program.config, launch.instructions).astype("<u8").view(np.uint8).reshape(-1)
+        return None
 
 
 class MappedRegisters:

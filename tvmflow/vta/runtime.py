@@ -7,20 +7,24 @@ to a driver: the simulator, or a board.
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from tvmflow.errors import ProgramError, TvmflowError
+from tvmflow.network_binding import DRIVER_ERROR_FUNCTION, DRIVER_FUNCTION
 from tvmflow.vta import fields
 from tvmflow.vta.config import COUNTERS_FUNCTION, PAGE, RUN_FUNCTION, VtaConfig
 from tvmflow.vta.counters import Counters, estimate
+from tvmflow.vta.device import Driver, Loaded, Ran, SimulatorDriver, dram_of, read_tensor, write_tensor
+from tvmflow.vta.driver_seam import DriverSeam, design_named
 from tvmflow.vta.execution import run_launch
-from tvmflow.vta.isa import check_steps, decode_all, encode_all
+from tvmflow.vta.isa import decode_all, encode_all
 from tvmflow.vta.program import Launch, Program, Tensor
 from tvmflow.vta.region import Region, Shape, from_blob, pack, region_from, run_region, to_blob, unpack
 from tvmflow.vta.simulator import Simulator
@@ -99,95 +103,6 @@ def _tensor(config: VtaConfig, entry: object, dram_bytes: int, held: tuple[int, 
     return tensor
 
 
-class Loaded(Protocol):
-    """A program on a device. counted: what the device itself counted in the last run; None of one that does not count."""
-
-    counted: Counters | None
-
-    def run(self, inputs: list[Array]) -> list[Array]:
-        """Take and give packed int8 arrays."""
-
-    def close(self) -> None:
-        """Give back what the program holds of the device."""
-
-
-class Driver(Protocol):
-    """A device that runs programs. `load` may be slow."""
-
-    def load(self, program: Program) -> Loaded: ...
-
-
-class SimulatorDriver:
-    """The simulator as a device: DRAM is kept from run to run, on-chip memory is not."""
-
-    def __init__(self, order: str = "load-eager") -> None:
-        self.order = order
-
-    def load(self, program: Program) -> Loaded:
-        return _Simulated(program, self.order)
-
-
-class _Simulated:
-    def __init__(self, program: Program, order: str) -> None:
-        check_steps((i for launch in program.launches for i in launch.instructions), "a program")
-        self.program, self.order = program, order
-        self.machine = Simulator(program.config, dram_of(program))
-        self.counted: Counters | None = None
-
-    def run(self, inputs: list[Array]) -> list[Array]:
-        memory = self.machine.dram
-        write_inputs(memory, self.program, inputs)
-        self.machine.counters = Counters()
-        for launch in self.program.launches:
-            self.machine.forget()
-            run_launch(launch, self.machine, self.order)
-        self.counted = self.machine.counters
-        return [read_tensor(memory, tensor) for tensor in self.program.outputs]
-
-    def close(self) -> None:
-        """Nothing: memory is all that it holds."""
-
-
-def dram_of(program: Program) -> Array:
-    """Return the DRAM that a program starts with."""
-    memory = np.zeros(program.dram_bytes, np.uint8)
-    memory[program.constants_at : program.constants_at + program.constants.size] = program.constants
-    return memory
-
-
-def write_inputs(memory: Array, program: Program, inputs: list[Array]) -> None:
-    """Put the packed inputs of a program into DRAM. Raises ProgramError for another number or shape of them."""
-    if len(inputs) != len(program.inputs):
-        raise ProgramError(f"{len(inputs)} inputs", f"{len(program.inputs)}")
-    for tensor, values in zip(program.inputs, inputs, strict=True):
-        write_tensor(memory, tensor, values)
-
-
-def write_tensor(memory: Array, tensor: Tensor, values: Array) -> None:
-    """Put packed int8 values into DRAM. Raises ProgramError for another shape."""
-    if tuple(values.shape) != tensor.shape or values.dtype != np.int8:
-        raise ProgramError(f"{tensor.name} as {values.dtype} {tuple(values.shape)}", f"int8 {tensor.shape}")
-    memory[tensor.address : tensor.address + tensor.nbytes] = values.reshape(-1).view(np.uint8)
-
-
-def read_tensor(memory: Array, tensor: Tensor) -> Array:
-    """Return packed int8 values out of DRAM."""
-    return memory[tensor.address : tensor.address + tensor.nbytes].view(np.int8).reshape(tensor.shape).copy()
-
-
-@dataclass
-class Ran:
-    """What a program did in this process. cycles: estimated, of one run; counted: by the device, in all runs."""
-
-    cycles: int = 0
-    runs: int = 0
-    counted: Counters | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        counted = self.counted.to_json() if self.counted is not None else None
-        return {"runs": self.runs, "cycles": self.cycles, "counted": counted}
-
-
 class Runtime:
     """What stands behind `tvmflow.vta.run` in a process: loaded programs, by digest, and what ran."""
 
@@ -195,6 +110,7 @@ class Runtime:
         self.config, self.driver = config, driver
         self._loaded: OrderedDict[bytes, tuple[Loaded, int]] = OrderedDict()  # and how many outputs
         self.ran: dict[bytes, Ran] = {}
+        self._seams: dict[str, DriverSeam] = {}
 
     @property
     def runs(self) -> int:
@@ -234,6 +150,20 @@ class Runtime:
     def counters(self) -> str:
         """Return, as JSON, what ran in this process: digest of the program -> `Ran`."""
         return json.dumps({digest.hex(): ran.to_json() for digest, ran in self.ran.items()})
+
+    def seam(self, design: str) -> int:
+        """Return the address of a driver for libraries without TVM. Raises RuntimeError, of one line, for a design of others."""
+        config = design_named(design)
+        if config is None or self.config not in (None, config):
+            expected = self.config.name if self.config is not None else "a design as sim_1x16_i8w8a32_15_15_18_17"
+            raise RuntimeError(f"a network for {design!a}; expected: one for {expected}, this device")
+        if design not in self._seams:
+            self._seams[design] = DriverSeam(config, self.driver, self.ran)
+        return ctypes.addressof(self._seams[design].driver)
+
+    def seam_error(self) -> str:
+        """Return why a launch through the seam failed last, "" for no reason."""
+        return next((seam.error for seam in self._seams.values() if seam.error), "")
 
     def _load(self, digest: bytes, blob: bytes) -> None:
         text, arrays = from_blob(blob)
@@ -289,12 +219,14 @@ def _packed_like(packed: Array, x: Array) -> Array:
 
 
 def register(config: VtaConfig | None = None, driver: Driver | None = None) -> Runtime:
-    """Provide `tvmflow.vta.run` and `tvmflow.vta.counters` in this process. config: refuse programs for any other."""
+    """Provide `tvmflow.vta.run`, `tvmflow.vta.counters` and the driver seam in this process. config: refuse programs for any other."""
     import tvm_ffi
 
     runtime = Runtime(config, driver or SimulatorDriver())
     tvm_ffi.register_global_func(RUN_FUNCTION, runtime.run, override=True)
     tvm_ffi.register_global_func(COUNTERS_FUNCTION, runtime.counters, override=True)
+    tvm_ffi.register_global_func(DRIVER_FUNCTION, runtime.seam, override=True)
+    tvm_ffi.register_global_func(DRIVER_ERROR_FUNCTION, runtime.seam_error, override=True)
     return runtime
 
 

@@ -10,13 +10,14 @@ from typing import Any
 
 from tvmflow.vta.config import VtaConfig
 from tvmflow.vta.counters import Counters, count, estimate
-from tvmflow.vta.isa import disassemble, encode_all
+from tvmflow.vta.device import code_digest, code_of, packed_code
+from tvmflow.vta.isa import disassemble
 from tvmflow.vta.program import Launch, Program
 
 
 @dataclass(frozen=True)
 class Part:
-    """One region's program. digest: of the bytes that the library carries, in hex."""
+    """One region's program. digest: of the bytes that the library for TVM carries, in hex."""
 
     name: str
     program: Program
@@ -26,7 +27,15 @@ class Part:
 def summarize(config: VtaConfig, mode: str, parts: Sequence[Part], notes: dict[str, Any]) -> dict[str, Any]:
     """Return counters, cycles, one row per region and one per launch. cycles are estimates (`counters.estimate`), ms at the board's clock."""
     layers = [_layer(config, part.name, launch) for part in parts for launch in part.program.launches]
-    regions = [{"name": part.name, "digest": part.digest, **_sums(layers, part.name)} for part in parts]
+    regions = [
+        {
+            "name": part.name,
+            "digest": part.digest,
+            "code_digest": code_digest(packed_code(part.program)[0]).hex(),
+            **_sums(layers, part.name),
+        }
+        for part in parts
+    ]
     total = sum((Counters(**region["counters"]) for region in regions), Counters())
     cycles = sum(region["cycles"] for region in regions)
     return {
@@ -82,7 +91,7 @@ def _write_program(program: Program, region: dict[str, Any], folder: Path) -> No
         (folder / "listing.txt").open("w", encoding="utf-8") as text,
     ):
         for launch in program.launches:
-            words.write(encode_all(program.config, launch.instructions).astype("<u8").tobytes())
+            words.write(code_of(program.config, launch).tobytes())
             launches.append({"name": launch.name, "first": offset, "count": len(launch.instructions)})
             offset += len(launch.instructions)
             text.write(f"{launch.name}\n" + "".join(f"  {disassemble(i)}\n" for i in launch.instructions))
