@@ -20,7 +20,8 @@ from tvmflow.bundle.part import Part
 from tvmflow.bundle.signing import KeyPair, signing_key
 from tvmflow.bundle.verify import Trust, verify
 from tvmflow.errors import ParamsError, StoreError
-from tvmflow.ledger.app_releases import Releases, bundle_path, evidence_path, read_releases
+from tvmflow.ledger import dvc
+from tvmflow.ledger.app_releases import Releases, bring_bundle, bundle_path, evidence_path, read_releases
 from tvmflow.params import AppEntry, Gates, load_params
 from tvmflow.release import apps
 from tvmflow.release.app_gate import judge_bundle, judge_cell
@@ -186,6 +187,52 @@ def test_killed_at_any_change_of_a_file_the_former_release_is_whole(
         after.channels == {"release": {"beta": 2}, "promote": {"beta": 1, "stable": 1}, "rollback": {"beta": 1}}[what]
     )
     assert [path.name for path in (workspace.root / "releases").glob(".*")] == []
+
+
+_KILLER = """\
+import os, signal, sys
+if sys.argv[1:2] != ["-c"]:
+    left = [int(os.environ["KILLED_AT"])]
+    def count(name, arguments):
+        writes = name == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or name in ("os.rename", "os.remove", "os.mkdir", "os.link", "os.symlink", "os.chmod", "sqlite3.connect"):
+            if isinstance(arguments[0], str) and os.path.abspath(arguments[0]).startswith(os.environ["KILLED_IN"]):
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(count)
+"""
+
+
+def test_killed_inside_dvc_the_former_release_is_whole_and_the_next_one_works(
+    workspace: Workspace, parts: tuple[Part, ...], not_run: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """DVC's own process dies at changes of files that a seed draws, from the first to the last."""
+    (workspace.root / "dvc.yaml").write_text("stages: {}\n")
+    dvc.initialize(workspace)
+    _release(workspace, parts[0])
+    before, hook = _check(workspace), tmp_path_factory.mktemp("hook")
+    (hook / "sitecustomize.py").write_text(_KILLER)
+    draw, event = random.Random(15), 0
+    while True:
+        with monkeypatch.context() as patch:
+            for name, value in (("PYTHONPATH", hook), ("KILLED_AT", event), ("KILLED_IN", workspace.root)):
+                patch.setenv(name, str(value))
+            try:
+                assert _release(workspace, parts[1]).version == 2
+                break
+            except StoreError as error:
+                assert "dvc add" in str(error), error
+        assert _check(workspace) == before, event
+        event += draw.randint(4, 16)
+    assert event > 5, "it was never killed"
+    after = _check(workspace)
+    assert after.channels == {"beta": 2}
+    for version in after.versions:
+        path = bundle_path(workspace, "demo", version.version)
+        content = path.read_bytes()
+        path.unlink()
+        assert bring_bundle(workspace, "demo", version).read_bytes() == content, "it is in DVC's cache"
 
 
 CARD = scorecard()
