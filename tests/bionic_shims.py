@@ -13,6 +13,7 @@ BIONIC = REPOSITORY / "runtime" / "bionic"
 _JUMPS = {
     "x86_64": "mov TABLE@GOTPCREL(%rip), %r11\n jmp *OFFSET(%r11)",
     "aarch64": "adrp x16, :got:TABLE\n ldr x16, [x16, :got_lo12:TABLE]\n ldr x16, [x16, #OFFSET]\n br x16",
+    "arm": "ldr r12, 1f\n2: add r12, pc, r12\n ldr r12, [r12]\n ldr r12, [r12, #OFFSET]\n bx r12\n1: .long TABLE(GOT_PREL)-(2b+8)",
 }
 
 
@@ -22,7 +23,11 @@ def write_shims(folder: Path, architecture: str, compiler: Sequence[str]) -> Non
         names, table = (BIONIC / f"{library}.txt").read_text().split(), f"shim_{library}"
         lines = ['.text\n.section .note.GNU-stack,"",%progbits\n.text']
         for at, name in enumerate(names):
-            jump = _JUMPS[architecture].replace("TABLE", table).replace("OFFSET", str(8 * at))
+            jump = (
+                _JUMPS[architecture]
+                .replace("TABLE", table)
+                .replace("OFFSET", str((4 if architecture == "arm" else 8) * at))
+            )
             lines.append(f".globl {name}\n.type {name},%function\n{name}: {jump}")
         (folder / f"{library}.s").write_text("\n".join(lines) + "\n")
         quoted = ", ".join(f'"{name}"' for name in names)

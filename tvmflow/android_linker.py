@@ -1,8 +1,8 @@
 """A compiler and linker of model libraries for Android without its NDK: clang and lld of zig, and stubs for bionic's libraries.
 
 A model library asks for a few functions of libc and libm alone. So it is compiled with headers of those (runtime/bionic), and linked
-against libraries that have their names and versions and no code; the phone's own take their place. Nothing else can be made with this:
-programs, JNI and C++ need the NDK. Run as a program by compilers.py, with nothing imported but Python's own; zig is found by that.
+against libraries that have their names and versions and no code; the phone's own take their place. So is the native part of the class in
+Java, with jni.h of a JDK. Nothing else can be made with this: programs and C++ need the NDK. Run as a program by compilers.py, with nothing imported but Python's own; zig is found by that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 
 _SOURCES = (".c", ".S", ".s")
 _DROPPED = ("-fPIC", "-pthread", "-shared")
+_ARM = "arm-linux-eabi"
+_ARITHMETIC = "arithmetic.a"
 _ALIGNED = ("-z", "separate-loadable-segments")  # NDK's linker does so too: each segment on pages of its own
 
 
@@ -35,6 +37,15 @@ def make_stubs(folder: Path, zig: str, sources: Path, triple: str, api: str) -> 
     _compile(zig, triple, [f"-DAPI={api}", str(sources / "note.S")], folder / "note.o")
     options = ["-O2", "-fPIC", f"-isystem{sources / 'include'}", "-fvisibility=hidden", "-fno-stack-protector"]
     _compile(zig, triple, [*options, str(sources / "thread_local.c")], folder / "thread_local.o")
+    if triple.startswith("arm-"):
+        _make_arithmetic(zig, folder)
+
+
+def _make_arithmetic(zig: str, folder: Path) -> None:
+    """Write the functions that compilers for 32-bit Arm call: divisions, 64 bits, 16-bit floats; and the end of a stack."""
+    (folder / "empty.c").write_text("\n", encoding="ascii")
+    made = ["-target", _ARM, "-fcompiler-rt", "-O", "ReleaseFast", "-fPIC", "-fstrip"]
+    subprocess.run([zig, "build-lib", str(folder / "empty.c"), *made, f"-femit-bin={folder / _ARITHMETIC}"], check=True)
 
 
 def main(arguments: list[str]) -> None:
@@ -58,7 +69,11 @@ def _compile(zig: str, triple: str, options: list[str], to: Path | None) -> None
     # calls functions for atomics, which zig cannot turn off.
     architecture, _, api = triple.partition("-linux-android.")
     own = ["-nostdlib", "-femulated-tls", "-D__ANDROID__=1", f"-D__ANDROID_API__={api}"]
-    subprocess.run([zig, "cc", "-target", f"{architecture}-linux-none", *own, "-c", *options, *out], check=True)
+    # armeabi-v7a gives floats to functions in registers of integers, and computes with its vectors.
+    target = (
+        [_ARM, "-mfloat-abi=softfp", "-fno-unwind-tables"] if architecture == "arm" else [f"{architecture}-linux-none"]
+    )
+    subprocess.run([zig, "cc", "-target", *target, *own, "-c", *options, *out], check=True)
 
 
 def _link(zig: str, options: list[str], to: Path) -> None:
@@ -89,7 +104,7 @@ def _library(zig: str, stubs: Path, triple: str, options: list[str]) -> None:
             made = Path(name) / f"{at}.o"
             _compile(zig, triple, ["-fPIC", *compile_with, source], made)
             link.append(str(made))
-        own = [str(stubs / file) for file in ("note.o", "thread_local.o")]
+        own = [str(stubs / file) for file in ("note.o", "thread_local.o", _ARITHMETIC) if (stubs / file).exists()]
         _link(
             zig,
             [

@@ -27,9 +27,9 @@ from tvmflow.errors import ToolchainError
 from tvmflow.plugins import Table
 from tvmflow.recipe import RUNTIME
 from tvmflow.sources.tool_environments import cache_folder
+from tvmflow.triples import triple_of
 
 _GLIBC = "2.28"  # of what zig links: Debian 10, and every system since
-_API_LEVEL = "24"  # Android 7, where a triple names none
 _NDK = "ANDROID_NDK_HOME"
 _BIONIC = RUNTIME / "bionic"
 
@@ -47,9 +47,10 @@ class Command:
 
 
 class Compiler(ABC):
-    """A compiler of C11 that links shared objects too. lacks: what else it cannot make, "" for nothing."""
+    """A compiler of C11 that links shared objects too. lacks: what else it cannot make, "" for nothing; has_jni: whether it brings jni.h."""
 
     lacks: ClassVar[str] = ""
+    has_jni: ClassVar[bool] = False
 
     @abstractmethod
     def command(self, mtriple: str) -> Command:
@@ -79,11 +80,11 @@ class Program(Compiler):
 
 
 class Zig(Compiler):
-    """zig, of the package ziglang or on PATH: every Linux of arm64 and x86-64 with no further files; no Android."""
+    """zig, of the package ziglang or on PATH: every Linux of Arm and x86-64 with no further files; no Android."""
 
     def command(self, mtriple: str) -> Command:
-        architecture, system = mtriple.split("-")[0], mtriple.split("-")[-1]
-        if system not in ("gnu", "musl"):
+        triple = triple_of(mtriple)
+        if triple.system not in ("gnu", "musl"):
             raise ToolchainError(
                 f"zig has no system libraries for {mtriple}", "linux-gnu or linux-musl",
                 f"cc: bionic-stubs of the target, or ndk with {_NDK} set to its folder",
@@ -93,8 +94,8 @@ class Zig(Compiler):
             raise ToolchainError(
                 "no zig: neither the package ziglang nor a program", "zig", "pip install 'tvmflow[arm64]'"
             )
-        abi = f"gnu.{_GLIBC}" if system == "gnu" else system
-        words = ("/usr/bin/env", *_zig_places(), zig, "cc", "-target", f"{architecture}-linux-{abi}")
+        abi = f"{triple.ending}.{_GLIBC}" if triple.system == "gnu" else triple.ending
+        words = ("/usr/bin/env", *_zig_places(), zig, "cc", "-target", f"{triple.machine}-linux-{abi}")
         return Command(words, frozenset(["-Wl,-z,text"]))  # which is what its linker does anyway
 
     def version(self) -> str:
@@ -105,15 +106,17 @@ class Zig(Compiler):
 class Ndk(Compiler):
     """clang of Android's NDK, in the folder that ANDROID_NDK_HOME names."""
 
+    has_jni = True
+
     def command(self, mtriple: str) -> Command:
-        architecture, system = mtriple.split("-")[0], mtriple.split("-")[-1]
-        if not system.startswith("android"):
+        triple = triple_of(mtriple)
+        if triple.system != "android":
             raise ToolchainError(
                 f"the NDK has no libraries for {mtriple}",
-                f"{architecture}-linux-android",
+                f"{triple.architecture}-linux-android",
                 "cc: of the target: g++ or zig",
             )
-        clang = f"{architecture}-linux-android{system.removeprefix('android') or _API_LEVEL}-clang"
+        clang = f"{triple.architecture}-linux-{triple.ending}{triple.level}-clang"
         folder = os.environ.get(_NDK)
         if not folder:
             raise ToolchainError(
@@ -140,14 +143,14 @@ class Ndk(Compiler):
 class BionicStubs(Compiler):
     """zig's clang and lld, with headers and stubs of what a model library uses of bionic: no NDK, and no other libraries."""
 
-    lacks = f"model libraries only: the agent and JNI need Android's NDK ({_NDK})"
+    lacks = f"libraries only: the agent needs Android's NDK ({_NDK})"
 
     def command(self, mtriple: str) -> Command:
-        architecture, system = mtriple.split("-")[0], mtriple.split("-")[-1]
-        if not system.startswith("android") or architecture not in ("aarch64", "x86_64"):
+        wanted = triple_of(mtriple)
+        if wanted.system != "android":
             raise ToolchainError(
                 f"there are no stubs for {mtriple}",
-                "aarch64-linux-android or x86_64-linux-android",
+                "a triple of Android, as aarch64-linux-android",
                 "cc: of the target",
             )
         zig = _zig()
@@ -157,8 +160,8 @@ class BionicStubs(Compiler):
                 "zig",
                 "pip install 'tvmflow[arm64]', or set ANDROID_NDK_HOME",
             )
-        api = system.removeprefix("android") or _API_LEVEL
-        triple = f"{architecture}-linux-android.{api}"
+        api = str(wanted.level)
+        triple = f"{wanted.machine}-linux-android.{api}"
         folder = cache_folder() / "bionic" / digest_of([self.version(), triple])[:16]
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
@@ -221,22 +224,23 @@ def compiler_for(mtriple: str) -> str:
 
     For Android the NDK, and stubs of its libraries where there is none but zig. For another Linux that of Debian's cross packages where it is there, else zig where that is.
     """
-    architecture, system = mtriple.split("-")[0], mtriple.split("-")[-1]
-    if system.startswith("android"):
+    triple = triple_of(mtriple)
+    if triple.system == "android":
         return "bionic-stubs" if not os.environ.get(_NDK) and _zig() is not None else "ndk"
-    if architecture == platform.machine() and system == "gnu":
+    if triple.architecture == platform.machine() and triple.system == "gnu":
         return "g++"
-    cross = f"{architecture}-linux-{system}-g++"
+    cross = f"{triple.machine}-linux-{triple.ending}-g++"
     return "zig" if shutil.which(cross) is None and _zig() is not None else cross
 
 
 def debian_package(program: str) -> str:
     """Return the Debian package of a program."""
-    return f"g++-{program.removesuffix('-g++')}" if program.endswith("-linux-gnu-g++") else program
+    return f"g++-{program.removesuffix('-g++')}" if "-linux-gnu" in program else program
 
 
 def _instead(mtriple: str) -> str:
-    serves = mtriple.split("-")[-1] in ("gnu", "musl") and not mtriple.startswith(platform.machine())
+    triple = triple_of(mtriple)
+    serves = triple.system in ("gnu", "musl") and triple.architecture != platform.machine()
     return ", or pip install 'tvmflow[arm64]' and name cc: zig of the target" if serves else ""
 
 

@@ -58,12 +58,13 @@ for name in ARCHITECTURES:
     triple, cpus = f"{name}-linux-gnu", {}
     for cpu_name in codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm", "mtriple": triple})):
         cpus[str(cpu_name)] = features(mtriple=triple, mcpu=str(cpu_name))
-    # The list for x86-64 has processors of 32 bits too.
-    cpus = {name: has for name, has in cpus.items() if "64bit" in has or "x86_64" not in triple}
+    # The list for x86-64 has processors of 32 bits too, that of 32-bit Arm some without vectors.
+    wanted = {"x86_64": "64bit", "armv7a": "neon"}.get(name)
+    cpus = {name: has for name, has in cpus.items() if wanted is None or wanted in has}
     known[f"{name}_cpus"], known[f"{name}_features"] = ",".join(cpus), ",".join(sorted(set().union(*cpus.values())))
 print(json.dumps({"llvm": str(codegen.llvm_version_major()), "host_cpu": cpu, "features": sorted(features(mcpu=cpu)), **known}))
 """
-ARCHITECTURES = ("x86_64", "aarch64")  # that kernels are scheduled for
+ARCHITECTURES = ("x86_64", "aarch64", "armv7a")  # that kernels are scheduled for
 _LISTS = tuple(f"{name}_{what}" for name in ARCHITECTURES for what in ("cpus", "features"))
 
 

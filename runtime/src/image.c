@@ -52,7 +52,7 @@ const char *image_fault(const tvmflow_image *image) {
   if (!image->width || !image->height || image->width > TVMFLOW_MAX_SIDE || image->height > TVMFLOW_MAX_SIDE)
     return "width and height of an image are 1 to TVMFLOW_MAX_SIDE";
   if (stride_of(image) < (size_t)image->width * formats[image->format].step) return "the stride of an image is less than its row";
-  if (stride_of(image) > PTRDIFF_MAX / TVMFLOW_MAX_SIDE) return "the stride of an image is more than any memory holds";
+  if (stride_of(image) > PTRDIFF_MAX / image->height) return "the stride of an image is more than any memory holds";
   return NULL;
 }
 

@@ -6,9 +6,13 @@ for sysconf. What only a phone can tell, bionic's own loader and functions, is t
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +20,15 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from tests.bionic_shims import BIONIC, write_shims
-from tests.bundle_parts import CELL, LABELS, SPEC, small_scheduled
+from tests.bundle.conftest import WISH
+from tests.bundle_parts import CELL, LABELS, SPEC, small_part, small_scheduled, written
 from tests.conftest import REPOSITORY
 from tvmflow.building.self_contained import Network, OpenedNetwork, link_rpc, write_network
+from tvmflow.bundle.aar import write_aar
 from tvmflow.bundle.abis import ABIS
 from tvmflow.bundle.elf import check_shared_object, versions_of
+from tvmflow.bundle.signing import KeyPair, signing_key
+from tvmflow.bundle.verify import Trust, verify
 from tvmflow.compilers import Command, compiler_for, compiler_named
 from tvmflow.devices.agent_program import build_agent
 from tvmflow.errors import ToolchainError
@@ -52,6 +60,7 @@ def _level(path: Path) -> int:
 
 @pytest.mark.parametrize(("mtriple", "mcpu", "abi"), [
     ("aarch64-linux-android", "cortex-a53", "arm64-v8a"), ("x86_64-linux-android29", "x86-64-v2", "x86_64"),
+    ("armv7a-linux-androideabi", "cortex-a8", "armeabi-v7a"),
 ])  # fmt: skip
 def test_what_a_loader_looks_at(compiler: Command, tmp_path: Path, mtriple: str, mcpu: str, abi: str) -> None:
     path = tmp_path / "network.so"
@@ -65,6 +74,34 @@ def test_what_a_loader_looks_at(compiler: Command, tmp_path: Path, mtriple: str,
     server = tmp_path / "rpc.so"
     link_rpc(server, compiler_named("bionic-stubs").command(mtriple))
     assert _symbols(server)[0] <= {name for file in BIONIC.glob("*.txt") for name in file.read_text().split()}
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK: apt-get install openjdk-17-jdk-headless")
+def test_an_app_library_for_phones_of_64_and_of_32_bits(
+    compiler: Command, keys: KeyPair, trust: Trust, tmp_path: Path
+) -> None:
+    """Without an NDK: the native part of the class is compiled with the JDK's jni.h."""
+    phones = {
+        "arm64-v8a": ("aarch64-linux-android", "cortex-a53"),
+        "armeabi-v7a": ("armv7a-linux-androideabi", "cortex-a8"),
+    }
+    parts = []
+    for abi, (mtriple, mcpu) in phones.items():
+        made = small_part(tmp_path / abi)
+        network = replace(NETWORK, cell=f"small@{mcpu}:float32")
+        command = compiler_named("bionic-stubs").command(mtriple)
+        built = write_network(tmp_path / abi / "build" / "network.so", small_scheduled(mcpu, mtriple), network, command)
+        target = {**made.manifest["target"], "mtriple": mtriple, "mcpu": mcpu, "mattr": [], "cc": "bionic-stubs"}
+        parts.append(replace(written(tmp_path / abi, built, target, LABELS), cell=network.cell))
+    path, manifest = write_aar(tmp_path / "maven", parts, WISH, signing_key(keys.private))
+    assert sorted(manifest.abis) == sorted(phones)
+    assert {one.abi for one in verify(path, trust).libraries} == set(phones)
+    with zipfile.ZipFile(path) as archive:
+        for abi, bits in (("arm64-v8a", 64), ("armeabi-v7a", 32)):
+            soname = next(one.soname for one in manifest.libraries if one.abi == abi)
+            for name in (soname, "libtvmflow_jni.so"):
+                elf = ELFFile(io.BytesIO(archive.read(f"jni/{abi}/{name}")))
+                assert elf.elfclass == bits and elf.get_machine_arch() == {64: "AArch64", 32: "ARM"}[bits]
 
 
 def test_stubs_offer_no_more_than_a_bundle_may_ask_for() -> None:

@@ -137,7 +137,8 @@ def test_the_model_card_says_what_was_measured(unpacked: Path) -> None:
 @pytest.mark.parametrize(
     ("triple", "abi"),
     [("x86_64-linux-gnu", "x86_64-linux-gnu"), ("x86_64-unknown-linux-gnu", "x86_64-linux-gnu"), ("aarch64-linux-gnu", "aarch64-linux-gnu"),
-     ("aarch64-linux-android21", "arm64-v8a"), ("x86_64-linux-android", "x86_64")],
+     ("aarch64-linux-android21", "arm64-v8a"), ("x86_64-linux-android", "x86_64"),
+     ("armv7a-linux-androideabi24", "armeabi-v7a"), ("armv7a-unknown-linux-gnueabihf", "armv7a-linux-gnueabihf")],
 )  # fmt: skip
 def test_the_abi_follows_from_the_triple(triple: str, abi: str) -> None:
     assert abi_of(triple) is ABIS[abi]

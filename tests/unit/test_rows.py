@@ -21,6 +21,7 @@ from tvmflow.rows import check_rows
 from tvmflow.targets.cpu_features import cpu_features_of
 from tvmflow.targets.processors import architecture_of
 from tvmflow.toolchain import ARCHITECTURES, known_processors
+from tvmflow.triples import Triple
 from tvmflow.workspace import Workspace
 
 LOCAL = {"transport": "local", "key": "local-cpu"}
@@ -101,6 +102,10 @@ def test_a_block_of_another_backend_is_refused() -> None:
         ({"mtriple": "x86_64"}, "no system"),
         ({"mtriple": "x86_64-linux-gnu-gnu"}, "no system"),
         ({"mtriple": "aarch64-linux-android20", "mcpu": "cortex-a72"}, "API level from 21 on"),
+        ({"mtriple": "armv7a-linux-gnu", "mcpu": "cortex-a7"}, "armv7a-linux-gnueabihf"),
+        ({"mtriple": "armv7a-linux-android", "mcpu": "cortex-a7"}, "armv7a-linux-androideabi"),
+        ({"mtriple": "armv7a-linux-gnueabihf", "mcpu": "cortex-m4"}, "no such armv7a processor"),
+        ({"mtriple": "armv7a-linux-gnueabihf", "mcpu": "cortex-a7", "mattr": ["-neon"]}, "without vectors"),
     ],
 )
 def test_a_processor_that_llvm_does_not_know_is_refused(fields: dict[str, Any], says: str) -> None:
@@ -110,7 +115,16 @@ def test_a_processor_that_llvm_does_not_know_is_refused(fields: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    "mtriple", ["x86_64-linux-gnu", "x86_64-pc-linux-gnu", "aarch64-unknown-linux-musl", "aarch64-linux-android29"]
+    "mtriple",
+    [
+        "x86_64-linux-gnu",
+        "x86_64-pc-linux-gnu",
+        "aarch64-unknown-linux-musl",
+        "aarch64-linux-android29",
+        "armv7a-linux-gnueabihf",
+        "armv7a-unknown-linux-musleabihf",
+        "armv7a-linux-androideabi24",
+    ],
 )
 def test_triples_that_are_compiled_for(mtriple: str) -> None:
     assert architecture_of(mtriple) == mtriple.split("-")[0]
@@ -121,13 +135,16 @@ def test_every_processor_that_llvm_knows_has_vectors(architecture: str) -> None:
     """Nothing unknown gets four lanes: each name either says what its registers hold, or is refused."""
     lanes = {}
     cpus, features = known_processors(architecture)
-    assert len(cpus) > 50 and len(features) > 100
+    assert len(cpus) > 30 and len(features) > 100
     for mcpu in cpus:
-        target = backend_for(_entry(mcpu=mcpu, mtriple=f"{architecture}-linux-gnu")).target
+        target = backend_for(
+            _entry(mcpu=mcpu, mtriple=f"{architecture}-linux-{Triple(architecture, 'gnu').ending}")
+        ).target
         lanes[mcpu] = cpu_features_of(target).lanes
     expected = {
         "x86_64": {"x86-64": 4, "haswell": 8, "znver5": 16, "x86-64-v3": 8},
         "aarch64": {"cortex-a53": 4, "neoverse-v2": 4},
+        "armv7a": {"cortex-a8": 4, "cortex-a76": 4},
     }
     assert {name: lanes[name] for name in expected[architecture]} == expected[architecture]
 
@@ -138,6 +155,7 @@ def test_every_processor_that_llvm_knows_has_vectors(architecture: str) -> None:
         ("cortex-a53", "aarch64", "int8"),
         ("cortex-a76", "aarch64", "int8"),
         ("neoverse-v1", "aarch64", "uint8"),
+        ("cortex-a76", "armv7a", "int8"),
         ("znver4", "x86_64", "uint8"),
     ],
 )
@@ -145,7 +163,13 @@ def test_8_bit_values_get_the_dtype_that_the_processor_multiplies(
     mcpu: str, architecture: str, activations: str, tmp_path: Path
 ) -> None:
     params = small_params()
-    entry = {"kind": "llvm", "mcpu": mcpu, "mtriple": f"{architecture}-linux-gnu", "threads": 1, "device": LOCAL}
+    entry = {
+        "kind": "llvm",
+        "mcpu": mcpu,
+        "mtriple": f"{architecture}-linux-{Triple(architecture, 'gnu').ending}",
+        "threads": 1,
+        "device": LOCAL,
+    }
     params["targets"] = {"any": entry}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     for wanted, found in (("auto", activations), ("uint8", "uint8"), ("int8", "int8")):

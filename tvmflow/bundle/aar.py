@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -31,12 +32,12 @@ from tvmflow.bundle.wheel import BESIDE
 from tvmflow.bundle.write import Content, Wish, contents
 from tvmflow.compilers import compiler_named
 from tvmflow.errors import BundleError, UsageError
+from tvmflow.triples import triple_of
 
 SUFFIX = ".aar"
 GROUP = "tvmflow.models"  # of Maven, where nobody names another
 NATIVE = "libtvmflow_jni.so"
 _GROUP = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*){1,7}")
-_OLDEST_API = 24  # Android 7, where a triple names none
 _JAVA = "8"
 
 _MANIFEST = """\
@@ -84,7 +85,7 @@ def write_aar(
         re.sub(r"[^a-z0-9]+", "-", manifest.name.lower()).strip("-") or "networks",
         str(manifest.version or 0),
     )
-    api = max(_api(part.manifest["target"]["mtriple"]) for part in triples.values())
+    api = max(triple_of(part.manifest["target"]["mtriple"]).level for part in triples.values())
     names = {"package": f"{group}.{artifact.replace('-', '_')}", "api": api, "group": group, "artifact": artifact,
              "version": version, "tvmflow": manifest.tvmflow, "abis": ", ".join(manifest.abis)}  # fmt: skip
     place = folder.joinpath(*group.split("."), artifact, version)
@@ -114,11 +115,6 @@ def write_aar(
     return path, manifest
 
 
-def _api(mtriple: str) -> int:
-    digits = re.search(r"android(\d+)$", mtriple)
-    return int(digits[1]) if digits else _OLDEST_API
-
-
 def _outside(name: str, artifact: str) -> str:
     """Return where a file of the bundle lies in the AAR."""
     return f"jni/{name.removeprefix('lib/')}" if name.startswith("lib/") else f"assets/{artifact}/{name}"
@@ -139,19 +135,28 @@ def _native(folder: Path, part: Part) -> bytes:
     """Return the native part of the class, linked as the library of a cell was."""
     folder.mkdir()
     target = part.manifest["target"]
-    link_jni(folder / NATIVE, compiler_named(target["cc"]).command(target["mtriple"]))
+    row = compiler_named(target["cc"])
+    command = row.command(target["mtriple"])
+    if not row.has_jni:  # a JDK's says the same but for the size of types, which C knows
+        headers = Path(_javac()).resolve().parent.parent / "include"
+        command = replace(command, words=(*command.words, f"-I{headers}", f"-I{headers / 'linux'}"))
+    link_jni(folder / NATIVE, command)
     return (folder / NATIVE).read_bytes()
+
+
+def _javac() -> str:
+    found = shutil.which("javac")
+    if found is None:
+        raise BundleError("no javac on PATH", "a JDK, which compiles the AAR's class", "install it (Debian: apt-get install openjdk-17-jdk-headless)")  # fmt: skip
+    return found
 
 
 def _classes(folder: Path) -> bytes:
     """Return classes.jar: the class, compiled for Java 8, which every Android has."""
-    javac = shutil.which("javac")
-    if javac is None:
-        raise BundleError("no javac on PATH", "a JDK, which compiles the AAR's class", "install it (Debian: apt-get install openjdk-17-jdk-headless)")  # fmt: skip
     classes = folder / "classes"
     source = RUNTIME / "java" / "tvmflow" / "Network.java"
     command = [
-        javac,
+        _javac(),
         "--release",
         _JAVA,
         "-Xlint:-options",

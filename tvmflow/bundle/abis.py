@@ -7,10 +7,10 @@ use, and the mathematics of the C library, which LLVM calls where a processor ha
 from __future__ import annotations
 
 import platform
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvmflow.errors import BundleError
+from tvmflow.triples import ARM32, triple_of
 
 _RUNTIME = (
     "clock_gettime fclose fopen fscanf free madvise memcpy memmove memset posix_memalign pthread_cond_broadcast pthread_cond_destroy pthread_cond_init "
@@ -34,7 +34,10 @@ _BIONIC_LIBRARIES = frozenset(("libc.so", "libm.so", "libdl.so"))
 
 @dataclass(frozen=True)
 class Abi:
-    """machine: of ELF, as pyelftools names it; needed, symbols: that a library may ask for; page: that segments must fit, in bytes."""
+    """machine: of ELF, as pyelftools names it; needed, symbols: that a library may ask for; page: that segments must fit, in bytes.
+
+    bits: of a pointer; flags: bits of ELF's e_flags that are looked at, and what they have to be.
+    """
 
     name: str
     architecture: str
@@ -43,6 +46,8 @@ class Abi:
     needed: frozenset[str]
     symbols: frozenset[str]
     page: int
+    bits: int = 64
+    flags: tuple[int, int] = (0, 0)
 
     @property
     def runs_here(self) -> bool:
@@ -58,6 +63,11 @@ def _android(name: str, architecture: str, machine: str) -> Abi:
     return Abi(name, architecture, "android", machine, _BIONIC_LIBRARIES, _BIONIC, 16384)
 
 
+def _of_arm32(abi: Abi, *, takes_floats_in_vectors: bool) -> Abi:
+    """Return the ABI with what 32-bit Arm's has beside: EABI version 5, and in which registers functions take floats."""
+    return replace(abi, bits=32, flags=(0xFF000400, 0x05000400 if takes_floats_in_vectors else 0x05000000))
+
+
 ABIS = {
     abi.name: abi
     for abi in (
@@ -65,16 +75,17 @@ ABIS = {
         _gnu("aarch64-linux-gnu", "aarch64", "EM_AARCH64", "ld-linux-aarch64.so.1"),
         _android("arm64-v8a", "aarch64", "EM_AARCH64"),
         _android("x86_64", "x86_64", "EM_X86_64"),
+        _of_arm32(_gnu("armv7a-linux-gnueabihf", ARM32, "EM_ARM", "ld-linux-armhf.so.3"), takes_floats_in_vectors=True),
+        _of_arm32(_android("armeabi-v7a", ARM32, "EM_ARM"), takes_floats_in_vectors=False),
     )
 }
 
 
 def abi_of(triple: str) -> Abi:
     """Return the ABI of a target's triple, by processor and system, whoever its vendor. Raises BundleError with those that there are."""
-    parts = triple.split("-")
-    system = re.sub(r"[0-9]*$", "", parts[-1])  # Android's has its API level
+    parts = triple_of(triple)
     for abi in ABIS.values():
-        if "linux" in parts and (abi.architecture, abi.system) == (parts[0], system):
+        if "-linux-" in triple and (abi.architecture, abi.system) == (parts.architecture, parts.system):
             return abi
     raise BundleError(f"no ABI for the triple {triple}", f"a target for one of {', '.join(ABIS)}")
 

@@ -64,10 +64,20 @@ def versions_of(path: Path) -> tuple[str, ...]:
 
 def _check(elf: Any, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
     header = elf.header
-    if (header.e_machine, elf.elfclass, elf.little_endian) != (abi.machine, 64, True) or header.e_type != "ET_DYN":
+    if (header.e_machine, elf.elfclass, elf.little_endian) != (
+        abi.machine,
+        abi.bits,
+        True,
+    ) or header.e_type != "ET_DYN":
         raise BundleError(
             f"a file of {elf.elfclass} bits for {header.e_machine}, type {header.e_type}",
-            f"a shared object of 64 bits for {abi.machine}, as {abi.name} has it",
+            f"a shared object of {abi.bits} bits for {abi.machine}, as {abi.name} has it",
+        )
+    mask, wanted = abi.flags
+    if int(header.e_flags) & mask != wanted:
+        raise BundleError(
+            f"the flags {header.e_flags:#x} in its header: another version of EABI, or floats in other registers",
+            f"{wanted:#x} of {mask:#x}, as {abi.name} has them",
         )
     _check_segments(elf, abi)
     dynamic = [segment for segment in elf.iter_segments() if isinstance(segment, DynamicSegment)]

@@ -22,7 +22,9 @@ from tvmflow.bundle.signing import envelope
 from tvmflow.bundle.statement import statement
 from tvmflow.bundle.write import Content, Wish, contents, described
 from tvmflow.errors import BundleError
+from tvmflow.triples import ARM32
 
+_MACHINES = {ARM32: "armv7l"}  # architecture of a triple -> Python's name
 SUFFIX, BESIDE = ".whl", ".dsse.json"
 INSIDE = "bundle"  # folder of the package
 
@@ -94,7 +96,7 @@ def _tag(manifest: Manifest) -> str:
         raise BundleError(f"a wheel for {abi.name}", "an ABI of Linux with glibc")
     versions = [(2, 17), *(_glibc(text) for one in manifest.libraries for text in one.made.system)]
     major, minor = max(versions)
-    return f"py3-none-manylinux_{major}_{minor}_{abi.architecture}"
+    return f"py3-none-manylinux_{major}_{minor}_{_MACHINES.get(abi.architecture, abi.architecture)}"
 
 
 def _glibc(text: str) -> tuple[int, int]:

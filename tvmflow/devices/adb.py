@@ -24,6 +24,7 @@ from tvmflow.errors import (
     last_words,
 )  # fmt: skip
 from tvmflow.targets.cores import cores_of
+from tvmflow.triples import ARM32
 
 TIMEOUT_S = 60.0
 _PUSHES = 4
@@ -33,7 +34,7 @@ _FACTS = {
     "model": "ro.product.model", "android": "ro.build.version.release", "soc": "ro.soc.model", "abi": "ro.product.cpu.abi",
     "build": "ro.build.fingerprint",
 }  # fmt: skip
-_ARCHITECTURES = {"arm64-v8a": "aarch64", "armeabi-v7a": "arm", "x86_64": "x86_64"}  # Android's ABI -> a triple's
+_ARCHITECTURES = {"arm64-v8a": "aarch64", "armeabi-v7a": ARM32, "x86_64": "x86_64"}  # Android's ABI -> a triple's
 _BATTERY = re.compile(r"^\s*(level|temperature|AC powered|USB powered): (\S+)", re.MULTILINE)
 
 

@@ -16,7 +16,7 @@ from tvmflow.errors import DeviceError, ToolchainError, last_words
 from tvmflow.recipe import RUNTIME
 
 START_TIMEOUT_S = 30.0
-_COMPILE = ("-x", "c", "-std=c11", "-O2", "-Wall", "-Wextra", "-fPIE")
+_COMPILE = ("-x", "c", "-std=c11", "-O2", "-Wall", "-Wextra", "-fPIE", "-D_FILE_OFFSET_BITS=64")
 _LINK = ("-pie", "-Wl,--as-needed", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,max-page-size=16384", "-s")
 
 

@@ -18,6 +18,7 @@ from tvmflow.errors import DeviceError, WrongProcessorError
 from tvmflow.recipe import RUNTIME
 from tvmflow.sources.tool_environments import cache_folder
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.triples import Triple, triple_of
 
 FOLDER = "/data/local/tmp/tvmflow"
 
@@ -34,10 +35,10 @@ class PreparedPhone:
 
 def check_architecture(phone: Phone, facts: PhoneFacts, target: ResolvedTarget) -> None:
     """Raise WrongProcessorError where a phone does not execute what a target compiles."""
-    if facts.architecture and facts.architecture != target.mtriple.split("-")[0]:
+    if facts.architecture and facts.architecture != triple_of(target.mtriple).architecture:
         raise WrongProcessorError(
             f"phone {phone.serial} has the ABI {facts.abi}, and the target compiles for {target.mtriple}",
-            f"mtriple: {facts.architecture}-linux-android", "correct the target, or name other phones with serials: of the device",
+            f"mtriple: {facts.architecture}-linux-{Triple(facts.architecture, 'android').ending}", "correct the target, or name other phones with serials: of the device",
         )  # fmt: skip
 
 

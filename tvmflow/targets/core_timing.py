@@ -44,7 +44,9 @@ _CORES = {
     "cortex-a53": _LITTLE, "cortex-a55": _LITTLE, "cortex-a510": _LITTLE,
     "cortex-a57": _MIDDLE, "cortex-a72": _MIDDLE, "cortex-a73": _MIDDLE,
 }  # fmt: skip
-_BY_FEATURE = (("x86_64", "avx512f", _WIDE), ("x86_64", "avx2", _AVX2), ("x86_64", "", _SSE), ("aarch64", "", _BIG))
+_BY_FEATURE = (
+    ("x86_64", "avx512f", _WIDE), ("x86_64", "avx2", _AVX2), ("x86_64", "", _SSE), ("aarch64", "", _BIG), ("armv7a", "", _LITTLE),
+)  # fmt: skip
 
 
 def core_of(target: ResolvedTarget) -> Core:

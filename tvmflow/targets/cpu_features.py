@@ -13,8 +13,11 @@ from typing import Any, Literal
 from tvmflow.errors import UsageError
 from tvmflow.targets.processors import architecture_of
 from tvmflow.targets.resolve import Processor, ResolvedTarget
+from tvmflow.triples import ARM32
 
 _TILES = {"avx512f", "amx-tile"}
+# Names of LLVM's that mean other instructions in 32-bit Arm, 16 registers of four lanes: as neon32, which no schedule writes by itself.
+_OTHER_IN_ARM32 = frozenset(("neon", "dotprod", "i8mm", "bf16", "fullfp16"))
 _DOTS = (
     ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"}),
     ("avx512bf16", {"avx512bf16"}), ("bf16", {"neon", "bf16"}), ("amx-int8", _TILES | {"amx-int8"}),
@@ -33,6 +36,7 @@ _VECTORS: tuple[tuple[str, str, _Vectors], ...] = (
     ("x86_64", "avx512f", (16, 32, 1 << 20, "uint8")), ("x86_64", "avx2", (8, 16, 1 << 19, "uint8")),
     ("x86_64", "sse2", (4, 16, 1 << 18, "uint8")),
     ("aarch64", "i8mm", (4, 32, 1 << 19, "uint8")), ("aarch64", "neon", (4, 32, 1 << 19, "int8")),
+    ("armv7a", "neon32", (4, 16, 1 << 18, "int8")),
 )  # fmt: skip
 
 
@@ -79,7 +83,10 @@ def _features(target: Any) -> frozenset[str]:
 
     if target.kind.name != "llvm":
         return frozenset()
-    return frozenset(str(feature) for feature in codegen.llvm_get_cpu_features(target))
+    found = (str(feature) for feature in codegen.llvm_get_cpu_features(target))
+    if str(target.attrs.get("mtriple", "")).startswith(ARM32):
+        return frozenset(f"{name}32" if name in _OTHER_IN_ARM32 else name for name in found)
+    return frozenset(found)
 
 
 def sums_tiles(target: Any, dtype: str) -> bool:

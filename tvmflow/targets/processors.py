@@ -11,10 +11,13 @@ from collections.abc import Iterable
 
 from tvmflow.errors import UnknownNameError, UsageError
 from tvmflow.toolchain import ARCHITECTURES, known_processors
+from tvmflow.triples import ARM32, Triple
 
 _VENDORS = ("unknown", "pc", "none", "redhat", "alpine")
-_SYSTEM = r"linux-(gnu|musl|android(2[1-9]|[3-9]\d)?)"
-_NEEDED = {"x86_64": "sse2", "aarch64": "neon"}  # what vectors of the architecture rest on
+_LEVEL = r"(2[1-9]|[3-9]\d)?"
+_SYSTEM = rf"linux-(gnu|musl|android{_LEVEL})"
+_SYSTEM_ARM32 = rf"linux-(gnueabihf|musleabihf|androideabi{_LEVEL})"
+_NEEDED = {"x86_64": "sse2", "aarch64": "neon", "armv7a": "neon"}  # what vectors of the architecture rest on
 
 
 def check_processor(mcpu: str, mtriple: str, mattr: Iterable[str]) -> None:
@@ -49,13 +52,14 @@ def architecture_of(mtriple: str) -> str:
     if name not in ARCHITECTURES:
         raise UnknownNameError(
             f"mtriple {mtriple!r}: no schedules for the architecture {name[:40]!r}",
-            " or ".join(f"{known}-linux-gnu" for known in ARCHITECTURES), "correct mtriple: of the target",
+            " or ".join(f"{known}-linux-{Triple(known, 'gnu').ending}" for known in ARCHITECTURES), "correct mtriple: of the target",
         )  # fmt: skip
     vendor, _, system = rest.partition("-")
-    if not re.fullmatch(_SYSTEM, system if vendor in _VENDORS else rest):
+    if not re.fullmatch(_SYSTEM_ARM32 if name == ARM32 else _SYSTEM, system if vendor in _VENDORS else rest):
+        gnu, musl, android = (f"{name}-linux-{Triple(name, known).ending}" for known in ("gnu", "musl", "android"))
         raise UsageError(
             f"mtriple {mtriple!r}: no system {rest[:40]!r}",
-            f"{name}-linux-gnu, {name}-linux-musl or {name}-linux-android, the latter with an API level from 21 on if any",
+            f"{gnu}, {musl} or {android}, the latter with an API level from 21 on if any",
             "correct mtriple: of the target",
         )
     return name

@@ -9,6 +9,7 @@ from typing import Any
 from tvmflow.compilers import Command, compiler_named
 from tvmflow.params import TargetEntry
 from tvmflow.toolchain import probe
+from tvmflow.triples import ARM32, triple_of
 
 # What of a target's entry decides what is compiled: all but how its device is reached.
 TARGET_READS = tuple(f"targets.{{target}}.{name}" for name in TargetEntry.model_fields if name != "device")
@@ -49,8 +50,8 @@ class ResolvedTarget:
     @property
     def runs_here(self) -> bool:
         """Whether this machine can execute the library, as far as the architecture goes; Android's needs another C library."""
-        architecture, *_, system = self.mtriple.split("-")
-        return architecture == platform.machine() and not system.startswith("android")
+        triple = triple_of(self.mtriple)
+        return triple.architecture == platform.machine() and triple.system != "android"
 
     @property
     def compiler(self) -> Command:
@@ -69,6 +70,9 @@ class ResolvedTarget:
         }  # fmt: skip
         if self.mattr:
             options["mattr"] = list(self.mattr)
+        triple = triple_of(self.mtriple)
+        if triple.architecture == ARM32:  # in which registers functions take floats
+            options["mfloat-abi"] = "soft" if triple.system == "android" else "hard"
         return tvm.target.Target(options, host=dict(options))
 
 

@@ -1,7 +1,11 @@
-/* What runtime/rpc uses of bionic's dlfcn.h; its numbers are those of the ABIs of 64 bits. */
+/* What runtime/rpc uses of bionic's dlfcn.h; its numbers differ between 64 and 32 bits. */
 #ifndef TVMFLOW_BIONIC_DLFCN_H
 #define TVMFLOW_BIONIC_DLFCN_H
+#ifdef __LP64__
 #define RTLD_NOW 2
+#else
+#define RTLD_NOW 0
+#endif
 #define RTLD_LOCAL 0
 void *dlopen(const char *, int);
 void *dlsym(void *, const char *);

@@ -1,11 +1,16 @@
-/* What the runtime in C uses of bionic's pthread.h; sizes are those of its ABI of 64 bits. */
+/* What the runtime in C uses of bionic's pthread.h; sizes are those of its ABIs of 64 and of 32 bits. */
 #ifndef TVMFLOW_BIONIC_PTHREAD_H
 #define TVMFLOW_BIONIC_PTHREAD_H
 #include <stdint.h>
 typedef long pthread_t;
 typedef int pthread_key_t, pthread_once_t;
+#ifdef __LP64__
 typedef struct { int32_t words[10]; } pthread_mutex_t;
 typedef struct { int32_t words[12]; } pthread_cond_t;
+#else
+typedef struct { int32_t words[1]; } pthread_mutex_t;
+typedef struct { int32_t words[1]; } pthread_cond_t;
+#endif
 typedef struct pthread_attr pthread_attr_t;
 typedef long pthread_mutexattr_t, pthread_condattr_t;
 #define PTHREAD_ONCE_INIT 0
