@@ -131,3 +131,69 @@ def test_a_family_of_instructions_equals_the_definition(
         else:
             assert got.dtype == expected.dtype and np.array_equal(got, expected), index
     assert at == len(found)
+
+
+def test_sums_start_from_the_integers_of_their_own_branch(
+    runner: Path, emulated: EmulatedSystem, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(4)
+
+    def bytes_of(*shape: int) -> Any:
+        return draw.integers(-127, 128, shape).astype(np.int8)
+
+    x = relax.Var("x", relax.TensorType((1, 16, 9, 9), "int8"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            # Kernels of equal shapes are one; all sums are there before the first integer is added.
+            weights = [bytes_of(24, 16, 3, 3), bytes_of(24, 16, 3, 3), bytes_of(16, 1, 3, 3), bytes_of(16, 1, 3, 3)]
+            sums = [
+                builder.emit(relax.op.nn.conv2d(
+                    x, constant(weight, "int8"), padding=1, groups=16 // weight.shape[1], out_dtype="int32"
+                ))
+                for weight in weights
+            ]  # fmt: skip
+            added = [
+                builder.emit(relax.op.add(
+                    one, constant(draw.integers(-(2**20), 2**20, (1, len(weight), 1, 1)).astype(np.int32), "int32")
+                ))
+                for one, weight in zip(sums, weights, strict=True)
+            ]  # fmt: skip
+            found = builder.emit_output(relax.Tuple([*added, sums[0]]))
+        builder.emit_func_output(found)
+    module, backend = builder.get(), backend_of(target("cortex-a76"))
+    scheduled = build_scheduled(PackChannels(8)(module), backend, {})
+    assert not any("add" in choice.kernel for choice in scheduled.choices)
+    given = bytes_of(1, 16, 9, 9)
+    path = linked(tmp_path, scheduled, 5, backend)
+    got = np.frombuffer(ran(path, runner, emulated, "cortex-a76", [given]), np.int32)
+    expected = run_all(read_graph(module), [given])
+    assert np.array_equal(got, np.concatenate([one.reshape(-1) for one in expected]))
+
+
+@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 1, 1, 1), (0, 3, 2, 1)], ids=str)
+def test_an_image_is_rounded_in_rows_before_it_is_padded(
+    padding: tuple[int, int, int, int], runner: Path, emulated: EmulatedSystem, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(5)
+    weight = draw.integers(-127, 128, (8, 3, 3, 3)).astype(np.int8)
+    x = relax.Var("x", relax.TensorType((1, 3, 32, 32), "float32"))
+    builder, op = relax.BlockBuilder(), relax.op
+    top, left, bottom, right = padding
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            scaled = op.add(op.round(op.divide(x, constant(0.04, "float32"))), constant(7.0, "float32"))
+            image = builder.emit(op.astype(op.clip(scaled, -128.0, 127.0), "int8"))
+            if any(padding):
+                image = builder.emit(op.nn.pad(image, [0, 0, 0, 0, top, bottom, left, right], pad_value=7.0))
+            found = op.nn.conv2d(image, constant(weight, "int8"), strides=2, out_dtype="int32")
+            found = builder.emit_output(builder.emit(found))
+        builder.emit_func_output(found)
+    module, backend = builder.get(), backend_of(target("cortex-a76"))
+    scheduled = build_scheduled(PackChannels(8)(module), backend, {})
+    code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
+    assert re.search(r"\tst4\t", code) and "sqxtn" in code
+    given = (3 * draw.standard_normal((1, 3, 32, 32))).astype(np.float32)
+    got = np.frombuffer(ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, "cortex-a76", [given]), np.int32)
+    expected = run_all(read_graph(module), [given])[0]
+    assert np.array_equal(got.reshape(expected.shape), expected)

@@ -44,12 +44,26 @@ def variable_name(variable: Any) -> str:
 
 def linear_factors(expression: Any, variables: list[Any]) -> list[int]:
     """Return the constants that an expression multiplies its variables by."""
+    return [int(factor) for factor in _linear_parts(expression, variables)[: len(variables)]]
+
+
+def added_constant(expression: Any, variable: Any) -> int | None:
+    """Return c of an expression that is variable + c, None for any other."""
+    parts = _linear_parts(expression, [variable])
+    return (
+        int(parts[1])
+        if len(parts) == 2 and all(hasattr(part, "value") for part in parts) and int(parts[0]) == 1
+        else None
+    )
+
+
+def _linear_parts(expression: Any, variables: list[Any]) -> list[Any]:
     try:
         from tvm.sym import detect_linear_equation
     except ImportError:
         from tvm.arith import detect_linear_equation
 
-    return [int(factor) for factor in detect_linear_equation(expression, variables)[: len(variables)]]
+    return list(detect_linear_equation(expression, variables))
 
 
 def return_type(function: Any) -> Any:

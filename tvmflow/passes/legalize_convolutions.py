@@ -71,12 +71,14 @@ class _Padding:
 
 
 def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[Any, Any], Any]]:
-    """Return how relax.nn.conv2d and relax.nn.pad are lowered; needs a target in scope.
+    """Return how relax.nn.conv2d, relax.nn.pad and relax.add are lowered; needs a target in scope.
 
-    A padding in front of a convolution (by an integer's zero point) becomes the convolution's own, as all others are.
+    A padding in front of a convolution (by an integer's zero point) becomes the convolution's own, as all others are. On arm64 an
+    integer added to each channel of a sum is what the sum starts from.
     winograd: convolution key -> tile size m of those that are computed as F(m x m, 3 x 3).
     """
     paddings: dict[str, _Padding] = {}
+    sums: dict[str, tuple[Any, ...]] = {}  # kernel -> arguments of packed_conv2d, of those that can start from integers
 
     def pad(builder: Any, call: Any) -> Any:
         found = call.op.get_attr("FLegalize")(builder, call)
@@ -87,17 +89,32 @@ def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[An
         return found
 
     def conv2d(builder: Any, call: Any) -> Any:
-        return _legalize_conv2d(builder, call, winograd, paddings)
+        return _legalize_conv2d(builder, call, winograd, paddings, sums)
 
-    return {"relax.nn.conv2d": conv2d, "relax.nn.pad": pad}
+    def add(builder: Any, call: Any) -> Any:
+        total, offset = call.args
+        made: Any = builder.lookup_binding(total) if isinstance(total, relax.Var) else None
+        how, shape, values = sums.get(_kernel_called(made)), _shape(call), constant_value(offset)
+        if how is None or values is None or [int(d) for d in values.shape] != [1, shape[1], 1, 1, *shape[4:]]:
+            return call.op.get_attr("FLegalize")(builder, call)
+        data, weight = made.args[1]
+        return _packed(builder, data, weight, how, offset)
+
+    return {"relax.nn.conv2d": conv2d, "relax.nn.pad": pad, "relax.add": add}
 
 
 def _kernel_called(call: Any) -> str:
     """Return the name of the kernel that relax.call_tir calls; '' for anything else."""
-    return str(call.args[0].name_hint) if getattr(call.op, "name", "") == "relax.call_tir" else ""
+    return str(call.args[0].name_hint) if getattr(getattr(call, "op", None), "name", "") == "relax.call_tir" else ""
 
 
-def _legalize_conv2d(builder: Any, call: Any, winograd: Mapping[str, int], paddings: Mapping[str, _Padding]) -> Any:
+def _legalize_conv2d(
+    builder: Any,
+    call: Any,
+    winograd: Mapping[str, int],
+    paddings: Mapping[str, _Padding],
+    sums: dict[str, tuple[Any, ...]],
+) -> Any:
     attrs = call.attrs
     strides, padding, dilation = ([int(v) for v in values] for values in (attrs.strides, attrs.padding, attrs.dilation))
     group = _summed_together(call)
@@ -113,16 +130,28 @@ def _legalize_conv2d(builder: Any, call: Any, winograd: Mapping[str, int], paddi
     if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
         tiled = group > 0 and constant.shape[-2:] == (16, 16) and sums_tiles(_target(), str(constant.dtype))
         data, padding, filling = _with_padding(builder, call.args[0], padding, paddings)
-        return builder.call_te(
-            packed_conv2d, data, _weight_of(call, group, tiled), strides, padding, dilation,
-            int(attrs.groups), _out_dtype(call), tiled, filling, primfunc_name_hint="conv2d_nchwc",
-            primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
-        )  # fmt: skip
+        how = (strides, padding, dilation, int(attrs.groups), _out_dtype(call), tiled, filling)
+        found = _packed(builder, data, _weight_of(call, group, tiled), how, None)
+        if _out_dtype(call) == "int32" and multiplies_by_lane(_target()):
+            sums[_kernel_called(found)] = how
+        return found
     return builder.call_te(
         topi.nn.conv, inp=call.args[0], filt=call.args[1], stride=strides, padding=padding, dilation=dilation,
         groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout,
         out_dtype=_out_dtype(call), primfunc_name_hint="conv2d",
     )  # fmt: skip
+
+
+def _packed(builder: Any, data: Any, weight: Any, how: tuple[Any, ...], offset: Any) -> Any:
+    """Return the call of the kernel that computes packed_conv2d; how: its arguments between weight and offset."""
+    return builder.call_te(
+        packed_conv2d, data, weight, *how, offset, primfunc_name_hint="conv2d_nchwc",
+        primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+    )  # fmt: skip
+
+
+def _shape(value: Any) -> list[int]:
+    return [int(d) for d in type_of(value).shape]
 
 
 def _with_padding(
@@ -186,13 +215,14 @@ def interleave(weight: Any, group: int) -> Any:
 
 def packed_conv2d(
     data: Any, weight: Any, strides: list[int], padding: list[int], dilation: list[int], groups: int,
-    out_dtype: str | None, tiled: bool = False, filling: float = 0.0,
+    out_dtype: str | None, tiled: bool = False, filling: float = 0.0, offset: Any = None,
 ) -> Any:  # fmt: skip
     """Return the te.Tensor (N, OC, OH, OW, lane) of a convolution.
 
     data: (N, C, H, W) or (N, C/b, H, W, b); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
     (OC, IC, KH, KW, b of I, b of O), or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of int8, with 2 of bfloat16, and, as
-    matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right, of `filling`.
+    matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right, of `filling`; offset: what sums start
+    from, (1, OC, 1, 1, lane) of the output's type, None for 0.
     """
     dtype = out_dtype or str(data.dtype)
     top, left, bottom, right = padding
@@ -213,30 +243,48 @@ def packed_conv2d(
     n, _, height, _ = (int(d) for d in data.shape[:4])
     lanes = int(weight.shape[-2 if len(weight.shape) == 7 else -1])
     shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)
-    steps = (sh, dh, sw, dw)
+    steps, sums = (sh, dh, sw, dw), _Sums(dtype, offset)
     if depthwise:
-        return _cropped(_depthwise(data, weight, shape, steps, read_dtype, dtype), out_width)
+        return _cropped(_depthwise(data, weight, shape, steps, read_dtype, sums), out_width)
     if len(weight.shape) == 5:
-        return _cropped(_first(data, weight, shape, steps, dtype), out_width)
-    return _cropped(_whole(data, weight, shape, steps, dtype, groups, tiled), out_width)
+        return _cropped(_first(data, weight, shape, steps, sums), out_width)
+    return _cropped(_whole(data, weight, shape, steps, sums, groups, tiled), out_width)
 
 
 Steps = tuple[int, int, int, int]  # stride and dilation of rows, stride and dilation of columns
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """dtype: of sums; offset: what they start from, a te.Tensor (1, OC, 1, 1, lane), None for 0."""
+
+    dtype: str
+    offset: Any
+
+    def of(self, terms: Any, axis: list[Any], index: tuple[Any, ...]) -> Any:
+        """Return the sum of terms over axes, for the output at an index (b, o, h, w, lane)."""
+        if self.offset is None:
+            return te.sum(terms, axis=axis)
+        start = self.offset[0, index[1], 0, 0, index[4]]
+        return te.comm_reducer(lambda x, y: x + y, lambda _dtype: start, name="sum")(terms, axis=axis)
 
 
 def _term(total: str, pixel: Any, value: Any) -> Any:
     return pixel.astype(total) * value.astype(total)
 
 
-def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, read_dtype: str, dtype: str) -> Any:
+def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, read_dtype: str, sums: _Sums) -> Any:
     """Sum every channel by itself; of float32 exactly, whatever is read, and brought to the type of the output after."""
     sh, dh, sw, dw = steps
     y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
+    dtype = sums.dtype
     total = read_dtype if read_dtype == "float32" else dtype
     output = te.compute(
         shape,
-        lambda b, o, h, w, v: te.sum(
-            _term(total, data[b, o, h * sh + y * dh, w * sw + x * dw, v], weight[o, 0, y, x, v]), axis=[y, x]
+        lambda b, o, h, w, v: sums.of(
+            _term(total, data[b, o, h * sh + y * dh, w * sw + x * dw, v], weight[o, 0, y, x, v]),
+            [y, x],
+            (b, o, h, w, v),
         ),
         name="depthwise_conv2d",
     )
@@ -247,22 +295,24 @@ def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, rea
     )
 
 
-def _first(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, dtype: str) -> Any:
+def _first(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Sums) -> Any:
     """Sum an image in NCHW, of few channels."""
     sh, dh, sw, dw = steps
     y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
     i = te.reduce_axis((0, int(weight.shape[1])), "ic")
     return te.compute(
         shape,
-        lambda b, o, h, w, v: te.sum(
-            _term(dtype, data[b, i, h * sh + y * dh, w * sw + x * dw], weight[o, i, y, x, v]), axis=[i, y, x]
+        lambda b, o, h, w, v: sums.of(
+            _term(sums.dtype, data[b, i, h * sh + y * dh, w * sw + x * dw], weight[o, i, y, x, v]),
+            [i, y, x],
+            (b, o, h, w, v),
         ),
         name="first_conv2d",
     )
 
 
 def _whole(
-    data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, dtype: str, groups: int, tiled: bool
+    data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Sums, groups: int, tiled: bool
 ) -> Any:  # fmt: skip
     """Sum packed channels, one by one or by neighbours that an instruction sums; see packed_conv2d."""
     (sh, dh, sw, dw), per_group = steps, shape[1] // groups
@@ -279,8 +329,8 @@ def _whole(
     if len(weight.shape) == 6:
         return te.compute(
             shape,
-            lambda b, o, h, w, v: te.sum(
-                _term(dtype, pixel(b, o, h, w, u), weight[o, i, y, x, u, v]), axis=[i, y, x, u]
+            lambda b, o, h, w, v: sums.of(
+                _term(sums.dtype, pixel(b, o, h, w, u), weight[o, i, y, x, u, v]), [i, y, x, u], (b, o, h, w, v)
             ),
             name="conv2d",
         )
@@ -289,8 +339,10 @@ def _whole(
     order = (y, x, i) if tiled else (i, y, x)
     return te.compute(
         shape,
-        lambda b, o, h, w, v: te.sum(
-            _term(dtype, pixel(b, o, h, w, u * group + q), weight[o, *order, u, v, q]), axis=[*order, u, q]
+        lambda b, o, h, w, v: sums.of(
+            _term(sums.dtype, pixel(b, o, h, w, u * group + q), weight[o, *order, u, v, q]),
+            [*order, u, q],
+            (b, o, h, w, v),
         ),
         # the names are part of the keys of tuning records
         name=TILED_CONVOLUTION if tiled else "conv2d_bytes" if group == 4 else "conv2d_pairs",

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from tvmflow.targets.cpu_features import CpuFeatures
-from tvmflow.templates.primitives import register_intrinsic
+from tvmflow.templates.primitives import decompose_sums, register_intrinsic
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -117,7 +117,7 @@ def sum_with(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, out
     """Let a block sum by an instruction along its loop `lane`; it starts from zero before the loop `reduction`."""
     groups, summed = schedule.split(lane, [None, dot.lanes])
     schedule.unroll(groups)
-    init = schedule.decompose_reduction(block, reduction)
+    init = decompose_sums(schedule, block, reduction)
     schedule.vectorize(schedule.get_loops(init)[-1])
     schedule.tensorize(summed, intrinsic(dot))
     if dot.imports:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from tvmflow.kernels.blocks import Kernel, block_ref, extents
+from tvmflow.ir.tvm_names import added_constant
+from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.primitives import (
     SPREAD_LANES,
@@ -21,7 +24,34 @@ _PACKED_AXES = 5  # (n, c, h, w, lane)
 _FEW = 4  # values of a last axis that is too short for a vector: the axis before it goes into one
 
 
-def _candidates(schedule: Any, kernel: Kernel, _cpu: CpuFeatures) -> list[Knobs]:
+@dataclass(frozen=True)
+class _Image:
+    """An image of few channels that is rounded to bytes, then padded and brought to packed channels.
+
+    block: that rounds; columns: before, in and behind the image, of each row.
+    """
+
+    block: str
+    columns: tuple[int, int, int]
+
+
+def _image(schedule: Any, kernel: Kernel) -> _Image | None:
+    """Return what a kernel rounds to bytes before it changes the layout, None where it does not."""
+    names = kernel.after
+    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, names[-1])))
+    if len(sizes) != _PACKED_AXES or sizes[-1] > _FEW:
+        return None
+    for name, following in pairwise(names):
+        rounded, moved = (schedule.get(block_ref(schedule, one)) for one in (name, following))
+        if str(region_buffer(rounded.writes[0]).dtype) in ("int8", "uint8"):
+            width = extents(schedule, schedule.get_loops(block_ref(schedule, name)))[-1]
+            shift = added_constant(moved.reads[0].region[-1].min, moved.iter_vars[-1].var)
+            fits = shift is not None and shift <= 0 and width - shift <= sizes[-2]
+            return _Image(name, (-shift, width, sizes[-2] - width + shift)) if fits and shift is not None else None
+    return None
+
+
+def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     work = max((work_of(schedule, name) for name in kernel.after), default=0) * len(kernel.after)
     order = parallel_first(work)
     if kernel.reductions or not kernel.after:
@@ -30,21 +60,47 @@ def _candidates(schedule: Any, kernel: Kernel, _cpu: CpuFeatures) -> list[Knobs]
     ways = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if sizes[-1] <= _FEW else [(0, 0), (1, 0)]
     if len(sizes) == _PACKED_AXES and sizes[1] > 1:
         ways.append((1, 1))
-    return [{"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in ways for parallel in order]
+    knobs = [{"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in ways for parallel in order]
+    if "neon" in cpu.dots and _image(schedule, kernel):  # it stores vectors of four channels, pixel by pixel
+        knobs = [{"parallel": parallel, "rows": 1, "rows_first": 0, "rounded": 1} for parallel in order] + knobs
+    return knobs
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
-    if not kernel.reductions:
+    if knobs.get("rounded"):
+        _rounded_first(schedule, kernel, knobs)
+    elif not kernel.reductions:
         last = merge_epilogue(schedule, kernel)
         if last is not None:
             if knobs["rows"]:
                 _by_rows(schedule, last, knobs)
             else:
                 spread(schedule, last, knobs["parallel"])
-        return
-    for name in kernel.after:
+    for name in kernel.after if kernel.reductions else ():
         if name not in kernel.reductions:
             spread(schedule, name, knobs["parallel"])
+
+
+def _rounded_first(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    """Round a row of an image in vectors, then give its columns their padding and their places, those of the image in a loop of their own."""
+    image, last = _image(schedule, kernel), kernel.after[-1]
+    assert image is not None
+    for name in kernel.after[:-1]:
+        if name != image.block:
+            schedule.compute_inline(block_ref(schedule, name))
+    *outer, column, channel = schedule.get_loops(block_ref(schedule, last))
+    schedule.unroll(channel)
+    rows = schedule.fuse(*outer)
+    if knobs["parallel"]:
+        schedule.parallel(rows)
+    rounded = block_ref(schedule, image.block)
+    schedule.compute_at(rounded, rows, preserve_unit_loops=True)
+    place = schedule.get_loops(rounded)[-1]
+    _, lanes = schedule.split(place, [None, max(divisors(image.columns[1], SPREAD_LANES))])
+    schedule.vectorize(lanes)
+    parts = [columns for columns in image.columns if columns]
+    if len(parts) > 1:
+        schedule.loop_partition(column, [*parts[:-1], None])
 
 
 def _by_rows(schedule: Any, name: str, knobs: Knobs) -> None:

@@ -98,9 +98,17 @@ def weight_bytes(schedule: Any, kernel: Kernel) -> int:
     """Return the size of a convolution's weights, counted as float32."""
     assert kernel.anchor is not None
     total = 4
-    for extent in region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[1]).shape:
+    for extent in region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[-1]).shape:
         total *= int(extent)
     return total
+
+
+def decompose_sums(schedule: Any, block: Any, loop: Any) -> Any:
+    """Start the sums of a convolution before a loop; return the block that does it, which alone reads what they start from."""
+    init = schedule.decompose_reduction(block, loop)
+    if len(schedule.get(block).reads) > 3:  # sums, what they start from, image, weights
+        schedule.unsafe_hide_buffer_access(block, "read", [1])
+    return init
 
 
 def distinct(knobs: list[Knobs]) -> list[Knobs]:

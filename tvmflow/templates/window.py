@@ -12,6 +12,7 @@ from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
 from tvmflow.templates.primitives import (
     Knobs,
     Template,
+    decompose_sums,
     distinct,
     divisors,
     merge_epilogue,
@@ -37,7 +38,7 @@ def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
     reduced = len(kinds) - 5
     if kinds[:5] != [0] * 5 or kinds[5:] != [2] * reduced or reduced not in (2, 3, 4, 5):
         return None
-    if len(block.reads) > 2 or (len(block.reads) == 1 and reduced > 2):
+    if len(block.reads) > 3 or (len(block.reads) == 1 and reduced > 2):
         return None
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
     return (sizes, reduced) if sizes[4] in (4, 8, 16) else None
@@ -79,7 +80,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             places = list(dict.fromkeys(places))
     dot = 0
     if reduced == 5:
-        data = str(region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[0]).dtype)
+        data = str(region_buffer(_factors(schedule.get(block_ref(schedule, kernel.anchor)))[0]).dtype)
         dot_row = dot_for(cpu, data, lanes)
         dot = dot_row.number if dot_row else 0
     shapes = tile_knobs(schedule, kernel, cpu, reduced)
@@ -111,16 +112,21 @@ def _lane_row(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduc
     block = schedule.get(block_ref(schedule, kernel.anchor))
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
     inner, is_first = sizes[-1 if reduced == 4 else -2 :], sizes[5] == 1
-    data, weight = (str(region_buffer(region).dtype) for region in block.reads)
+    data, weight = (str(region_buffer(region).dtype) for region in _factors(block))
     dtypes = (data, weight, str(region_buffer(block.writes[0]).dtype))
     grouped = (inner[0], inner[1] if reduced == 5 else 1)
     return lane_for(cpu, dtypes, lanes, grouped, sizes[7] if is_first and _is_dense(block) else 1)
 
 
+def _factors(block: Any) -> list[Any]:
+    """Return what a convolution multiplies, an image and weights; before them it reads what its sums start from."""
+    return list(block.reads)[-2:]
+
+
 def _is_dense(block: Any) -> bool:
     """Whether the columns of a convolution's filter lie under neighbouring pixels."""
     column = block.iter_vars[7].var
-    index = block.reads[0].region[3].min
+    index = _factors(block)[0].region[3].min
     return bool(linear_factors(index, [column])[0] == 1)
 
 
@@ -263,7 +269,7 @@ def _sum_by_lane(schedule: Any, row: ByLane, anchor: Any, inner: list[Any], oute
     schedule.reorder(*steps, n, words, c_inner, block, h_inner, w_inner, lane, word, *of_group)
     for tile in (c_inner, block, h_inner, w_inner):
         schedule.unroll(tile)
-    init = schedule.decompose_reduction(anchor, steps[0])
+    init = decompose_sums(schedule, anchor, steps[0])
     schedule.vectorize(schedule.get_loops(init)[-1])
     schedule.tensorize(lane, lane_intrinsic(row))
     schedule.annotate(outermost, "pragma_import_llvm", row.imports)

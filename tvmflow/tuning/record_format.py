@@ -27,6 +27,7 @@ _STEPS = frozenset(
     ReindexCacheWrite ReadAt WriteAt ComputeAt ReverseComputeAt ComputeInline ReverseComputeInline
     FuseReductionEpilogue DecomposeReduction RFactor StorageAlign SetScope Blockize Tensorize Annotate Unannotate
     TransformLayout TransformBlockLayout DecomposePadding PadEinsum RollingBuffer EnterPostproc
+    UnsafeHideBufferAccess
     """.split()
 )
 
