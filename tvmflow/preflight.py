@@ -12,13 +12,24 @@ from typing import Any
 
 from tvmflow.backends.table import backend_for
 from tvmflow.compilers import compiler_named
+from tvmflow.devices.ask import ask_processor
 from tvmflow.devices.table import transport_of
-from tvmflow.errors import DeviceUnknownError, ModelFileError, SourceError, StoreError, ToolchainError, UsageError
+from tvmflow.errors import (
+    DeviceError,
+    DeviceUnknownError,
+    ModelFileError,
+    SourceError,
+    StoreError,
+    ToolchainError,
+    TvmflowError,
+    UsageError,
+)
 from tvmflow.frontends.table import FRONTENDS
 from tvmflow.params import DTYPES, Cell, DeviceEntry, InputTensor, ModelEntry
 from tvmflow.sandbox.process import Policy, run_in_sandbox
 from tvmflow.sources.weights import local_file
 from tvmflow.stages import AnyStage
+from tvmflow.targets.asked import DEVICE, recorded
 from tvmflow.toolchain import version
 from tvmflow.workspace import Workspace
 
@@ -28,6 +39,22 @@ _CHANNELS_FIRST = ("onnx", "torch")  # the entry's shape is the file's own; the 
 
 
 MIN_FREE_BYTES = 1 << 30  # a small network's artifacts, DVC's copy of them, the tuner's builds
+
+
+def ask_processors(workspace: Workspace, cells: Collection[Cell]) -> dict[str, TvmflowError]:
+    """Ask the devices of targets with `mcpu: device` what they are. Returns cell -> why it cannot be run: never asked, and not there now."""
+    why: dict[str, TvmflowError] = {}
+    for name in {cell.target: None for cell in cells if workspace.params.targets[cell.target].mcpu == DEVICE}:
+        entry = workspace.params.targets[name]
+        try:
+            ask_processor(entry, workspace.params.deploy.device_wait_s)
+        except TvmflowError as error:
+            if recorded(entry) is None or not isinstance(error, DeviceError):
+                hint = f"attach the device once, what it says is kept; or name its processor with targets.{name}.mcpu"
+                why[name] = type(error)(
+                    f"{error.found} (asked for mcpu: device)", error.expected, f"{error.hint}; {hint}"
+                )
+    return {str(cell): why[cell.target] for cell in cells if cell.target in why}
 
 
 def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> None:

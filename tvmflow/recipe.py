@@ -29,7 +29,7 @@ _OWN_PACKAGES = ("tasks", "tvmflow")
 _NOT_IN_KEY = (
     "tasks.__main__", "tasks.table", "tvmflow.api", "tvmflow.bounds", "tvmflow.cli", "tvmflow.compilers", "tvmflow.digests", "tvmflow.errors", "tvmflow.ledger", "tvmflow.model_params",
     "tvmflow.options", "tvmflow.plugins", "tvmflow.param_keys", "tvmflow.params", "tvmflow.progress", "tvmflow.recipe", "tvmflow.report",
-    "tvmflow.sandbox", "tvmflow.stage_params", "tvmflow.stages", "tvmflow.toolchain", "tvmflow.triples", "tvmflow.workspace", "tvmflow.yaml_files",
+    "tvmflow.sandbox", "tvmflow.stage_params", "tvmflow.stages", "tvmflow.targets.asked", "tvmflow.toolchain", "tvmflow.triples", "tvmflow.workspace", "tvmflow.yaml_files",
 )  # fmt: skip
 
 TABLES = BACKENDS, FRONTENDS = "tvmflow.backends.", "tvmflow.frontends.table"  # whose rows import when they are called

@@ -19,6 +19,8 @@ from tvmflow.frontends.table import FRONTENDS
 from tvmflow.options import explain
 from tvmflow.params import Cell, ModelEntry, Params, TargetEntry
 from tvmflow.plugins import Table
+from tvmflow.targets.asked import DEVICE, recorded
+from tvmflow.targets.processors import architecture_of
 from tvmflow.tuning.tuners import TUNERS
 
 
@@ -89,6 +91,9 @@ def _target(where: str, target: TargetEntry) -> Iterator[str]:
             yield from explain(error, model, place, legal)
             return
     try:
+        if target.mcpu == DEVICE and recorded(target) is None:  # what needs it asks, or says so
+            architecture_of(target.mtriple or "")
+            return
         backend.resolve(target)
     except TvmflowError as error:
         yield f"  - {where}: {error.found}; expected: {error.expected}"

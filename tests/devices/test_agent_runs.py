@@ -23,9 +23,10 @@ from tests.devices.agents import (
     connected_to,
     descendants,
     opened,
+    secret_file,
     session_with,
 )
-from tvmflow.devices.agent import AgentOptions, measuring_session
+from tvmflow.devices.agent import AgentOptions, AgentTransport, measuring_session
 from tvmflow.devices.agent_program import RunningAgent, build_agent, running_agent
 from tvmflow.devices.agent_session import AgentSession, hottest
 from tvmflow.devices.transport import SessionLimits
@@ -37,6 +38,7 @@ from tvmflow.errors import (
     StageError,
     WrongProcessorError,
 )  # fmt: skip
+from tvmflow.params import DeviceEntry
 
 # -- libraries --
 
@@ -185,7 +187,8 @@ def _system(folder: Path, millidegrees: int) -> Path:
     for name, content in {
         "sys/devices/system/cpu/cpu0/topology/core_id": "0", "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "1800000",
         "sys/devices/system/cpu/cpu1/topology/core_id": "1", "sys/devices/system/cpu/cpu1/cpufreq/cpuinfo_max_freq": "2400000",
-        "sys/devices/system/cpu/cpu1/cpu_capacity": "1024", "sys/class/thermal/thermal_zone0/type": "battery",
+        "sys/devices/system/cpu/cpu1/cpu_capacity": "1024", "sys/devices/system/cpu/cpu1/regs/identification/midr_el1": "0x00000000414fd0b1",
+        "sys/class/thermal/thermal_zone0/type": "battery",
         "sys/class/thermal/thermal_zone0/temp": "99000", "sys/class/thermal/thermal_zone1/type": "cpu-1-0-usr",
         "sys/class/thermal/thermal_zone1/temp": str(millidegrees), "sys/class/power_supply/battery/capacity": "87",
         "sys/class/power_supply/battery/status": "Discharging", "proc/cpuinfo": "processor : 0\nFeatures\t: fp asimd asimddp\nHardware\t: Board \"X\"\n",
@@ -202,7 +205,19 @@ def test_it_tells_what_the_device_has(program: Path, tmp_path: Path) -> None:
     with running_agent([str(program)], str(tmp_path / "store"), ["--system-root", str(root)]) as agent:
         with contextlib.closing(connected_to(agent)) as connection:
             facts = connection.ask("probe", "asking")
-    assert facts["cores"] == [{"cpu": 0, "max_khz": 1800000}, {"cpu": 1, "max_khz": 2400000, "capacity": 1024}]
+        entry = {
+            "transport": "agent",
+            "key": "board",
+            "port": agent.port,
+            "secret_file": str(secret_file(tmp_path, agent.secret)),
+        }
+        for mask, core in ((3, "cortex-a76"), (1, "")):  # for `mcpu: device`: of the cores that are used
+            found = AgentTransport().processor(DeviceEntry.model_validate({**entry, "cpu_mask": mask}), 5.0)
+            assert (found.core, found.features, found.machine) == (core, "fp asimd asimddp", facts["machine"])
+    assert facts["cores"] == [
+        {"cpu": 0, "max_khz": 1800000},
+        {"cpu": 1, "max_khz": 2400000, "capacity": 1024, "midr": "0x00000000414fd0b1"},
+    ]
     assert facts["features"] == "fp asimd asimddp" and facts["hardware"] == 'Board "X"'
     assert facts["battery"] == {"name": "battery", "percent": 87, "status": "Discharging"}
     assert facts["memory_bytes"] == 2048 * 1024 and facts["build"] == "Debian 12" and facts["disk_free_bytes"] > 0

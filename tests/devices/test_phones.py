@@ -37,6 +37,7 @@ from tvmflow.errors import (
     WrongProcessorError,
 )  # fmt: skip
 from tvmflow.params import DeviceEntry
+from tvmflow.targets.device_processor import DeviceFacts
 
 LIMITS = SessionLimits(60.0, 5.0)
 
@@ -59,6 +60,7 @@ def test_a_phone_is_listed_and_says_what_it_is(phone: FakePhone) -> None:
     assert (facts.model, facts.android, facts.soc, facts.abi) == ("Fake 7", "15", "SM0000", "x86_64")
     assert (facts.build, facts.battery, facts.celsius, facts.architecture) == ("fake/fake/7:15/1", 73, 31.2, "x86_64")
     assert facts.features and facts.cores == "", "a processor that is no arm64 says no parts"
+    assert facts.processor == DeviceFacts("x86_64", "", facts.features)
     (phone.folder / "cpuinfo").write_text(
         "".join(
             f"Features\t: fp asimd\nCPU implementer\t: 0x41\nCPU part\t: {part}\n\n"
@@ -67,6 +69,7 @@ def test_a_phone_is_listed_and_says_what_it_is(phone: FakePhone) -> None:
     )
     facts = Phone(phone.serial).facts()
     assert (facts.features, facts.cores, facts.battery) == ("fp asimd", "2 cortex-a55, 1 cortex-a76", 73)
+    assert facts.processor.core == "cortex-a76"
     listed = {one.serial: one for one in attached()}
     assert listed[phone.serial].state == "device" and listed[phone.serial].model == "Fake_7"
 

@@ -51,6 +51,9 @@ def status(workspace: Where = None) -> Status:
     return Status(tuple(sorted(where.params.models)), tuple(sorted(where.params.targets)), tuple(rows))
 
 
+_UNASKED = "never asked"  # of a target whose mcpu is the device's
+
+
 def devices(workspace: Where = None) -> tuple[DeviceState, ...]:
     """Return the device of every target and what its tracker says."""
     from tvmflow.backends.table import backend_for
@@ -58,8 +61,9 @@ def devices(workspace: Where = None) -> tuple[DeviceState, ...]:
 
     states = []
     for name, target in opened(workspace).params.targets.items():
-        device, kind = target.device, backend_for(target).device_kind
+        device, kind = target.device, _UNASKED
         try:
+            kind = backend_for(target).device_kind
             transport = transport_of(device)
             kind = transport.kind_of(kind)
             state = transport.state(device)

@@ -53,11 +53,15 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
     from tvmflow.backends.table import resolve
     from tvmflow.devices.adb import Phone
     from tvmflow.devices.phones import agent_for, awake, check_architecture, prepared, remove
+    from tvmflow.targets.asked import DEVICE, record
+    from tvmflow.targets.device_processor import processor_from
 
     entry = _target(workspace, target)
-    resolved, registry = resolve(entry), _registry(entry.device)
     phone = Phone(serial)
     facts = phone.facts()
+    if entry.mcpu == DEVICE:
+        record(entry, *processor_from(facts.processor, entry.mtriple or ""))
+    resolved, registry = resolve(entry), _registry(entry.device)
     check_architecture(phone, facts, resolved)
     secret = registry.secret if registry is not None else None
     with awake(phone), remove(phone), prepared(phone, facts, agent_for(resolved), secret=secret, unit=serial) as ready:
@@ -77,6 +81,16 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
             yield ReadyPhone(serial, facts.model, ready.port, secret_file, facts.build)
         finally:
             secret_file.unlink(missing_ok=True)
+
+
+def ask_processor(target: str, workspace: Where = None) -> tuple[str, tuple[str, ...]]:
+    """Ask the device of a target what its processor is, for `mcpu: device`; returns LLVM's name and attributes beside it, and keeps them.
+
+    Raises DeviceError, UsageError for a transport that cannot tell.
+    """
+    from tvmflow.devices.ask import ask_processor as ask
+
+    return ask(_target(workspace, target), opened(workspace).params.deploy.device_wait_s)
 
 
 def offer_device(

@@ -33,13 +33,15 @@ def run(
     `check` its error is raised at the end (where several failed, one error that names them all), without it is in the result.
     """
     from tvmflow.ledger.store_paths import check_store
+    from tvmflow.preflight import ask_processors
     from tvmflow.report.tables import scorecard
 
     where = opened(workspace)
     wanted = cells_of(where, cells)
     check_store(where)
-    if again or not all(_is_done(where, cell) for cell in wanted):
-        refused = _preflight(where, wanted, show_progress)
+    unknown = ask_processors(where, wanted)
+    if again or unknown or not all(_is_done(where, cell) for cell in wanted):
+        refused = _preflight(where, wanted, unknown, show_progress)
         if len(refused) == len(wanted):
             cell_results = [refused[str(cell)] for cell in wanted]
         else:  # with all of them: Prefect is to know which were refused
@@ -82,17 +84,20 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
     return all(plan.is_hit for plan in plans) and is_recorded(workspace, cell) and is_published(workspace, cell)
 
 
-def _preflight(workspace: Workspace, cells: list[Cell], show_progress: bool) -> dict[str, dict[str, Any]]:
+def _preflight(
+    workspace: Workspace, cells: list[Cell], unknown: dict[str, TvmflowError], show_progress: bool
+) -> dict[str, dict[str, Any]]:
     """Return the results of the cells that cannot be run, found before Prefect is started.
 
     What may pass by itself, a tracker that does not answer, is said and forbids nothing: the stages before need no device.
+    unknown: cell -> why nobody knows its processor.
     """
     from tasks.table import STAGES
     from tvmflow.report.plans import plan_cells
 
     refused = {}
-    for name, error in plan_cells(workspace, cells, STAGES, look=True)[1].items():
-        if not error.retryable:
+    for name, error in {**plan_cells(workspace, cells, STAGES, look=True)[1], **unknown}.items():
+        if name in unknown or not error.retryable:
             refused[name] = {"cell": name, "outcomes": {}, "error": error.to_json(), "failed_stage": "preflight"}
         elif show_progress:
             sys.stderr.write(f"{name}: {error}\n")

@@ -45,6 +45,15 @@ def prepare(
 
 
 @device.command()
+def probe(target: Annotated[str, typer.Argument(help="Of params.yaml.")]) -> None:
+    """Ask a target's device what its processor is, and keep it for `mcpu: device`."""
+    from tvmflow import api
+
+    mcpu, attributes = api.ask_processor(target, open_workspace())
+    show_text(f"mcpu: {mcpu}" + (f"\nmattr: [{', '.join(attributes)}]" if attributes else ""))
+
+
+@device.command()
 def register(
     target: Annotated[str, typer.Argument(help="Of params.yaml: its device names tracker, key and secret_file.")],
     agent: Annotated[str, typer.Option("--agent", help="HOST:PORT where the agent listens.")],

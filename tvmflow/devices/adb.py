@@ -24,6 +24,7 @@ from tvmflow.errors import (
     last_words,
 )  # fmt: skip
 from tvmflow.targets.cores import cores_of
+from tvmflow.targets.device_processor import DeviceFacts
 from tvmflow.triples import ARM32
 
 TIMEOUT_S = 60.0
@@ -65,6 +66,11 @@ class PhoneFacts:
     def architecture(self) -> str:
         """Return what a target's mtriple begins with; "" for an ABI that we do not know."""
         return _ARCHITECTURES.get(self.abi, "")
+
+    @property
+    def processor(self) -> DeviceFacts:
+        """Return what it says of its processor; the fastest core is the last, as phones number them."""
+        return DeviceFacts(self.architecture, self.cores.rpartition(" ")[2], self.features)
 
 
 def find_adb() -> str:

@@ -23,6 +23,7 @@ from tvmflow.devices.transport import DeviceState, SessionLimits, Transport
 from tvmflow.errors import DeviceBusyError, DeviceError, DeviceRefusedError, DeviceUnpluggedError
 from tvmflow.options import read_options
 from tvmflow.params import DeviceEntry
+from tvmflow.targets.device_processor import DeviceFacts
 
 _PAUSE_S = 0.5
 _ATTACH = "attach one, unlock it and confirm the question on its screen"
@@ -62,6 +63,11 @@ class PhoneTransport(Transport):
                     )
                     session.build = as_name(facts.build) or session.build
                     yield session
+
+    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+        options = read_options(PhoneOptions, device.options, "device")
+        with _free_phone(options.serials, wait_s) as serial:
+            return Phone(serial).facts().processor
 
     def state(self, device: DeviceEntry) -> DeviceState:
         options = read_options(PhoneOptions, device.options, "device")

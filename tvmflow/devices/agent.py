@@ -21,6 +21,8 @@ from tvmflow.devices.transport import DeviceState, SessionLimits, Transport
 from tvmflow.errors import DeviceLostError, UsageError
 from tvmflow.options import Options, read_options
 from tvmflow.params import DeviceEntry
+from tvmflow.targets.cores import core_of
+from tvmflow.targets.device_processor import DeviceFacts
 
 _RETRY_S = 1.0
 _LONGEST_NAME = 200
@@ -55,6 +57,12 @@ class AgentTransport(Transport):
         with contextlib.closing(connection):
             yield measuring_session(connection, "", backend, limits, options)
 
+    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+        options = read_options(AgentOptions, device.options, "device")
+        secret = read_secret(Path(options.secret_file))
+        with contextlib.closing(connected(options.host, options.port, secret, device.key, wait_s)) as connection:
+            return processor_facts(connection, options)
+
     def state(self, device: DeviceEntry) -> DeviceState:
         options = read_options(AgentOptions, device.options, "device")
         secret = read_secret(Path(options.secret_file))
@@ -73,6 +81,18 @@ def connected(host: str, port: int, secret: bytes, name: str, wait_s: float) -> 
             if time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_S)
+
+
+def processor_facts(connection: AgentConnection, options: MeasuringOptions) -> DeviceFacts:
+    """Return what an agent says of its processor: of the fastest core of those that are used."""
+    found = connection.ask("probe", "asking what it is")
+    mask = options.cpu_mask or -1
+    cores = [core for core in found.get("cores", ()) if mask >> int(core.get("cpu", 0)) & 1]
+    rank = [(int(core.get("capacity", 0)), int(core.get("max_khz", 0)), at) for at, core in enumerate(cores)]
+    fastest = cores[max(rank)[2]] if rank else {}
+    return DeviceFacts(
+        str(found.get("machine", "")), core_of(str(fastest.get("midr", ""))), str(found.get("features", ""))
+    )
 
 
 def measuring_session(

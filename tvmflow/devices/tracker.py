@@ -14,7 +14,7 @@ from pydantic import Field
 
 from tvmflow.backends.backend import Backend
 from tvmflow.bounds import Host, PathText
-from tvmflow.devices.agent import MeasuringOptions, as_name, measuring_session, read_secret
+from tvmflow.devices.agent import MeasuringOptions, as_name, measuring_session, processor_facts, read_secret
 from tvmflow.devices.agent_wire import AgentConnection
 from tvmflow.devices.registrar import AGENT, Registry, is_agent
 from tvmflow.devices.rpc import RpcTransport
@@ -32,6 +32,7 @@ from tvmflow.devices.transport import DeviceState, Link, SessionLimits
 from tvmflow.errors import DeviceBusyError, DeviceError, DeviceUnknownError, TrackerError, UsageError, first_line
 from tvmflow.options import read_options
 from tvmflow.params import DeviceEntry
+from tvmflow.targets.device_processor import DeviceFacts
 from tvmflow.targets.resolve import ResolvedTarget
 
 Given = TypeVar("Given")
@@ -73,6 +74,15 @@ class TrackerTransport(RpcTransport):
             session = measuring_session(connection, as_name(about.get("unit", "")), backend, limits, options)
             session.build = as_name(about.get("build", "")) or session.build
             yield session
+
+    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+        options = tracker_options(device)
+        if options.secret_file is None:
+            return super().processor(device, wait_s)
+        secret = read_secret(Path(options.secret_file))
+        connection, _ = request_agent(tracker_of(device), device.key, secret, wait_s)
+        with contextlib.closing(connection):
+            return processor_facts(connection, options)
 
     @contextlib.contextmanager
     def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 from tvmflow.backends.backend import Backend
 from tvmflow.devices.registrar import Registry
 from tvmflow.devices.session import DeviceSession
+from tvmflow.errors import UsageError
 from tvmflow.options import Options
 from tvmflow.params import DeviceEntry
+from tvmflow.targets.device_processor import DeviceFacts
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,14 @@ class Transport(ABC):
     def registry(self, device: DeviceEntry) -> Registry | None:
         """Return where agents are offered for a device; None where it is reached otherwise. Raises UsageError."""
         return None
+
+    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+        """Return what a device says of its processor, for `mcpu: device`. Raises DeviceError, UsageError where it cannot say it."""
+        raise UsageError(
+            f"mcpu: device of a device with transport {device.transport}, which says nothing of its processor",
+            "a device with our agent: transport agent, adb, or tracker with secret_file",
+            "name the processor with mcpu: of the target (host: this machine's)",
+        )
 
     @abstractmethod
     def open(

@@ -1,4 +1,4 @@
-"""Which cores an arm64 device has, by the numbers in its /proc/cpuinfo: names that `mcpu` may have. Knows nothing of how it is reached."""
+"""Which cores an Arm device has, by the numbers in its /proc/cpuinfo: names that `mcpu` may have. Knows nothing of how it is reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,21 @@ _CORES = {
     (0x41, 0xD85): "cortex-x925", (0x41, 0xD87): "cortex-a725", (0x51, 0x001): "oryon-1", (0x51, 0x800): "cortex-a73", (0x51, 0x801): "cortex-a53",
     (0x51, 0x802): "cortex-a75", (0x51, 0x803): "cortex-a55", (0x51, 0x804): "cortex-a76", (0x51, 0x805): "cortex-a55",
 }  # fmt: skip
+_CORES |= {
+    (0x41, 0xC05): "cortex-a5", (0x41, 0xC07): "cortex-a7", (0x41, 0xC08): "cortex-a8", (0x41, 0xC09): "cortex-a9", (0x41, 0xC0D): "cortex-a12",
+    (0x41, 0xC0E): "cortex-a17", (0x41, 0xC0F): "cortex-a15", (0x51, 0x04D): "krait", (0x51, 0x06F): "krait",
+}  # fmt: skip
 _NUMBERS = re.compile(r"^CPU (implementer|part)\s*: (0x[0-9a-fA-F]{1,8})\s*$", re.MULTILINE)
+
+
+def core_of(midr: str) -> str:
+    """Return the name of a core by its register MIDR_EL1 in hexadecimal, numbers for one without a name, "" for what is no number."""
+    try:
+        register = int(midr, 16)
+    except ValueError:
+        return ""
+    implementer, part = register >> 24 & 0xFF, register >> 4 & 0xFFF
+    return _CORES.get((implementer, part), f"{implementer:#x}/{part:#x}")
 
 
 def cores_of(cpuinfo: str) -> str:

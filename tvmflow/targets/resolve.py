@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import platform
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from tvmflow.compilers import Command, compiler_named
+from tvmflow.errors import UsageError
 from tvmflow.params import TargetEntry
+from tvmflow.targets.asked import DEVICE, recorded
 from tvmflow.toolchain import probe
 from tvmflow.triples import ARM32, triple_of
 
@@ -25,9 +27,20 @@ class Processor:
 
 
 def processor_of(entry: TargetEntry) -> Processor:
-    """Return the processor of a target without 'host' or defaults."""
-    mcpu, attributes = host_processor() if entry.mcpu == "host" else (entry.mcpu, ())
+    """Return the processor of a target without 'host', 'device' or defaults. Raises UsageError where a device was never asked."""
+    mcpu, attributes = entry.mcpu, tuple[str, ...]()
+    if mcpu == "host":
+        mcpu, attributes = host_processor()
+    elif mcpu == DEVICE:
+        mcpu, attributes = recorded(entry) or _never_asked(entry)
     return Processor(mcpu, entry.mtriple or f"{platform.machine()}-linux-gnu", (*attributes, *entry.mattr))
+
+
+def _never_asked(entry: TargetEntry) -> NoReturn:
+    raise UsageError(
+        f"mcpu: device, and the device {entry.device.key!r} was never asked what it is", "the device once: what it says is kept",
+        "'tvmflow run CELL' and 'tvmflow device probe TARGET' ask it; or name its processor with mcpu:",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
