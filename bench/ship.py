@@ -156,7 +156,7 @@ def latencies(folder: Path, manifest: dict[str, Any], rounds: int) -> tuple[floa
     machine.set_input("main", *inputs)
     server, error = tvm.runtime.load_module(str(folder / "rpc.so")), tvm.runtime.tensor(np.zeros(512, np.uint8))
     path = tvm.runtime.tensor(np.frombuffer(f"{folder / 'network.so'}\0".encode(), np.uint8))
-    arguments = (server["open"](path, threads, error), *inputs, *outputs, error)
+    arguments = (server["open"](path, threads, 0, error), *inputs, *outputs, error)
 
     def ours(count: int) -> list[float]:
         return list(server.time_evaluator("run", tvm.cpu(), number=1, repeat=count)(*arguments).results)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -126,7 +125,7 @@ class Network:
     """
 
     def __init__(self, path: str | os.PathLike[str], threads: int = 0, cpu_mask: int = 0, driver: Any = None) -> None:
-        library = ctypes.CDLL(str(Path(path).resolve()), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        library = ctypes.CDLL(os.path.realpath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         library.tvmflow_network.restype = ctypes.POINTER(_Api)
         self._handle = ctypes.c_void_p()
         self._api = library.tvmflow_network().contents

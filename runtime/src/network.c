@@ -11,8 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define MAX_WORKSPACES 16
+#define POPULATED ((size_t)64 << 10) /* bytes from which on it pays to ask for all pages at once */
+#define POPULATE_WRITE 23                /* advice of Linux 5.14, which headers of some systems do not know */
 #define HUGE_PAGE ((size_t)2 << 20) /* bytes, of x86-64 and arm64 with pages of 4 KB */
 #define ERROR_SIZE 512
 
@@ -68,17 +71,25 @@ static tvmflow_status told(tvmflow_status status, const char *text, const char *
 
 /* -- memory -- */
 
+/* Have pages mapped at once that would be one fault each; where the system cannot, they come as they are touched. */
+static void populate(void *memory, size_t size) {
+  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)memory & ~(page - 1);
+  if (size >= POPULATED) madvise((void *)begin, (uintptr_t)memory + size - begin, POPULATE_WRITE);
+}
+
 static void *allocate(tvmflow_instance *instance, size_t size) {
   size_t rounded = (size + TVMFLOW_ALIGNMENT - 1) / TVMFLOW_ALIGNMENT * TVMFLOW_ALIGNMENT;
   if (rounded < size) return NULL;
   if (!rounded) rounded = TVMFLOW_ALIGNMENT;
   if (instance->options.allocate) return instance->options.allocate(instance->options.context, rounded, TVMFLOW_ALIGNMENT);
   void *memory = NULL;
-  size_t alignment = rounded < HUGE_PAGE ? TVMFLOW_ALIGNMENT : HUGE_PAGE;
-  if (posix_memalign(&memory, alignment, rounded)) return NULL;
+  size_t rest = rounded % HUGE_PAGE, taken = rest > HUGE_PAGE / 2 && rounded < SIZE_MAX - HUGE_PAGE ? rounded - rest + HUGE_PAGE : rounded;
+  size_t alignment = taken < HUGE_PAGE ? TVMFLOW_ALIGNMENT : HUGE_PAGE;
+  if (posix_memalign(&memory, alignment, taken)) return NULL;
 #ifdef MADV_HUGEPAGE
-  if (alignment == HUGE_PAGE) madvise(memory, rounded, MADV_HUGEPAGE); /* fewer TLB misses; where it is refused, nothing is lost */
+  if (alignment == HUGE_PAGE) madvise(memory, taken, MADV_HUGEPAGE); /* fewer faults and TLB misses; where it is refused, nothing is lost */
 #endif
+  populate(memory, rounded);
   return memory;
 }
 
