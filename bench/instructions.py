@@ -20,6 +20,7 @@ import numpy as np
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
 
 PEERS = ["onnxruntime==1.31.1", "numpy==2.4.6", "flatbuffers==25.12.19", "protobuf==6.33.2", "packaging==25.0"]
+MAX_ERROR = 2e-5  # the default of tune.winograd_max_error
 INSIDE = """
 import ctypes, sys
 import numpy as np
@@ -87,13 +88,15 @@ def own(system: EmulatedSystem, module: Path, processor: str) -> str:
     from tvmflow.ir.graph import read_graph
     from tvmflow.ir.ir_files import load_module, numpy_dtype
     from tvmflow.targets.resolve import ResolvedTarget
+    from tvmflow.tuning.algorithms import unmeasured
 
     triple = "aarch64-linux-gnu"
     backend = backend_of(ResolvedTarget("llvm", processor, triple, (), 1, compiler_for(triple)))
     loaded = load_module(module)
     graph = read_graph(loaded)
     inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
-    scheduled = build_scheduled(backend.pack(loaded, None)[0], backend, {})
+    packed = backend.pack(loaded, None)[0]
+    scheduled = build_scheduled(packed, backend, {}, winograd=unmeasured(packed, backend, {"float32": MAX_ERROR}))
     draw = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

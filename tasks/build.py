@@ -72,7 +72,8 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
         phases.append(name)
         context.progress(f"building: {name}", len(phases), total)
 
-    packed, winograd = load_module(context.inputs["graph_pack"]), best["winograd"] if records else {}
+    winograd = best["winograd"] if best["device_kind"] == backend.kernel_kind else {}
+    packed = load_module(context.inputs["graph_pack"])
     packed, part = backend.compile_part(packed, best["part"], context.out, context.progress)
     scheduled = build_scheduled(packed, backend, records, dump, winograd)
     library = context.out / "library.so"

@@ -1,12 +1,56 @@
-"""The choice of algorithms: by kernels, then in the whole network, never without a measurement."""
+"""The choice of algorithms: by kernels, then in the whole network, never without a measurement but on arm64."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.ir.emit import constant
 from tvmflow.kernels.workloads import Workload
-from tvmflow.tuning.algorithms import LARGE_WEIGHTS, Alternative, choose, settle, weight_values
+from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.tuning.algorithms import LARGE_WEIGHTS, Alternative, choose, settle, unmeasured, weight_values
 from tvmflow.tuning.records import OK, TuningRecord
 
 LARGE, SMALL = "1x32x7x7x16 32x32x3x3x16x16 p1,1,1,1", "1x4x56x56x16 4x4x3x3x16x16 p1,1,1,1"
+
+
+def _packed(block: int, *convolutions: tuple[int, int, int]) -> Any:
+    """Return a packed module of 3x3 convolutions, (channels, output channels, size) each."""
+    inputs = [
+        relax.Var(f"x{at}", relax.TensorType((1, ic, size, size), "float32"))
+        for at, (ic, _, size) in enumerate(convolutions)
+    ]
+    draw, builder = np.random.default_rng(0), relax.BlockBuilder()
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            found = [
+                builder.emit(
+                    relax.op.nn.conv2d(x, constant(draw.standard_normal((oc, ic, 3, 3)), "float32"), padding=1)
+                )
+                for x, (ic, oc, _) in zip(inputs, convolutions, strict=True)
+            ]
+            output = builder.emit_output(relax.Tuple(found))
+        builder.emit_func_output(output)
+    return PackChannels(block)(builder.get())
+
+
+def _backend(mcpu: str, triple: str) -> CpuBackend:
+    return CpuBackend(ResolvedTarget("llvm", mcpu, triple, (), 1, "cc"))
+
+
+def test_without_a_measurement_arm64_takes_the_way_of_fewest_multiplications() -> None:
+    packed = _packed(8, (64, 64, 28), (8, 8, 8), (256, 256, 14), (64, 64, 2), (64, 64, 14))
+    arm, bound = _backend("cortex-a76", "aarch64-linux-gnu"), {"float32": 2e-5}
+    chosen = {key.split()[0]: m for key, m in unmeasured(packed, arm, bound).items()}
+    # eight channels are not worth transforming, 256 x 256 weights fill caches, an image of 2x2 is one tile of F(2x2)
+    assert chosen == {"1x8x28x28x8": 4, "1x8x2x2x8": 2, "1x8x14x14x8": 4}
+    assert set(unmeasured(packed, arm, {"float32": 1e-6}).values()) <= {2}
+    assert unmeasured(packed, arm, {"float32": 1e-9}) == unmeasured(packed, arm, {}) == {}
+    assert unmeasured(_packed(16, (64, 64, 28)), _backend("znver4", "x86_64-linux-gnu"), bound) == {}
 
 
 def _kernel(name: str, calls: int = 1) -> Workload:

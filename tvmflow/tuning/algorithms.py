@@ -1,7 +1,8 @@
 """Which convolutions to compute by Winograd's algorithm: decided by measurement, for each shape, after tuning both ways.
 
 First by the kernels alone, then in the whole network: transformed weights are up to four times as large, and a kernel that
-is measured alone finds them in its cache, where in a network they have to come from memory.
+is measured alone finds them in its cache, where in a network they have to come from memory. Where nothing is measured, by counting
+multiplications, on processors whose instructions were counted both ways.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tvmflow.tuning.records import TuningRecord
 Speedup = Callable[[dict[str, int], dict[str, int]], float]
 LARGE_WEIGHTS = 9 * 128 * 128  # fewer stay in the caches of any machine, transformed or not
 _GAIN = 0.01
+_TRANSFORMED = 24  # what transforming a value costs, in multiplications of vectors; from instructions counted on arm64
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,34 @@ def _difference(of: list[Workload], without: list[Workload]) -> tuple[Workload, 
     return tuple(
         Workload(w.key, w.name, w.calls - calls.get(w.key, 0), w.function) for w in of if w.calls > calls.get(w.key, 0)
     )
+
+
+def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) -> dict[str, int]:
+    """Return key -> m where nothing is measured: float32 on arm64, weights that stay in caches, the way of fewest multiplications."""
+    bound, chosen = max_error.get("float32", 0.0), {}
+    if not backend.is_cpu or "neon" not in backend.cpu_features().dots:
+        return {}
+    for key, weights in _weights_by_key(packed).items():
+        if str(weights[0].dtype) != "float32" or weight_values(key) > LARGE_WEIGHTS:
+            continue
+        costs = {m: _multiplications(key, m) for m in TILES}
+        for m in sorted(TILES, key=lambda m: costs[m]):
+            if costs[m] < _multiplications(key, 0) and max(winograd_error(weight, m) for weight in weights) <= bound:
+                chosen[key] = m
+                break
+    return chosen
+
+
+def _multiplications(key: str, m: int) -> int:
+    """Return how many multiplications the convolution of a key takes with tiles of m x m, its transforms among them; 0: without."""
+    data, weight, padding = (part.lstrip("p").replace(",", "x").split("x") for part in key.split()[:3])
+    n, blocks, height, width, lanes = (int(d) for d in data)
+    inputs, outputs, (top, left, bottom, right) = blocks * lanes, int(weight[0]) * lanes, (int(p) for p in padding)
+    rows, columns = height + top + bottom - 2, width + left + right - 2
+    if m == 0:
+        return n * rows * columns * 9 * inputs * outputs
+    tiles = n * -(-rows // m) * -(-columns // m)
+    return tiles * (m + 2) ** 2 * (inputs * outputs + _TRANSFORMED * (inputs + outputs))
 
 
 def choose(candidates: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.building.lower import lower
 from tvmflow.kernels.workloads import Workload, extract_workloads
 from tvmflow.progress import Progress
-from tvmflow.tuning.algorithms import alternatives, choose, settle
+from tvmflow.tuning.algorithms import alternatives, choose, settle, unmeasured
 from tvmflow.tuning.display import live_table
 from tvmflow.tuning.estimates import estimate_workloads
 from tvmflow.tuning.fleet import FleetRules, OpenSession
@@ -93,6 +93,8 @@ def tune_network(
                     # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
                     end = time.monotonic() + max(report.seconds, _COMPARE_AT_LEAST_S)
                     winograd = settle(others, winograd, report.best, comparison.speedup, lambda: time.monotonic() < end)
+    else:
+        winograd = unmeasured(packed, backend, rules.winograd_max_error)
     used = extract_workloads(lower(packed, backend, winograd=winograd))
     return TunedNetwork(report, winograd, used, len(workloads))
 
