@@ -65,7 +65,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["HOME"] = str(home)
     # Tool environments take minutes to install: once for all processes.
     os.environ.setdefault("TVMFLOW_CACHE", str(shared_folder(tmp_path_factory) / "cache"))
-    for name in ("arm64", "armv7-tests", "zig"):
+    for name in ("android-tools", "arm64", "armv7-tests", "zig"):
         _link_kept(Path(os.environ["TVMFLOW_CACHE"]) / name, kept / name)
     os.environ["DVC_SITE_CACHE_DIR"] = str(home / "dvc-site")
     os.environ["DVC_GLOBAL_CONFIG_DIR"] = os.environ["DVC_SYSTEM_CONFIG_DIR"] = str(home / "dvc-config")

@@ -142,9 +142,3 @@ def test_resources_and_manifest_fit_the_sources() -> None:
     used = {match for path in MAIN.rglob("*.java") for match in re.findall(r"R\.string\.(\w+)", path.read_text())}
     used |= set(re.findall(r"@string/(\w+)", (MAIN / "AndroidManifest.xml").read_text()))
     assert used == names
-
-
-@pytest.mark.skipif(shutil.which("aapt2") is None, reason="no aapt2 here")
-def test_aapt2_takes_the_resources(tmp_path: Path) -> None:
-    subprocess.run(["aapt2", "compile", "--dir", str(MAIN / "res"), "-o", str(tmp_path / "res.zip")], check=True)
-    assert (tmp_path / "res.zip").stat().st_size > 100

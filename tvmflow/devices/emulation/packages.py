@@ -70,6 +70,14 @@ class Apt:
         if (etc / "sources.list").is_file():
             shutil.copy(etc / "sources.list", self.folder / "sources" / "sources.list")
 
+    def unpack_alone(self, names: Iterable[str], into: Path) -> None:
+        """Unpack packages without what they depend on."""
+        files = self.folder / "files-alone"
+        files.mkdir(exist_ok=True)
+        self._run("apt-get", "download", *names, folder=files)
+        for file in sorted(files.iterdir()):
+            self._run("dpkg", "-x", str(file), str(into))
+
     def unpack(self, names: Iterable[str], into: Path, without: Iterable[str] = ()) -> dict[str, str]:
         """Unpack packages, as NAME:ARCHITECTURE, with what they depend on; returns file -> sha256.
 
