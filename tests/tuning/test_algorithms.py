@@ -89,7 +89,11 @@ def test_large_weights_are_settled_in_the_whole_network() -> None:
     assert asked == [0, 2]
     assert settle(_alternatives(LARGE), {LARGE: 4}, best, speedup, lambda: False) == {LARGE: 4}, "no time left"
     assert asked == [0, 2]
-    assert settle(_alternatives(LARGE), {LARGE: 2}, best, lambda now, other: 1.005) == {LARGE: 2}, "less than noise"
+    equal = {0: 8.1, 2: 8.0, 4: 7.99}
+    asked.clear()
+    whole.update(equal)
+    assert settle(_alternatives(LARGE), {LARGE: 4}, best, speedup) == {LARGE: 2}, "as fast with fewer weights"
+    assert settle(_alternatives(LARGE), {LARGE: 2}, best, speedup) == {LARGE: 2}, "more weights for less than noise"
 
 
 def test_small_weights_and_unmeasured_kernels_are_not_compared() -> None:
