@@ -137,7 +137,9 @@ def settle(
             other = {k: v for k, v in {**chosen, key: m}.items() if v}
             if not may_go_on():
                 return chosen
-            least = 1 + _GAIN if m > chosen.get(key, 0) else 1 - _LOSS  # larger tiles, and tiles at all, have more weights
+            least = (
+                1 + _GAIN if m > chosen.get(key, 0) else 1 - _LOSS
+            )  # larger tiles, and tiles at all, have more weights
             if speedup(chosen, other) > least:
                 chosen = other
     return chosen
