@@ -120,3 +120,90 @@ def test_a_quantized_onnx_model_keeps_its_integers(tmp_path: Path, activation: s
     outputs = np.concatenate([run_graph(graph, sample[None]) for sample in samples])
     assert np.abs(outputs - reference).max() <= 0.02 * np.abs(reference).max()
     assert json.dumps(report.to_json())
+
+
+def _qdq_layers(activation: str, weights: str, seed: int) -> Any:
+    """A convolution with padding and a dense layer, quantized as others do: zero points that are not 0, weights of one scale or of 7 bits."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    draw = np.random.default_rng(seed)
+    kind = np.dtype(activation)
+    zeros = {"uint8": (131, 7, 120), "int8": (3, -121, -8)}[activation]
+    constants, nodes = [], []
+
+    def constant(name: str, value: Any) -> str:
+        constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def pair(name: str, scale: float, zero: int) -> str:
+        parameters = [constant(f"{name}_s", np.float32(scale)), constant(f"{name}_z", kind.type(zero))]
+        nodes.append(helper.make_node("QuantizeLinear", [name, *parameters], [f"{name}_q"]))
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", *parameters], [f"{name}_d"]))
+        return f"{name}_d"
+
+    def weight(name: str, shape: tuple[int, ...], channel_axis: int, data_scale: float) -> list[str]:
+        channels = shape[channel_axis]
+        largest = {"one scale": 120, "7 bits": 63}.get(weights, 127)
+        q = draw.integers(-largest, largest + 1, shape).astype(np.int8)
+        scales = (
+            np.float32(0.01) if weights != "per channel" else draw.uniform(0.005, 0.02, channels).astype(np.float32)
+        )
+        axis = {"axis": channel_axis} if weights == "per channel" else {}
+        zero = np.zeros(np.shape(scales), np.int8)
+        names = [constant(f"{name}_i", q), constant(f"{name}_is", scales), constant(f"{name}_iz", zero)]
+        nodes.append(helper.make_node("DequantizeLinear", names, [name], **axis))
+        bias_scale = np.broadcast_to(np.float32(data_scale) * scales, (channels,)).copy()
+        bias = draw.integers(-3000, 3000, channels).astype(np.int32)
+        names = [
+            constant(f"{name}_b", bias),
+            constant(f"{name}_bs", bias_scale),
+            constant(f"{name}_bz", np.zeros(channels, np.int32)),
+        ]
+        nodes.append(helper.make_node("DequantizeLinear", names, [f"{name}_bias"], axis=0))
+        return [name, f"{name}_bias"]
+
+    nodes.append(
+        helper.make_node(
+            "Conv", [pair("x", 0.02, zeros[0]), *weight("w", (6, 3, 3, 3), 0, 0.02)], ["c"], pads=[1, 1, 1, 1]
+        )
+    )
+    nodes.append(helper.make_node("Relu", ["c"], ["r"]))
+    nodes.append(helper.make_node("Flatten", [pair("r", 0.05, zeros[1])], ["f"]))
+    nodes.append(helper.make_node("Gemm", ["f", *weight("g", (384, 5), 1, 0.05)], ["y0"]))
+    output = pair("y0", 0.2, zeros[2])
+    nodes[-1].output[0] = "y"
+    assert output == "y0_d"
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 5])
+    graph = helper.make_graph(nodes, "g", [x], [y], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=min(8, onnx.IR_VERSION))
+
+
+@pytest.mark.parametrize("activation", ["uint8", "int8"])
+@pytest.mark.parametrize("weights", ["per channel", "one scale", "7 bits"])
+def test_integers_are_those_of_onnx_runtime(tmp_path: Path, activation: str, weights: str) -> None:
+    """Also where the processor wants int8 and the file has uint8: the same numbers, bit for bit."""
+    import onnx
+    import onnxruntime
+
+    model = _qdq_layers(activation, weights, 0)
+    onnx.save(model, tmp_path / "model.onnx")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = (
+        onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    )  # one operator of the file after another
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    samples = _x((40, 3, 8, 8))
+    expected = np.concatenate([peer.run(None, {"x": sample[None]})[0] for sample in samples])
+    module = canonicalize(_load(tmp_path, "onnx", "model.onnx", (1, 3, 8, 8)).to_relax())
+    found = {}
+    for wanted in ("uint8", "int8"):
+        quantized, report = quantize_int8(module, samples, None, Int8Options(activations=wanted))
+        assert {layer.dtype for layer in report.layers} == {activation if wanted == "uint8" else "int8"}
+        graph = read_graph(quantized)
+        found[wanted] = np.concatenate([run_graph(graph, sample[None]) for sample in samples])
+    assert found["int8"].tobytes() == found["uint8"].tobytes()
+    steps = np.rint((found["int8"] - expected) / 0.2)
+    assert np.abs(found["int8"] - expected - 0.2 * steps).max() < 1e-4, "both are whole steps of the output"
+    assert np.ptp(expected) > 10 and np.abs(steps).max() <= 1 and np.mean(steps == 0) > 0.97

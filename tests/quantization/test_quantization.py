@@ -18,7 +18,7 @@ from tvmflow.ir.definition import run_graph
 from tvmflow.ir.emit import float_module
 from tvmflow.ir.graph import read_graph
 from tvmflow.ir.layers import group_layers
-from tvmflow.ir.scales import asymmetric, fixed_point, power_of_two, quantize_weight, round_half_away
+from tvmflow.ir.scales import asymmetric, fixed_point, on_grid, power_of_two, quantize_weight, round_half_away
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.quantization import quantizer
 from tvmflow.quantization.equalize import equalize
@@ -69,6 +69,22 @@ def test_weights_per_channel_and_of_zeros() -> None:
     q, scales = quantize_weight(weight, 0)
     assert q[:, :, 0, 0].tolist() == [[64, -127], [0, 0], [76, 127]] and len(scales) == 3
     assert quantize_weight(weight, None)[1].shape == (1,)
+
+
+def test_weights_that_came_quantized_keep_their_integers() -> None:
+    draw = np.random.default_rng(0)
+    q = draw.integers(-63, 64, (6, 4, 3, 3)).astype(np.float32)
+    q[0, 0, 0, 0] = 63
+    columns = draw.uniform(0.001, 0.1, (6, 1, 1, 1)).astype(np.float32)
+    for scales in (np.float32(0.0123), columns):
+        found = on_grid(q * scales, 0)
+        assert found is not None and found[1].shape == ((1,) if scales.ndim == 0 else (6,))
+        integers, units = found
+        np.testing.assert_allclose(integers * units.reshape(-1, 1, 1, 1), q * scales, rtol=1e-6)
+        assert np.abs(integers).max() > 100, "multiples of them, so that the bias has small units"
+    assert on_grid(draw.standard_normal((6, 40)).astype(np.float32), 0) is None
+    zeros = on_grid(np.zeros((2, 3), np.float32), 1)
+    assert zeros is not None and not zeros[0].any()
 
 
 def _observed(values: Array) -> Observed:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+_WHOLE = 1e-4  # what a weight in float32 may miss its whole number by
+_FEW = 256  # of many weights, which are looked at first
 MAX_SHIFT = 46  # so that |value| * 2^shift fits int64 for values of up to 2^16
 _LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
 
@@ -93,6 +95,42 @@ def quantize_weight(weight: Array, channel_axis: int | None, least: Array | None
         column[channel_axis] = -1
     q = np.clip(np.rint(weight / scales.reshape(column)), -127, 127).astype(np.int8)
     return q, scales
+
+
+def on_grid(weight: Array, channel_axis: int) -> tuple[Array, Array] | None:
+    """Return int8 weights and scales, (1,) or (channels,), that mean the same numbers exactly; None where there are none.
+
+    So weights of who quantized a model keep their integers, or multiples of them. A weight of -128 becomes -127, as everywhere here.
+    """
+    scale = _grid_of(weight.reshape(-1))
+    scales = np.asarray([scale]) if scale is not None else None
+    if scales is None:
+        channels = np.moveaxis(weight, channel_axis, 0).reshape(weight.shape[channel_axis], -1)
+        found = [_grid_of(channel) for channel in channels]
+        if None in found:
+            return None
+        scales = np.asarray(found, np.float64)
+    column = [1] * weight.ndim
+    column[channel_axis] = -1
+    q = np.rint(weight.astype(np.float64) / scales.reshape(column))
+    return np.clip(q, -127, 127).astype(np.int8), scales
+
+
+def _grid_of(values: Array) -> float | None:
+    """Return a scale of which all values are whole multiples of at most 128, near 127 for the largest; None for none."""
+    values = values.astype(np.float64)
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest == 0.0:
+        return 1.0
+    few = values[:: max(len(values) // _FEW, 1)]
+    for count in range(1, 129):
+        for some in (few, values):
+            exact = some * (count / largest)
+            if np.abs(exact - np.rint(exact)).max() > _WHOLE:
+                break
+        else:
+            return largest / (count * max(127 // count, 1))
+    return None
 
 
 def fixed_point(factors: Array) -> tuple[Array, int]:

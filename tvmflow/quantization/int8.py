@@ -18,7 +18,7 @@ from tvmflow.ir.definition import window_counts
 from tvmflow.ir.emit import Quantized, Writer, call_again, constant, convolution
 from tvmflow.ir.graph import Array
 from tvmflow.ir.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
-from tvmflow.ir.scales import Scale, fixed_point, quantize_weight
+from tvmflow.ir.scales import Scale, fixed_point, on_grid, quantize_weight
 
 SCALED = "_scaled"  # the name of a layer's value before it is clipped, in units of the output's scale
 _ADD_BITS = 20
@@ -27,9 +27,18 @@ _BIAS_BITS = 29  # of a bias in units of the sum; a channel of next to no weight
 
 @dataclass(frozen=True)
 class Int8Arithmetic:
-    """per_channel: a weight scale for each output channel, or one for the layer."""
+    """per_channel: a weight scale for each output channel, or one for the layer. came_quantized: weights are whole multiples of one already."""
 
     per_channel: bool = True
+    came_quantized: bool = False
+
+    def _weights(self, layer: Layer, channel_axis: int, least: Array | None = None) -> tuple[Array, Array]:
+        """Return a layer's int8 weights and their scales, those of who quantized the model where there are any."""
+        assert layer.weight is not None
+        found = on_grid(layer.weight, channel_axis) if self.came_quantized else None
+        if found is not None and (least is None or np.all(found[1] >= least)):
+            return found
+        return quantize_weight(layer.weight, channel_axis if self.per_channel else None, least)
 
     def can(self, layer: Layer, inputs_are_integer: list[bool]) -> bool:
         if layer.kind in (CONV, DENSE):
@@ -65,9 +74,7 @@ class Int8Arithmetic:
 
         assert layer.weight is not None
         data, zero = inputs[0].value, inputs[0].scale.zero_point
-        weight, weight_scales = quantize_weight(
-            layer.weight, 0 if self.per_channel else None, _least(layer, inputs[0].scale)
-        )
+        weight, weight_scales = self._weights(layer, 0, _least(layer, inputs[0].scale))
         padding = [int(p) for p in layer.step.call.attrs.padding]
         if zero and any(padding):
             top, left, bottom, right = padding
@@ -83,9 +90,7 @@ class Int8Arithmetic:
         from tvm import relax
 
         assert layer.weight is not None
-        weight, weight_scales = quantize_weight(
-            layer.weight, 1 if self.per_channel else None, _least(layer, inputs[0].scale)
-        )
+        weight, weight_scales = self._weights(layer, 1, _least(layer, inputs[0].scale))
         total = relax.op.matmul(inputs[0].value, constant(weight, "int8"), out_dtype="int32")
         return self._finish(writer, layer, total, inputs[0].scale, weight_scales, weight.sum(0, np.int64), out)
 
@@ -94,7 +99,7 @@ class Int8Arithmetic:
         from tvm import relax
 
         assert layer.weight is not None
-        weight, weight_scales = quantize_weight(layer.weight, 1 if self.per_channel else None)
+        weight, weight_scales = self._weights(layer, 1)
         scales = np.broadcast_to(data.scale.scale * weight_scales, (weight.shape[1],))
         bias = _bias(layer, len(scales))
         offset = np.clip(np.rint(bias / scales), -(2.0**30), 2.0**30) - data.scale.zero_point * weight.sum(0, np.int64)

@@ -145,7 +145,7 @@ def _prepare(
         run = Calibration(network, samples, progress)
     kept = _kept(network, options.keep_float)
     scales = int8_scales(network, run, options) | {network.names[name]: scale for name, scale in given.items()}
-    return _Prepared(network, run, Int8Arithmetic(options.per_channel), scales, kept, pairs)
+    return _Prepared(network, run, Int8Arithmetic(options.per_channel, bool(given)), scales, kept, pairs)
 
 
 def _corrected(base: _Prepared) -> _Prepared:
