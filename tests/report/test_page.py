@@ -174,6 +174,34 @@ def test_a_tie_is_neither_green_nor_red(browser: Browser, page: Path) -> None:
     ]  # the second has nothing to be compared with by interval
 
 
+def test_phones_are_not_compared_with_each_other_nor_with_themselves_before_an_update(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """The ratio is said, and that it is no verdict: two units of one kind, two builds of the system of one, two kinds."""
+    rows = history("digits@phone:float32", 4.0)[1:]
+    for at, (device, unit, build) in enumerate(
+        [("cpu-a76", "8A1X", "fake/1"), ("cpu-a76", "9B2Y", "fake/1"), ("cpu-a76", "9B2Y", "fake/2"), ("cpu-a55", "9B2Y", "fake/2"), ("cpu-a55", "9B2Y", "fake/2")]
+    ):  # fmt: skip
+        rows[at] |= {"device": device, "unit": unit, "build": build}
+    phone = cell("digits", "phone", "float32", 4.0, history=rows)
+    write_page(report_data() | {"cells": [phone], "unmeasured": []}, tmp_path / "phones.html")
+    browser.open((tmp_path / "phones.html").as_uri(), 1400)
+    _open_all(browser)
+    said = browser.ask("""[...document.querySelectorAll('#trend details')][0].querySelectorAll('tbody tr').values()
+        .map(row => [row.children[4].textContent, row.children[4].firstElementChild?.className ?? '']).toArray()""")
+    assert said[0][1] == ""
+    assert said[1] == ["1.01 (different units of the device: no verdict)", "tie"]
+    assert said[2] == ["0.796 (different builds of the device's system: no verdict)", "tie"]
+    assert said[3] == ["1.10 (different devices: no verdict)", "tie"]
+    assert said[4][1] == "good" and "faster" in said[4][0]
+    choose = "(at) => { const s = document.getElementById('compare-A'); s.selectedIndex = at; s.dispatchEvent(new Event('change')); return document.querySelector('#compare p').textContent; }"
+    chosen = "(at) => { const s = document.getElementById('compare-B'); s.selectedIndex = at; s.dispatchEvent(new Event('change')); }"
+    browser.ask(f"({chosen})(2)")
+    assert "different units of the device: no verdict" in browser.ask(f"({choose})(0)")
+    assert "different builds of the device's system: no verdict" in browser.ask(f"({choose})(1)")
+    assert browser.ask("document.querySelectorAll('figure[data-chart=compare]').length") == 0 and browser.problems == []
+
+
 def test_filters_and_choices_draw_anew(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri(), 1400)
     rows = "document.querySelectorAll('#peers tbody tr').length"
