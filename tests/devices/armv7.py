@@ -59,7 +59,7 @@ def _fill(folder: Path) -> None:
     for architecture in _FLOATS:
         packages = folder / f"packages-{architecture}"
         packages.mkdir(parents=True)
-        apt = Apt(packages, host, architecture)
+        apt = Apt(packages, (host, architecture), no_root)
         apt.unpack([f"libc6:{architecture}"], folder / architecture)
         if not (folder / architecture / "lib").exists():  # releases whose packages hold usr/lib alone
             (folder / architecture / "lib").symlink_to("usr/lib")

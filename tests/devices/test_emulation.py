@@ -89,12 +89,12 @@ def test_two_processes_make_one_system(tmp_path: Path) -> None:
     code = """
 import sys, time
 from pathlib import Path
-from tvmflow.devices.emulation import system
+from tvmflow.devices.emulation import packages
 def fill(folder):
     with Path(sys.argv[1], "made").open("a") as file:
         file.write("x")
     time.sleep(0.3)
-system._made(Path(sys.argv[1], "folder"), fill)
+packages.made_folder(Path(sys.argv[1], "folder"), fill, packages.no_root)
 """
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment) for _ in range(2)]

@@ -65,7 +65,7 @@ def _fill(folder: Path) -> None:
     host, other = _HOSTS[platform.machine()]
     packages = folder / "packages"
     packages.mkdir(parents=True)
-    apt = Apt(packages, host, other)
+    apt = Apt(packages, (host, other), no_root)
     without = ("libc6", "libgcc-s1", "gcc-12-base", "gcc-14-base", "libstdc++6")
     apt.unpack([f"aapt:{host}", f"zipalign:{host}"], folder, without)
     apt.unpack_alone(["apksigner", "libapksig-java", "android-framework-res"], folder)

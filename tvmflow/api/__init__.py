@@ -3,7 +3,7 @@
 from tvmflow.api.apps import app_releases, release_app
 from tvmflow.api.bundles import bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
-from tvmflow.api.look import devices, examine, history, plan, scorecard, status
+from tvmflow.api.look import devices, examine, gpus, history, plan, scorecard, status
 from tvmflow.api.opening import find_workspace, names, opened
 from tvmflow.api.phones import ask_processor, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
@@ -12,6 +12,7 @@ from tvmflow.api.results import (
     CellPlan,
     CellStatus,
     DeviceState,
+    GpuState,
     Latency,
     Measurement,
     PhoneState,
@@ -40,6 +41,7 @@ __all__ = [
     "CellPlan",
     "CellStatus",
     "DeviceState",
+    "GpuState",
     "Latency",
     "Measurement",
     "PhoneState",
@@ -58,6 +60,7 @@ __all__ = [
     "add_model",
     "devices",
     "examine",
+    "gpus",
     "failed_candidates",
     "find_workspace",
     "history",

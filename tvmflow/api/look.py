@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmflow.api.opening import CellName, Where, cell_of, cells_of, opened
-from tvmflow.api.results import CellPlan, CellStatus, DeviceState, Measurement, Scorecard, StagePlan, Status
+from tvmflow.api.results import CellPlan, CellStatus, DeviceState, GpuState, Measurement, Scorecard, StagePlan, Status
 from tvmflow.errors import StoreError, TvmflowError
 
 if TYPE_CHECKING:
@@ -70,6 +70,33 @@ def devices(workspace: Where = None) -> tuple[DeviceState, ...]:
             states.append(DeviceState(name, kind, device.key, device.transport, state.text, state.counts))
         except TvmflowError as error:
             states.append(DeviceState(name, kind, device.key, device.transport, error.found))
+    return tuple(states)
+
+
+def gpus() -> tuple[GpuState, ...]:
+    """Return the GPUs of this machine, tried; none where no driver or no compiler is there. A driver that ends the probe is told as its state."""
+    from tvmflow.devices.gpu.probe import probe, probe_program
+
+    try:
+        probed = probe(probe_program())
+    except TvmflowError:
+        return ()
+    states = []
+    for one in probed.gpus:
+        state = "usable" if not one.reasons else "; ".join(one.reasons)
+        states.append(
+            GpuState(
+                one.api,
+                one.name,
+                str(one.facts.get("driver", "")),
+                str(one.facts.get("version", "")),
+                one.can,
+                state,
+                one.to_json(),
+            )
+        )
+    if probed.ended:
+        states.append(GpuState("", "the probe", "", "", (), probed.ended, {"ended": probed.ended}))
     return tuple(states)
 
 

@@ -84,6 +84,22 @@ class DeviceState:
 
 
 @dataclass(frozen=True)
+class GpuState:
+    """A GPU of this machine. can: the self-tests that it passed; state: usable, or why not; facts: all that is known, as JSON."""
+
+    api: str
+    name: str
+    driver: str
+    version: str
+    can: tuple[str, ...]
+    state: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.facts, "state": self.state}
+
+
+@dataclass(frozen=True)
 class PhoneState:
     """A phone at this machine. state: authorized, or what keeps it from being used; cores: what mcpu may be; battery: percent; "" and None: not told."""
 

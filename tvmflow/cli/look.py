@@ -42,19 +42,23 @@ def status(as_json: Json = False) -> None:
 
 @app.command()
 def devices(as_json: Json = False) -> None:
-    """List the devices of every target and their state, and the phones that adb sees."""
+    """List the devices of every target and their state, the phones that adb sees, and this machine's GPUs."""
     from tvmflow import api
 
     rows = [device.to_json() for device in api.devices(open_workspace())]
     phones = [phone.to_json() for phone in api.phones()]
+    gpus = api.gpus()
     if as_json:
-        show_json([*rows, *phones])
+        show_json([*rows, *phones, *(gpu.to_json() for gpu in gpus)])
         return
     columns = ("target", "kind", "key", "transport", "state")
     show_table("devices", columns, ([row[column] for column in columns] for row in rows))
     if phones:
         names = ("serial", "model", "android", "soc", "abi", "cores", "battery", "celsius", "state")
         show_table("phones", names, (["" if row[name] is None else str(row[name]) for name in names] for row in phones))
+    if gpus:
+        found = ([gpu.api, gpu.name, gpu.driver, ", ".join(gpu.can), gpu.state] for gpu in gpus)
+        show_table("GPUs of this machine", ("API", "name", "driver", "passed", "state"), found)
     suggest("tvmflow run MODEL@TARGET:PRECISION")
 
 

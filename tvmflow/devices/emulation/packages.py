@@ -6,11 +6,15 @@ apt works in a folder of its own with the distribution's sources and keys: what 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from filelock import FileLock
 
 from tvmflow.artifacts import sha256_of
 from tvmflow.errors import DeviceError
@@ -40,14 +44,21 @@ _UNNEEDED = re.compile(
 )
 
 
-class Apt:
-    """apt in a folder of its own. Raises DeviceError where this machine has none, or where it reaches no source."""
+_HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}  # platform.machine() -> Debian's name
+Refused = Callable[[str], DeviceError]  # why -> the error
 
-    def __init__(self, folder: Path, native: str, foreign: str) -> None:
+
+class Apt:
+    """apt in a folder of its own. architectures: of packages, this machine's first.
+
+    refused: makes the DeviceError that is raised where this machine has no apt, or where it reaches no source.
+    """
+
+    def __init__(self, folder: Path, architectures: tuple[str, ...], refused: Refused) -> None:
         missing = [name for name in ("apt-get", "apt-cache", "dpkg") if shutil.which(name) is None]
         if missing:
-            raise no_root(f"no {' and no '.join(missing)} on PATH")
-        self.folder, self.native = folder, native
+            raise refused(f"no {' and no '.join(missing)} on PATH")
+        self.folder, self.native, self.refused = folder, architectures[0], refused
         for name in ("state/lists/partial", "cache/archives/partial", "sources/parts"):
             (folder / name).mkdir(parents=True)
         for name in ("status", "sources/sources.list"):
@@ -56,7 +67,7 @@ class Apt:
         (folder / "apt.conf").write_text(
             _CONFIGURATION.format(
                 folder=folder, sources=folder / "sources", user="root" if os.geteuid() == 0 else "",
-                architectures=" ".join(f'"{name}";' for name in (native, foreign)),
+                architectures=" ".join(f'"{name}";' for name in architectures),
             ),
             encoding="utf-8",
         )  # fmt: skip
@@ -107,11 +118,48 @@ class Apt:
                 command, cwd=folder or self.folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise no_root(f"{' '.join(command[:2])} took more than {TIMEOUT_S:g} s") from None
+            raise self.refused(f"{' '.join(command[:2])} took more than {TIMEOUT_S:g} s") from None
         if done.returncode and checked:
             said = [line for line in (getattr(self, "said", "") + done.stderr).splitlines() if line.startswith("E:")]
-            raise no_root(f"{' '.join(command[:2])}: {(said or [done.stderr.strip() or 'failed'])[-1][:300]}")
+            raise self.refused(f"{' '.join(command[:2])}: {(said or [done.stderr.strip() or 'failed'])[-1][:300]}")
         return done.stdout + ("" if checked else done.stderr)
+
+
+def release_of_this_machine() -> str:
+    """Return the code name of the distribution's release, as `bookworm`."""
+    try:
+        facts = platform.freedesktop_os_release()
+    except OSError:
+        facts = {}
+    return facts.get("VERSION_CODENAME", "unknown")
+
+
+def architecture_of_this_machine(refused: Refused) -> str:
+    """Return Debian's name of it. Raises DeviceError for another system."""
+    host = _HOSTS.get(platform.machine())
+    if host is None or sys.platform != "linux":
+        raise refused(f"no packages for {sys.platform} on {platform.machine()}")
+    return host
+
+
+def made_folder(folder: Path, make: Callable[[Path], None], refused: Refused) -> Path:
+    """Return a folder, filled beside its place by `make(folder)` and moved there when whole, by one process of all."""
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            try:
+                make(unfinished)
+                unfinished.rename(folder)
+            except OSError as error:
+                raise refused(str(error)) from error
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
 
 
 def no_root(why: str) -> DeviceError:

@@ -10,19 +10,21 @@ of this machine but where both have it. They cannot start programs of arm64 them
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
 from tvmflow.artifacts import digest_of, sha256_of
-from tvmflow.devices.emulation.packages import Apt, no_root
+from tvmflow.devices.emulation.packages import (
+    Apt,
+    architecture_of_this_machine,
+    made_folder,
+    no_root,
+    release_of_this_machine,
+)
 from tvmflow.devices.emulation.processors import processor_named
 from tvmflow.errors import DeviceError
 from tvmflow.recipe import CODE_ROOT
@@ -42,7 +44,6 @@ _WHEELS = (
     "typing-extensions",
 )
 _PLATFORMS = tuple(f"manylinux{name}_aarch64" for name in ("_2_28", "_2_27", "_2_24", "_2_17", "2014"))
-_HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}  # platform.machine() -> Debian's name
 COUNTER = next(  # in a clone, and in an installed package
     place / "emulator" / "count.c" for place in (CODE_ROOT / "runtime", CODE_ROOT / "tvmflow" / "_runtime") if place.is_dir()
 )  # fmt: skip
@@ -85,12 +86,12 @@ class EmulatedSystem:
         """Return a folder for PYTHONPATH with arm64 wheels, made now if it is not there. Raises DeviceError."""
         version = self.python.name.removeprefix("python")
         folder = self.folder.parent / f"wheels-{digest_of([*pins, version, _MADE_AS])[:12]}"
-        return _made(folder, lambda unfinished: _unpack_wheels(pins, version, unfinished))
+        return made_folder(folder, lambda unfinished: _unpack_wheels(pins, version, unfinished), no_root)
 
 
 def emulated_system() -> EmulatedSystem:
     """Return the emulated system, made now if it is not there: some 35 MB to download. Raises DeviceError where it cannot be."""
-    return EmulatedSystem(_made(_folder(), _fill))
+    return EmulatedSystem(made_folder(_folder(), _fill, no_root))
 
 
 def is_made() -> bool:
@@ -99,51 +100,25 @@ def is_made() -> bool:
 
 
 def _folder() -> Path:
-    return cache_folder() / "arm64" / f"{_release()}-{digest_of([*_IN_ROOT, _MADE_AS, platform.machine()])[:12]}"
+    return (
+        cache_folder()
+        / "arm64"
+        / f"{release_of_this_machine()}-{digest_of([*_IN_ROOT, _MADE_AS, platform.machine()])[:12]}"
+    )
 
 
 def counter_plugin() -> Path:
     """Return the plugin that counts instructions, compiled now if it is not there. Raises DeviceError."""
     folder = cache_folder() / "arm64" / f"count-{sha256_of(COUNTER)[:12]}-{platform.machine()}"
-    return _made(folder, _compile_counter) / "count.so"
-
-
-def _release() -> str:
-    try:
-        facts = platform.freedesktop_os_release()
-    except OSError:
-        facts = {}
-    return facts.get("VERSION_CODENAME", "unknown")
-
-
-def _made(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return a folder, filled beside its place by `make(folder)` and moved there when whole, by one process of all."""
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not folder.is_dir():
-            unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
-            try:
-                make(unfinished)
-                unfinished.rename(folder)
-            except OSError as error:
-                raise no_root(str(error)) from error
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+    return made_folder(folder, _compile_counter, no_root) / "count.so"
 
 
 def _fill(folder: Path) -> None:
-    host = _HOSTS.get(platform.machine())
-    if host is None or sys.platform != "linux":
-        raise no_root(f"no packages of qemu for {sys.platform} on {platform.machine()}")
+    host = architecture_of_this_machine(no_root)
     apt_folder, root = folder / "apt", folder / "root"
     apt_folder.mkdir()
     root.mkdir()
-    apt = Apt(apt_folder, host, "arm64")
+    apt = Apt(apt_folder, (host, "arm64"), no_root)
     files = apt.unpack([f"{name}:arm64" for name in _IN_ROOT], root)
     # The C library of this machine serves qemu too; two of them in one process do not.
     files |= apt.unpack(

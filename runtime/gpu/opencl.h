@@ -1,0 +1,84 @@
+/* OpenCL 1.2 as far as it is used here, found at run time: no header, no loader and no driver is needed to build.
+ *
+ * Names and numbers are those of the OpenCL specification. clSetKernelArg is the one call that no two threads may make for one kernel. */
+#ifndef TVMFLOW_OPENCL_H
+#define TVMFLOW_OPENCL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int32_t cl_int;
+typedef uint32_t cl_uint;
+typedef uint64_t cl_bitfield;
+typedef struct _cl_platform_id *cl_platform_id;
+typedef struct _cl_device_id *cl_device_id;
+typedef struct _cl_context *cl_context;
+typedef struct _cl_command_queue *cl_command_queue;
+typedef struct _cl_mem *cl_mem;
+typedef struct _cl_program *cl_program;
+typedef struct _cl_kernel *cl_kernel;
+typedef struct _cl_event *cl_event;
+
+typedef struct {
+  cl_uint order, type;
+} cl_image_format;
+
+typedef struct {
+  cl_uint type;
+  size_t width, height, depth, array_size, row_pitch, slice_pitch;
+  cl_uint mip_levels, samples;
+  cl_mem buffer;
+} cl_image_desc;
+
+enum {
+  CL_SUCCESS = 0, CL_DEVICE_NOT_FOUND = -1,
+  CL_PLATFORM_NAME = 0x0902,
+  CL_DEVICE_TYPE = 0x1000, CL_DEVICE_MAX_COMPUTE_UNITS = 0x1002, CL_DEVICE_MAX_WORK_GROUP_SIZE = 0x1004, CL_DEVICE_MAX_CLOCK_FREQUENCY = 0x100C,
+  CL_DEVICE_MAX_MEM_ALLOC_SIZE = 0x1010, CL_DEVICE_IMAGE2D_MAX_WIDTH = 0x1011, CL_DEVICE_IMAGE2D_MAX_HEIGHT = 0x1012, CL_DEVICE_IMAGE_SUPPORT = 0x1016,
+  CL_DEVICE_GLOBAL_MEM_SIZE = 0x101F, CL_DEVICE_LOCAL_MEM_TYPE = 0x1022, CL_DEVICE_LOCAL_MEM_SIZE = 0x1023, CL_DEVICE_NAME = 0x102B, CL_DEVICE_VENDOR = 0x102C,
+  CL_DRIVER_VERSION = 0x102D, CL_DEVICE_VERSION = 0x102F, CL_DEVICE_EXTENSIONS = 0x1030, CL_DEVICE_HOST_UNIFIED_MEMORY = 0x1035,
+  CL_DEVICE_IMAGE_MAX_ARRAY_SIZE = 0x1041,
+  CL_DEVICE_TYPE_CPU = 2, CL_DEVICE_TYPE_GPU = 4,
+  CL_MEM_READ_WRITE = 1, CL_MEM_COPY_HOST_PTR = 32,
+  CL_RGBA = 0x10B5, CL_FLOAT = 0x10DE, CL_MEM_OBJECT_IMAGE2D_ARRAY = 0x10F3,
+  CL_PROGRAM_BUILD_LOG = 0x1183
+};
+#define CL_DEVICE_TYPE_ALL 0xFFFFFFFFu
+
+#define OPENCL_FUNCTIONS(X)                                                                                                              \
+  X(cl_int, clGetPlatformIDs, (cl_uint, cl_platform_id *, cl_uint *))                                                                    \
+  X(cl_int, clGetPlatformInfo, (cl_platform_id, cl_uint, size_t, void *, size_t *))                                                      \
+  X(cl_int, clGetDeviceIDs, (cl_platform_id, cl_bitfield, cl_uint, cl_device_id *, cl_uint *))                                           \
+  X(cl_int, clGetDeviceInfo, (cl_device_id, cl_uint, size_t, void *, size_t *))                                                          \
+  X(cl_context, clCreateContext, (const intptr_t *, cl_uint, const cl_device_id *, void (*)(const char *, const void *, size_t, void *), \
+                                  void *, cl_int *))                                                                                     \
+  X(cl_int, clReleaseContext, (cl_context))                                                                                              \
+  X(cl_command_queue, clCreateCommandQueue, (cl_context, cl_device_id, cl_bitfield, cl_int *))                                           \
+  X(cl_int, clReleaseCommandQueue, (cl_command_queue))                                                                                   \
+  X(cl_mem, clCreateBuffer, (cl_context, cl_bitfield, size_t, void *, cl_int *))                                                         \
+  X(cl_mem, clCreateImage, (cl_context, cl_bitfield, const cl_image_format *, const cl_image_desc *, void *, cl_int *))                  \
+  X(cl_int, clReleaseMemObject, (cl_mem))                                                                                                \
+  X(cl_program, clCreateProgramWithSource, (cl_context, cl_uint, const char **, const size_t *, cl_int *))                               \
+  X(cl_int, clBuildProgram, (cl_program, cl_uint, const cl_device_id *, const char *, void (*)(cl_program, void *), void *))             \
+  X(cl_int, clGetProgramBuildInfo, (cl_program, cl_device_id, cl_uint, size_t, void *, size_t *))                                        \
+  X(cl_int, clReleaseProgram, (cl_program))                                                                                              \
+  X(cl_kernel, clCreateKernel, (cl_program, const char *, cl_int *))                                                                     \
+  X(cl_int, clSetKernelArg, (cl_kernel, cl_uint, size_t, const void *))                                                                  \
+  X(cl_int, clReleaseKernel, (cl_kernel))                                                                                                \
+  X(cl_int, clEnqueueNDRangeKernel, (cl_command_queue, cl_kernel, cl_uint, const size_t *, const size_t *, const size_t *, cl_uint,      \
+                                     const cl_event *, cl_event *))                                                                      \
+  X(cl_int, clEnqueueReadBuffer, (cl_command_queue, cl_mem, cl_uint, size_t, size_t, void *, cl_uint, const cl_event *, cl_event *))     \
+  X(cl_int, clFinish, (cl_command_queue))
+
+typedef struct {
+  void *library;
+  char name[256]; /* that it was found under */
+#define OPENCL_MEMBER(result, name, parameters) result(*name) parameters;
+  OPENCL_FUNCTIONS(OPENCL_MEMBER)
+#undef OPENCL_MEMBER
+} opencl;
+
+/* Find a library of OpenCL; `named` alone where it is not NULL. Returns 0, or -1 with the reason in `why`. It stays loaded. */
+int opencl_load(opencl *found, const char *named, char *why, size_t size);
+
+#endif

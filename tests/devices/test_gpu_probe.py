@@ -1,0 +1,178 @@
+"""The probe of GPUs: real drivers in software, drivers that lie, crash and hang, and a system that has none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tvmflow.devices.gpu.known_bad import KNOWN_BAD, known_bad
+from tvmflow.devices.gpu.probe import Probed, probe, probe_program, read_probe
+from tvmflow.devices.gpu.software import SoftwareDriver, pocl
+from tvmflow.errors import DeviceError
+
+# A driver of OpenCL as C: all that it does is written here. FAULT is what it does wrong.
+FAKE = r"""
+#include "opencl.h"
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#define ONE(name) ((void *)(intptr_t)(name))
+cl_int clGetPlatformIDs(cl_uint most, cl_platform_id *found, cl_uint *count) { if (most) *found = ONE(1); *count = 1; return 0; }
+cl_int clGetPlatformInfo(cl_platform_id p, cl_uint what, size_t size, void *to, size_t *n) { (void)p; (void)what; (void)n; strncpy(to, "fake", size); return 0; }
+cl_int clGetDeviceIDs(cl_platform_id p, cl_bitfield t, cl_uint most, cl_device_id *found, cl_uint *count) {
+  (void)p; (void)t; if (most) *found = ONE(2); *count = 1; return 0; }
+cl_int clGetDeviceInfo(cl_device_id d, cl_uint what, size_t size, void *to, size_t *n) {
+  (void)d;
+  if (what == CL_DEVICE_NAME) strncpy(to, "Fake \"GPU\"\n", size);
+  else if (what == CL_DEVICE_EXTENSIONS) strncpy(to, "cl_khr_fp16", size);
+  else if (what == CL_DEVICE_IMAGE_SUPPORT) *(uint32_t *)to = 1;
+  else return -30;
+  if (n) *n = 4;
+  return 0; }
+static float memory[4096]; static size_t used;
+cl_context clCreateContext(const intptr_t *p, cl_uint n, const cl_device_id *d, void (*f)(const char *, const void *, size_t, void *), void *u, cl_int *e) {
+  (void)p; (void)n; (void)d; (void)f; (void)u; *e = 0; return ONE(3); }
+cl_int clReleaseContext(cl_context c) { (void)c; return 0; }
+cl_command_queue clCreateCommandQueue(cl_context c, cl_device_id d, cl_bitfield b, cl_int *e) { (void)c; (void)d; (void)b; *e = 0; return ONE(4); }
+cl_int clReleaseCommandQueue(cl_command_queue q) { (void)q; return 0; }
+cl_mem clCreateBuffer(cl_context c, cl_bitfield b, size_t size, void *x, cl_int *e) {
+  (void)c; (void)b; (void)size; (void)x; *e = FAULT == 'm' ? -4 : 0; return FAULT == 'm' ? NULL : ONE(5); }
+cl_mem clCreateImage(cl_context c, cl_bitfield b, const cl_image_format *f, const cl_image_desc *d, void *x, cl_int *e) {
+  (void)c; (void)b; (void)f; (void)d; (void)x; *e = -10; return NULL; }
+cl_int clReleaseMemObject(cl_mem m) { (void)m; return 0; }
+cl_program clCreateProgramWithSource(cl_context c, cl_uint n, const char **s, const size_t *l, cl_int *e) {
+  (void)c; (void)n; (void)l; *e = 0; used = strstr(*s, "half") ? 'h' : strstr(*s, "image") ? 'i' : 'b'; return ONE(6); }
+cl_int clBuildProgram(cl_program p, cl_uint n, const cl_device_id *d, const char *o, void (*f)(cl_program, void *), void *u) {
+  (void)p; (void)n; (void)d; (void)o; (void)f; (void)u;
+  if (FAULT == 'c' && used == 'h') raise(SIGSEGV);
+  if (FAULT == 's' && used == 'h') for (;;) sleep(1);
+  return used == 'h' ? -11 : 0; }
+cl_int clGetProgramBuildInfo(cl_program p, cl_device_id d, cl_uint w, size_t size, void *to, size_t *n) {
+  (void)p; (void)d; (void)w; (void)n; strncpy(to, "half is not known", size); return 0; }
+cl_int clReleaseProgram(cl_program p) { (void)p; return 0; }
+cl_kernel clCreateKernel(cl_program p, const char *n, cl_int *e) { (void)p; (void)n; *e = 0; return ONE(7); }
+cl_int clSetKernelArg(cl_kernel k, cl_uint i, size_t s, const void *v) { (void)k; (void)i; (void)s; (void)v; return 0; }
+cl_int clReleaseKernel(cl_kernel k) { (void)k; return 0; }
+cl_int clEnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl_uint d, const size_t *o, const size_t *g, const size_t *l, cl_uint n, const cl_event *w, cl_event *e) {
+  (void)q; (void)k; (void)d; (void)o; (void)g; (void)l; (void)n; (void)w; (void)e; return 0; }
+cl_int clEnqueueReadBuffer(cl_command_queue q, cl_mem m, cl_uint b, size_t o, size_t size, void *to, cl_uint n, const cl_event *w, cl_event *e) {
+  (void)q; (void)m; (void)b; (void)o; (void)n; (void)w; (void)e;
+  for (size_t i = 0; i < size / 4; ++i) memory[i] = (float)(i % 251) * 2 + 1;
+  if (FAULT == 'w') memory[700] += 1;
+  memcpy(to, memory, size); return 0; }
+#ifndef WITHOUT_FINISH
+cl_int clFinish(cl_command_queue q) { (void)q; return 0; }
+#endif
+"""
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return probe_program()
+
+
+@pytest.fixture(scope="module")
+def software() -> SoftwareDriver:
+    try:
+        return pocl()
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def fake(program: Path, tmp_path: Path) -> Callable[..., Probed]:
+    """Probe a driver with a fault."""
+
+    def run(fault: str, *defines: str, limit_s: float = 60.0) -> Probed:
+        from tvmflow.recipe import RUNTIME
+
+        (tmp_path / "fake.c").write_text(FAKE)
+        library = tmp_path / "libfake.so"
+        command = [
+            "gcc",
+            "-shared",
+            "-fPIC",
+            f"-DFAULT='{fault}'",
+            *defines,
+            f"-I{RUNTIME / 'gpu'}",
+            "-o",
+            str(library),
+            str(tmp_path / "fake.c"),
+        ]
+        subprocess.run(command, check=True)
+        return probe(program, options=("--opencl", str(library)), limit_s=limit_s)
+
+    return run
+
+
+def test_a_driver_in_software_passes(program: Path, software: SoftwareDriver) -> None:
+    probed = probe(program, software.environment, ("--opencl", str(software.library)))
+    [gpu] = probed.gpus
+    assert not probed.ended and gpu.api == "opencl" and gpu.library == str(software.library)
+    assert gpu.tests == {"buffer": "ok", "image_array": "ok"} and gpu.reasons == () and set(gpu.can) == set(gpu.tests)
+    assert gpu.facts["units"] >= 1 and gpu.facts["image_layers"] >= 2 and "PoCL" in gpu.facts["version"]
+    shown = gpu.to_json()
+    assert shown["usable"] and json.loads(json.dumps(shown)) == shown
+
+
+def test_a_system_without_a_driver_says_so(program: Path, tmp_path: Path) -> None:
+    probed = probe(program, options=("--opencl", str(tmp_path / "libOpenCL.so")))
+    assert probed.gpus == [] and "No such file" in probed.missing["opencl"] and not probed.ended
+
+
+def test_what_a_driver_claims_is_tried(fake: Callable[..., Probed]) -> None:
+    [gpu] = fake("-").gpus
+    assert gpu.name == 'Fake "GPU"' and gpu.reasons == () and gpu.can == ("buffer",)
+    assert gpu.tests["fp16"].startswith("clBuildProgram: error -11: half is not known")
+    assert gpu.tests["image_array"] == "clCreateImage: error -10"
+
+
+@pytest.mark.parametrize(("fault", "says"), [("w", "value 700 is 399 and not 398"), ("m", "clCreateBuffer: error -4")])
+def test_a_driver_that_computes_wrong_values_or_has_no_memory_is_not_usable(
+    fake: Callable[..., Probed], fault: str, says: str
+) -> None:
+    [gpu] = fake(fault).gpus
+    expected = 700 % 251 * 2 + 1
+    assert gpu.reasons == (f"buffer: {says.replace('398', str(expected)).replace('399', str(expected + 1))}",)
+    assert not gpu.to_json()["usable"] and "buffer" not in gpu.can
+
+
+def test_a_driver_that_crashes_or_hangs_costs_one_test(fake: Callable[..., Probed]) -> None:
+    crashed = fake("c")
+    assert crashed.ended == "the driver ended it by SIGSEGV"
+    assert crashed.gpus[0].tests == {"buffer": "ok", "fp16": crashed.ended} and crashed.gpus[0].reasons == ()
+    hung = fake("s", limit_s=3.0)
+    assert hung.ended == "it did not end within 3 s" and hung.gpus[0].tests["fp16"] == hung.ended
+
+
+def test_a_library_that_lacks_a_function_is_named(fake: Callable[..., Probed]) -> None:
+    assert fake("-", "-DWITHOUT_FINISH").missing["opencl"].endswith("libfake.so has no clFinish")
+
+
+def test_no_line_makes_the_reader_raise() -> None:
+    device = {"api": "opencl", "device": 0, "name": "x"}
+    lines = [
+        "",
+        "{",
+        "[]",
+        "1",
+        '{"api": "metal", "device": 0}',
+        '{"api": ["opencl"]}',
+        json.dumps(device),
+        '{"api":"opencl","device":0,"test":"buffer"}',
+    ]
+    [gpu] = read_probe("\n".join(lines), "it ended").gpus
+    assert gpu.tests == {"buffer": "it ended"} and gpu.reasons == ("buffer: it ended",)
+    many = "\n".join(json.dumps({**device, "device": at}) for at in range(1000))
+    assert len(read_probe(many).gpus) == 32 and read_probe("[" * 100_000).gpus == []
+
+
+def test_known_faults_take_back_what_a_test_said() -> None:
+    assert all(one.reason and one.reported for one in KNOWN_BAD)
+    assert known_bad("opencl", {"name": "Mali-G76", "driver": "3.0"}) and not known_bad("vulkan", {"name": "Mali-G76"})
+    assert not known_bad("opencl", {"name": "Mali-G715", "driver": "3.0"})
