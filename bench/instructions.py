@@ -1,10 +1,11 @@
-"""Executed instructions of one inference on an emulated arm64 processor, one thread: ONNX Runtime's wheel, and our libraries untuned.
+"""Executed instructions of one inference on an emulated arm64 processor, one thread: peers' arm64 wheels, and our libraries untuned.
 
-    python -m bench.instructions FILE.onnx... FOLDER... [--processor cortex-a76]
+    python -m bench.instructions FILE... FOLDER... [--processor cortex-a76]
 
-A file is run by ONNX Runtime; it may be peer.onnx of the stage import_model. A folder is the output of the stage quantize (or import_model), which is
+A file is run by the program that its suffix names: .onnx (peer.onnx of the stage import_model, too) by ONNX Runtime, .tflite by LiteRT with XNNPACK,
+.mnn by MNN (made by mnnconvert), .param with the .bin beside it by ncnn (made by pnnx with fp16=0). A folder is the output of the stage quantize (or import_model), which is
 packed, built without records and run as network.so. Tuned cells have `executed` in their scorecards (docs/devices.md). Counted is the
-run after the first ones, which prepare. Needs a network on first use.
+run of fewest instructions of five, or our second one: the first prepare. Needs a network on first use.
 """
 
 from __future__ import annotations
@@ -18,30 +19,74 @@ from pathlib import Path
 import numpy as np
 
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
+from tvmflow.errors import DeviceError
 
-PEERS = ["onnxruntime==1.31.1", "numpy==2.4.6", "flatbuffers==25.12.19", "protobuf==6.33.2", "packaging==25.0"]
 MAX_ERROR = 2e-5  # the default of tune.winograd_max_error
-INSIDE = """
-import ctypes, sys
-import numpy as np
+_NUMPY = "numpy==2.4.6"
+# Each defines `run`, an inference with one thread; float32 stays float32.
+_ONNXRUNTIME = """
 import onnxruntime as ort
 options = ort.SessionOptions()
 options.intra_op_num_threads = options.inter_op_num_threads = 1
 options.log_severity_level = 3
 session = ort.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
-draw = np.random.default_rng(0)
 names = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
 given = {one.name: draw.random([d if isinstance(d, int) else 1 for d in one.shape]).astype(names[one.type]) for one in session.get_inputs()}
+run = lambda: session.run(None, given)
+"""
+_LITERT = """
+from ai_edge_litert.interpreter import Interpreter
+interpreter = Interpreter(sys.argv[1], num_threads=1)
+interpreter.allocate_tensors()
+for one in interpreter.get_input_details():
+    interpreter.set_tensor(one["index"], (100 * draw.random(one["shape"])).astype(one["dtype"]))
+run = interpreter.invoke
+"""
+_MNN = """
+import MNN
+interpreter = MNN.Interpreter(sys.argv[1])
+session = interpreter.createSession({"numThread": 1, "backend": "CPU", "precision": "high"})
+for one in interpreter.getSessionInputAll(session).values():
+    given = draw.random(one.getShape(), dtype=np.float32)
+    one.copyFrom(MNN.Tensor(one.getShape(), MNN.Halide_Type_Float, given, MNN.Tensor_DimensionType_Caffe))
+run = lambda: interpreter.runSession(session)
+"""
+_NCNN = """
+import ncnn
+net = ncnn.Net()
+net.opt.num_threads = 1
+net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = net.opt.use_bf16_storage = False
+net.load_param(sys.argv[1])
+net.load_model(sys.argv[1].removesuffix("param") + "bin")
+given = ncnn.Mat(draw.random([int(word) for word in sys.argv[2].split("x")[-3:]], dtype=np.float32))
+def run():
+    extractor = net.create_extractor()
+    extractor.input(net.input_names()[0], given)
+    extractor.extract(net.output_names()[0])
+"""
+# Suffix of a file -> what it is run by: arm64 wheels and code.
+PEERS = {
+    ".onnx": (["onnxruntime==1.31.1", _NUMPY, "flatbuffers==25.12.19", "protobuf==6.33.2", "packaging==25.0"], _ONNXRUNTIME),
+    ".tflite": (["ai-edge-litert==2.3.0", _NUMPY, "backports-strenum==1.2.8", "flatbuffers==25.12.19", "protobuf==6.33.2", "typing-extensions==4.15.0"], _LITERT),
+    ".mnn": (["MNN==3.6.1", _NUMPY], _MNN),
+    ".param": (["ncnn==1.0.20261020", _NUMPY], _NCNN),
+}  # fmt: skip
+INSIDE = """
+import ctypes, sys
+import numpy as np
+draw = np.random.default_rng(0)
+{peer}
 libc = ctypes.CDLL(None)
 def look():
     counters = (ctypes.c_uint64 * 5)()
     libc.syscall(7201, counters, 40)
     return list(counters)
-for _ in range(3):
+runs = []
+for _ in range(5):
     before = look()
-    session.run(None, given)
-    after = look()
-print(*(b - a for a, b in zip(before, after)))
+    run()
+    runs.append([b - a for a, b in zip(before, look())])
+print("counted", *min(runs), flush=True)
 """
 
 
@@ -71,10 +116,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--processor", default="cortex-a76")
+    parser.add_argument(
+        "--input", default="1x3x224x224", help="shape of the input of ncnn's networks, which do not say it"
+    )
     options = parser.parse_args()
-    packages = str(emulated_system().wheels(PEERS))
     with tempfile.TemporaryDirectory() as folder:
-        count(with_cpuinfo(emulated_system(), Path(folder)), packages, options.files, options.processor)
+        count(with_cpuinfo(emulated_system(), Path(folder)), options)
 
 
 def own(system: EmulatedSystem, module: Path, processor: str) -> str:
@@ -113,25 +160,39 @@ def own(system: EmulatedSystem, module: Path, processor: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True).stdout
 
 
-def theirs(system: EmulatedSystem, file: Path, processor: str, packages: str) -> str:
-    """Return what a run of a file by ONNX Runtime prints."""
-    command = [*system.command(processor, counts=True), str(system.python), "-c", INSIDE, str(file.resolve())]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=1800, check=True, env={"PYTHONPATH": packages}
-    ).stdout
+def theirs(system: EmulatedSystem, file: Path, processor: str, shape: str) -> str:
+    """Return what a run of a file by its program prints. Raises RuntimeError with the program's last words."""
+    pins, peer = PEERS[file.suffix]
+    packages, code = str(emulated_system().wheels(pins)), INSIDE.replace("{peer}", peer)
+    command = [*system.command(processor, counts=True), str(system.python), "-c", code, str(file.resolve()), shape]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=1800, check=False, env={"PYTHONPATH": packages}
+    )
+    if done.returncode:
+        raise RuntimeError(f"exit {done.returncode}: {done.stderr.strip()[-300:]}")
+    return next(line for line in done.stdout.splitlines() if line.startswith("counted ")).removeprefix("counted ")
 
 
-def count(system: EmulatedSystem, packages: str, files: list[Path], processor: str) -> None:
+def count(system: EmulatedSystem, options: argparse.Namespace) -> None:
     """Print a line for each file and folder."""
     print(
         f"{'file':40} {'M instructions':>15} {'M multiply-adds':>16} {'share':>6} {'MB loaded':>10} {'MB stored':>10}"
     )
-    for file in files:
-        found = own(system, file, processor) if file.is_dir() else theirs(system, file, processor, packages)
+    for file in options.files:
+        try:
+            found = (
+                own(system, file, options.processor)
+                if file.is_dir()
+                else theirs(system, file, options.processor, options.input)
+            )
+        except (RuntimeError, DeviceError) as error:
+            print(f"{str(file)[-40:]:40} not counted: {error}", flush=True)
+            continue
         instructions, macs, products, loaded, stored = (int(word) for word in found.split())
         print(
             f"{str(file)[-40:]:40} {instructions / 1e6:15.2f} {products / 1e6:16.2f} {macs / instructions:6.0%} "
-            f"{loaded / 1e6:10.2f} {stored / 1e6:10.2f}"
+            f"{loaded / 1e6:10.2f} {stored / 1e6:10.2f}",
+            flush=True,
         )
 
 
