@@ -27,7 +27,7 @@ from tvmflow.errors import ToolchainError
 from tvmflow.plugins import Table
 from tvmflow.recipe import RUNTIME
 from tvmflow.sources.tool_environments import cache_folder
-from tvmflow.triples import triple_of
+from tvmflow.triples import ARM32, triple_of
 
 _GLIBC = "2.28"  # of what zig links: Debian 10, and every system since
 _NDK = "ANDROID_NDK_HOME"
@@ -73,7 +73,9 @@ class Program(Compiler):
                 f"no compiler {self.name!r} on PATH", f"{self.name} on PATH",
                 f"install it (Debian: apt-get install {debian_package(self.name)})" + _instead(mtriple),
             )  # fmt: skip
-        return Command((self.name,))
+        # Divisions and 64 bits of 32-bit Arm are functions of gcc's library, which a system need not have.
+        is_arm32 = triple_of(mtriple).architecture == ARM32
+        return Command((self.name, "-static-libgcc") if is_arm32 else (self.name,))
 
     def version(self) -> str:
         return _first_line(self.name)

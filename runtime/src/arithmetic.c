@@ -1,12 +1,13 @@
 /* Functions that TVM's kernels for 32-bit Arm call by names that not every compiler's library has there: in C each is an operator, for
- * which compilers call the functions of Arm's EABI, that they all have. Empty for other processors.
+ * which compilers call the functions of Arm's EABI, that they all have. Weak: gcc's library brings both in one. Empty for other processors.
  */
 #ifdef __arm__
 #include <stdint.h>
 #include <string.h>
 
+#define WEAK __attribute__((weak))
 #define AS(result, name, parameters, value) \
-  result name parameters; \
+  WEAK result name parameters; \
   result name parameters { return value; }
 
 AS(int32_t, __divsi3, (int32_t a, int32_t b), a / b)
@@ -27,7 +28,7 @@ AS(float, __floatundisf, (uint64_t a), (float)a)
 AS(double, __floatundidf, (uint64_t a), (double)a)
 
 /* 16-bit floats. Floats come and go in registers of integers here, whatever other functions do. */
-#define IN_INTEGERS __attribute__((pcs("aapcs")))
+#define IN_INTEGERS WEAK __attribute__((pcs("aapcs")))
 
 static uint32_t bits_of(float number) {
   uint32_t bits;
@@ -58,7 +59,11 @@ IN_INTEGERS uint16_t __gnu_f2h_ieee(float number) {
   return (uint16_t)(sign | (size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13);
 }
 
+/* What a division by zero is, which nothing here does: gcc's would raise a signal. */
+AS(int, __aeabi_idiv0, (int result), result)
+AS(long long, __aeabi_ldiv0, (long long result), result)
+
 /* Without a table of how to unwind them, which compilers' libraries would be asked to read. */
-void __aeabi_unwind_cpp_pr0(void);
+WEAK void __aeabi_unwind_cpp_pr0(void);
 void __aeabi_unwind_cpp_pr0(void) {}
 #endif

@@ -46,6 +46,25 @@ def test_without_a_name_it_is_what_is_there(no_programs: Path, no_zig: None, mon
     assert compiler_for("riscv64-linux-gnu") == "riscv64-linux-gnu-g++"
 
 
+def test_32_bit_arm_has_names_of_its_own(no_programs: Path, no_zig: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each maker of compilers names it in another way."""
+    linux, android = "armv7a-linux-gnueabihf", "armv7a-linux-androideabi"
+    assert compiler_for(linux) == "arm-linux-gnueabihf-g++" and compiler_for(android) == "ndk"
+    with pytest.raises(ToolchainError) as caught:
+        compiler_named("arm-linux-gnueabihf-g++").command(linux)
+    assert "apt-get install g++-arm-linux-gnueabihf" in caught.value.hint and "cc: zig" in caught.value.hint
+    program(no_programs / "arm-linux-gnueabihf-g++")
+    assert compiler_named("arm-linux-gnueabihf-g++").command(linux).words[-1] == "-static-libgcc"
+    clang = f"toolchains/llvm/prebuilt/linux-{platform.machine()}/bin/armv7a-linux-androideabi26-clang"
+    program(no_programs / "ndk" / clang)
+    monkeypatch.setenv("ANDROID_NDK_HOME", str(no_programs / "ndk"))
+    assert COMPILERS["ndk"].command(f"{android}26").words == (str(no_programs / "ndk" / clang),)
+    monkeypatch.setattr("tvmflow.compilers._zig", lambda: "/a/zig")
+    assert COMPILERS["zig"].command(linux).words[-2:] == ("-target", "arm-linux-gnueabihf.2.28")
+    with pytest.raises(ToolchainError, match="zig has no system libraries"):
+        COMPILERS["zig"].command(android)
+
+
 def test_zig_serves_linux_and_not_android(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvmflow.compilers._zig", lambda: "/a/zig")
     line = COMPILERS["zig"].command("aarch64-unknown-linux-gnu").line("-Wl,-z,text", "-Wl,-z,now")

@@ -1,4 +1,4 @@
-"""CPUs through LLVM: x86-64 and arm64."""
+"""CPUs through LLVM: x86-64 and Arm."""
 
 from __future__ import annotations
 
