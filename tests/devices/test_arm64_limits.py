@@ -22,6 +22,7 @@ from tvmflow.devices.emulation.system import EmulatedSystem
 from tvmflow.ir.definition import run_all
 from tvmflow.ir.emit import constant
 from tvmflow.ir.graph import read_graph
+from tvmflow.passes.pack_channels import PackChannels
 
 HIGH = np.linspace(-1, 1, 24, dtype=np.float32)[None, :, None]
 OPERATORS: list[Callable[[Any], Any]] = [
@@ -83,3 +84,23 @@ def test_bytes_are_rounded_and_limited_by_narrowing(
     expected = run_all(read_graph(module), [x])[0]
     found = np.frombuffer(ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, "cortex-a53", [x]), dtype)
     assert np.array_equal(found.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_maximum_of_a_window_is_one_instruction(
+    padding: int, emulated: EmulatedSystem, runner: Path, tmp_path: Path
+) -> None:
+    shape = (1, 16, 13, 13)
+    module = of_one_operator(
+        lambda x: relax.op.nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(padding, padding)), shape
+    )
+    backend = backend_of(target("cortex-a53"))
+    scheduled = build_scheduled(PackChannels(8)(module), backend, {})
+    code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
+    assert re.search(r"\tfmax\tv", code) and not re.search(r"\t(bif|bsl|bit|fcmg.)\tv", code)
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    x[0, 0, 4, 4], x[0, 2, :8], x[0, 3, 2, 2] = np.nan, -3e38, np.inf
+    expected = run_all(read_graph(module), [x])[0]
+    assert np.isnan(expected).any()
+    found = np.frombuffer(ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, "cortex-a53", [x]), np.float32)
+    assert np.array_equal(found.reshape(expected.shape), expected, equal_nan=True)

@@ -17,8 +17,8 @@ from tvmflow.ir.operators import register_operator
 from tvmflow.ir.tvm_names import constant_value, dtype_of, type_of
 from tvmflow.targets.cpu_features import multiplies_by_lane
 
-_LARGER, _SMALLER = "tvmflow.larger", "tvmflow.smaller"
-_LLVM = {_LARGER: "llvm.maxnum", _SMALLER: "llvm.minnum"}
+_LARGER, _SMALLER, _LARGEST = "tvmflow.larger", "tvmflow.smaller", "tvmflow.largest"
+_LLVM = {_LARGER: "llvm.maxnum", _SMALLER: "llvm.minnum", _LARGEST: "llvm.maximum"}
 _FLOATS = ("float32", "float16")
 Legalize = Callable[[Any, Any], Any]
 
@@ -31,6 +31,15 @@ for _name in _LLVM:
     register_operator(
         _name, "the larger or the smaller of two numbers, the other one where one of them is none", 2, _lowering(_name)
     )
+
+
+def largest(values: Any, axis: list[Any]) -> Any:
+    """Return the largest of values over te axes, no number where one of them is none; by fmax where arm64 computes it."""
+    dtype = dtype_of(values)
+    if dtype not in _FLOATS or not multiplies_by_lane(tvm.target.Target.current()):
+        return te.max(values, axis=axis)
+    reducer = te.comm_reducer(lambda x, y: tirx.call_intrin(dtype, _LARGEST, x, y), tirx.min_value, name="max")
+    return reducer(values, axis=axis)
 
 
 def _limited(value: Any, limit: Any, name: str, dtype: str) -> Any:
