@@ -24,6 +24,7 @@ from tests.devices.fake_phone import FakePhone
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.devices.adb import Phone, attached
 from tvmflow.devices.agent_session import AgentNetwork
+from tvmflow.devices.phones import check_architecture
 from tvmflow.devices.session import DeviceSession, open_session
 from tvmflow.devices.table import transport_of
 from tvmflow.devices.transport import SessionLimits
@@ -133,12 +134,22 @@ def test_a_full_phone_is_told_apart(phone: FakePhone, program: Path) -> None:
 
 def test_a_phone_of_another_abi_is_told_apart(adb: str, program: Path, tmp_path: Path) -> None:
     with FakePhone(tmp_path / "arm", {"ro.product.cpu.abi": "arm64-v8a"}) as arm:
+        list(attached([arm.serial]))
+        assert Phone(arm.serial).facts().architectures == {"aarch64"}
         with pytest.raises(WrongProcessorError, match="has the ABI arm64-v8a, and the target compiles for x86_64"):
             with open_session(_device(program, arm), BACKEND, LIMITS):
                 pass
         target = replace(BACKEND.target, mtriple="aarch64-linux-android")
         with open_session(_device(program, arm), CpuBackend(target), LIMITS) as session:
             assert session.unit == arm.serial
+        target = replace(BACKEND.target, mtriple="armv7a-linux-androideabi")
+        with pytest.raises(WrongProcessorError, match="mtriple: aarch64-linux-android"):
+            check_architecture(Phone(arm.serial), Phone(arm.serial).facts(), target)
+        abis = {"ro.product.cpu.abi": "arm64-v8a", "ro.product.cpu.abilist": "arm64-v8a,armeabi-v7a,armeabi"}
+        with FakePhone(tmp_path / "both", abis) as both:  # which runs apps of 32 bits too
+            list(attached([both.serial]))
+            check_architecture(Phone(both.serial), Phone(both.serial).facts(), target)
+            subprocess.run([adb, "disconnect", both.serial], capture_output=True, check=False)
         subprocess.run([adb, "disconnect", arm.serial], capture_output=True, check=False)
 
 

@@ -33,7 +33,7 @@ PUSH_TIMEOUT_S = 600.0
 _DONE = "tvmflow-exit:"
 _FACTS = {
     "model": "ro.product.model", "android": "ro.build.version.release", "soc": "ro.soc.model", "abi": "ro.product.cpu.abi",
-    "build": "ro.build.fingerprint",
+    "build": "ro.build.fingerprint", "abis": "ro.product.cpu.abilist",
 }  # fmt: skip
 _ARCHITECTURES = {"arm64-v8a": "aarch64", "armeabi-v7a": ARM32, "x86_64": "x86_64"}  # Android's ABI -> a triple's
 _BATTERY = re.compile(r"^\s*(level|temperature|AC powered|USB powered): (\S+)", re.MULTILINE)
@@ -50,13 +50,14 @@ class Attached:
 
 @dataclass(frozen=True)
 class PhoneFacts:
-    """What a phone says of itself; "" for what it does not say. cores: LLVM's names; battery: in percent, None where there is none."""
+    """What a phone says of itself; "" for what it does not say. abis: all that it runs, abi the first; cores: LLVM's names; battery: in percent, None where there is none."""
 
     model: str
     android: str
     soc: str
     abi: str
     build: str
+    abis: str
     features: str
     cores: str
     battery: int | None
@@ -66,6 +67,11 @@ class PhoneFacts:
     def architecture(self) -> str:
         """Return what a target's mtriple begins with; "" for an ABI that we do not know."""
         return _ARCHITECTURES.get(self.abi, "")
+
+    @property
+    def architectures(self) -> frozenset[str]:
+        """Return what mtriples of targets may begin with, also of 32 bits; none where it says nothing that we know."""
+        return frozenset(_ARCHITECTURES[abi] for abi in (self.abi, *self.abis.split(",")) if abi in _ARCHITECTURES)
 
     @property
     def processor(self) -> DeviceFacts:

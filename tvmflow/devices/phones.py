@@ -35,7 +35,7 @@ class PreparedPhone:
 
 def check_architecture(phone: Phone, facts: PhoneFacts, target: ResolvedTarget) -> None:
     """Raise WrongProcessorError where a phone does not execute what a target compiles."""
-    if facts.architecture and facts.architecture != triple_of(target.mtriple).architecture:
+    if facts.architectures and triple_of(target.mtriple).architecture not in facts.architectures:
         raise WrongProcessorError(
             f"phone {phone.serial} has the ABI {facts.abi}, and the target compiles for {target.mtriple}",
             f"mtriple: {facts.architecture}-linux-{Triple(facts.architecture, 'android').ending}", "correct the target, or name other phones with serials: of the device",
