@@ -101,15 +101,6 @@ static int fetch(bench *on, int at, void *values, size_t size) {
   return error == CL_SUCCESS ? 0 : failed(on, "clEnqueueReadBuffer", error);
 }
 
-static int compare(bench *on, const float *y, int count) {
-  for (int i = 0; i < count; ++i)
-    if (y[i] != (float)(i % 251) * 2 + 1) {
-      snprintf(on->why, sizeof on->why, "value %d is %g and not %d", i, (double)y[i], i % 251 * 2 + 1);
-      return -1;
-    }
-  return 0;
-}
-
 static int test_buffer(bench *on) {
   static const char *const NAMES[2] = {"scale", NULL};
   static float x[COUNT], y[COUNT];
@@ -117,30 +108,17 @@ static int test_buffer(bench *on) {
   for (int i = 0; i < COUNT; ++i) x[i] = (float)(i % 251), y[i] = -1;
   if (build(on, BUFFER_SOURCE, NAMES) || buffer(on, 0, x, sizeof x) || buffer(on, 1, y, sizeof y)) return -1;
   if (launch(on, on->kernels[0], &on->memories[0], &on->memories[1], 1, size) || fetch(on, 1, y, sizeof y)) return -1;
-  return compare(on, y, COUNT);
-}
-
-/* A whole number below 2048 as float16, in which it is exact. */
-static uint16_t half_of(unsigned value) {
-  unsigned exponent = 0;
-  if (!value) return 0;
-  while (value >> (exponent + 1)) ++exponent;
-  return (uint16_t)((exponent + 15) << 10 | ((value << (10 - exponent)) & 1023));
+  return probe_compare(y, COUNT, on->why, sizeof on->why);
 }
 
 static int test_half(bench *on) {
   static const char *const NAMES[2] = {"scale", NULL};
   static uint16_t x[COUNT], y[COUNT];
   const size_t size[] = {COUNT};
-  for (unsigned i = 0; i < COUNT; ++i) x[i] = half_of(i % 251), y[i] = 0x7e00;
+  for (unsigned i = 0; i < COUNT; ++i) x[i] = probe_half(i % 251), y[i] = 0x7e00;
   if (build(on, HALF_SOURCE, NAMES) || buffer(on, 0, x, sizeof x) || buffer(on, 1, y, sizeof y)) return -1;
   if (launch(on, on->kernels[0], &on->memories[0], &on->memories[1], 1, size) || fetch(on, 1, y, sizeof y)) return -1;
-  for (unsigned i = 0; i < COUNT; ++i)
-    if (y[i] != half_of(i % 251 * 2 + 1)) {
-      snprintf(on->why, sizeof on->why, "value %u has the bits %04x and not %04x", i, y[i], half_of(i % 251 * 2 + 1));
-      return -1;
-    }
-  return 0;
+  return probe_compare_half(y, COUNT, on->why, sizeof on->why);
 }
 
 static int test_image_array(bench *on) {
@@ -157,7 +135,7 @@ static int test_image_array(bench *on) {
   if (!on->memories[2]) return failed(on, "clCreateImage", error);
   if (launch(on, on->kernels[0], &on->memories[0], &on->memories[2], 3, size)) return -1;
   if (launch(on, on->kernels[1], &on->memories[2], &on->memories[1], 3, size) || fetch(on, 1, y, sizeof y)) return -1;
-  return compare(on, y, count);
+  return probe_compare(y, count, on->why, sizeof on->why);
 }
 
 static void run_test(FILE *out, const opencl *api, cl_device_id device, int number, const char *name, int (*test)(bench *)) {

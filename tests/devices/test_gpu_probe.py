@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tvmflow.devices.gpu.known_bad import KNOWN_BAD, known_bad
 from tvmflow.devices.gpu.probe import Probed, probe, probe_program, read_probe
-from tvmflow.devices.gpu.software import SoftwareDriver, pocl
+from tvmflow.devices.gpu.software import SoftwareDrivers, software_drivers
 from tvmflow.errors import DeviceError
+from tvmflow.recipe import RUNTIME
 
 # A driver of OpenCL as C: all that it does is written here. FAULT is what it does wrong.
 FAKE = r"""
@@ -77,9 +80,9 @@ def program() -> Path:
 
 
 @pytest.fixture(scope="module")
-def software() -> SoftwareDriver:
+def software() -> SoftwareDrivers:
     try:
-        return pocl()
+        return software_drivers()
     except DeviceError as error:
         pytest.skip(str(error))
 
@@ -89,8 +92,6 @@ def fake(program: Path, tmp_path: Path) -> Callable[..., Probed]:
     """Probe a driver with a fault."""
 
     def run(fault: str, *defines: str, limit_s: float = 60.0) -> Probed:
-        from tvmflow.recipe import RUNTIME
-
         (tmp_path / "fake.c").write_text(FAKE)
         library = tmp_path / "libfake.so"
         command = [
@@ -105,24 +106,56 @@ def fake(program: Path, tmp_path: Path) -> Callable[..., Probed]:
             str(tmp_path / "fake.c"),
         ]
         subprocess.run(command, check=True)
-        return probe(program, options=("--opencl", str(library)), limit_s=limit_s)
+        return probe(program, options=("--opencl", str(library), "--vulkan", ""), limit_s=limit_s)
 
     return run
 
 
-def test_a_driver_in_software_passes(program: Path, software: SoftwareDriver) -> None:
-    probed = probe(program, software.environment, ("--opencl", str(software.library)))
-    [gpu] = probed.gpus
-    assert not probed.ended and gpu.api == "opencl" and gpu.library == str(software.library)
-    assert gpu.tests == {"buffer": "ok", "image_array": "ok"} and gpu.reasons == () and set(gpu.can) == set(gpu.tests)
-    assert gpu.facts["units"] >= 1 and gpu.facts["image_layers"] >= 2 and "PoCL" in gpu.facts["version"]
-    shown = gpu.to_json()
-    assert shown["usable"] and json.loads(json.dumps(shown)) == shown
+def test_drivers_in_software_pass(program: Path, software: SoftwareDrivers) -> None:
+    opencl, vulkan = software.pocl, software.lavapipe
+    names = (opencl.option, str(opencl.library), vulkan.option, str(vulkan.library))
+    probed = probe(program, {**opencl.environment, **vulkan.environment}, names)
+    first, second = probed.gpus
+    assert not probed.ended and not probed.missing and [first.api, second.api] == ["opencl", "vulkan"]
+    assert first.library == str(opencl.library) and second.library == "libvulkan.so.1"
+    assert first.tests == {"buffer": "ok", "image_array": "ok"} and second.tests == {"buffer": "ok", "fp16": "ok"}
+    assert first.facts["units"] >= 1 and first.facts["image_layers"] >= 2 and "PoCL" in first.facts["version"]
+    assert "llvmpipe" in second.name and second.facts["group_size"] >= 128 and second.facts["local_bytes"] >= 16384
+    for gpu in probed.gpus:
+        shown = gpu.to_json()
+        assert shown["usable"] and gpu.reasons == () and set(gpu.can) == set(gpu.tests)
+        assert json.loads(json.dumps(shown)) == shown
 
 
 def test_a_system_without_a_driver_says_so(program: Path, tmp_path: Path) -> None:
-    probed = probe(program, options=("--opencl", str(tmp_path / "libOpenCL.so")))
-    assert probed.gpus == [] and "No such file" in probed.missing["opencl"] and not probed.ended
+    names = (str(tmp_path / "libOpenCL.so"), str(tmp_path / "libvulkan.so"))
+    probed = probe(program, options=("--opencl", names[0], "--vulkan", names[1]))
+    assert probed.gpus == [] and not probed.ended
+    assert "No such file" in probed.missing["opencl"] and probed.missing["vulkan"] == "no library of Vulkan"
+
+
+def test_a_loader_without_a_driver_says_so(program: Path, software: SoftwareDrivers) -> None:
+    vulkan = software.lavapipe
+    environment = {**vulkan.environment, "VK_ICD_FILENAMES": "/nowhere.json"}
+    probed = probe(program, environment, ("--opencl", "", vulkan.option, str(vulkan.library)))
+    assert (
+        probed.gpus == []
+        and "vkCreateInstance: error -9" in probed.missing["vulkan"]
+        and "opencl" not in probed.missing
+    )
+
+
+def test_the_shaders_are_those_of_their_sources(software: SoftwareDrivers, tmp_path: Path) -> None:
+    """After a change of one: the words that this prints go into self_tests.h."""
+    text = (RUNTIME / "gpu" / "self_tests.h").read_text()
+    for name in ("scale", "scale16"):
+        compiled = tmp_path / f"{name}.spv"
+        source = RUNTIME / "gpu" / "shaders" / f"{name}.comp"
+        command = [str(software.glslang), "-V", "--target-env", "vulkan1.1", str(source), "-o", str(compiled)]
+        subprocess.run(command, check=True, capture_output=True)
+        found = re.search(rf"{name.upper()}_SPIRV\[\] = {{(.*?)}};", text, re.DOTALL)
+        words = [f"0x{word:x}" for word in np.fromfile(compiled, "<u4")]
+        assert found is not None and [word.strip() for word in found[1].split(",")] == words, ", ".join(words)
 
 
 def test_what_a_driver_claims_is_tried(fake: Callable[..., Probed]) -> None:

@@ -23,7 +23,7 @@ from tvmflow.recipe import RUNTIME
 from tvmflow.sources.tool_environments import cache_folder
 
 TIME_LIMIT_S = 60.0
-NEEDED = {"opencl": ("buffer",)}
+NEEDED = {"opencl": ("buffer",), "vulkan": ("buffer",)}
 """API -> self-tests without which a GPU is of no use."""
 OK = "ok"
 _MOST_BYTES = 1 << 20
