@@ -23,6 +23,7 @@ from tvmflow.ir.definition import run_all
 from tvmflow.ir.emit import constant
 from tvmflow.ir.graph import read_graph
 from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.passes.legalize_convolutions import convolution_keys
 from tvmflow.passes.pack_channels import PackChannels
 
 
@@ -197,3 +198,33 @@ def test_an_image_is_rounded_in_rows_before_it_is_padded(
     got = np.frombuffer(ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, "cortex-a76", [given]), np.int32)
     expected = run_all(read_graph(module), [given])[0]
     assert np.array_equal(got.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_winograds_products_are_by_a_lane(m: int, runner: Path, emulated: EmulatedSystem, tmp_path: Path) -> None:
+    draw = np.random.default_rng(6)
+    shapes = [(16, 24, 13), (8, 16, 8)]  # channels, output channels, size
+    inputs = [
+        relax.Var(f"x{at}", relax.TensorType((1, ic, size, size), "float32")) for at, (ic, _, size) in enumerate(shapes)
+    ]
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            found = [
+                builder.emit(
+                    relax.op.nn.conv2d(x, constant(draw.standard_normal((oc, ic, 3, 3)), "float32"), padding=1)
+                )
+                for x, (ic, oc, _) in zip(inputs, shapes, strict=True)
+            ]
+            output = builder.emit_output(relax.Tuple(found))
+        builder.emit_func_output(output)
+    module, backend = builder.get(), backend_of(target("cortex-a53"))
+    packed = PackChannels(8)(module)
+    scheduled = build_scheduled(packed, backend, {}, winograd=dict.fromkeys(convolution_keys(packed), m))
+    assert {choice.template for choice in scheduled.choices} >= {"winograd"}
+    code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
+    assert re.search(r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]", code) and "ld1r" not in code
+    given = [draw.standard_normal((1, ic, size, size), dtype=np.float32) for ic, _, size in shapes]
+    got = np.frombuffer(ran(linked(tmp_path, scheduled, 2, backend), runner, emulated, "cortex-a53", given), np.float32)
+    expected = np.concatenate([one.reshape(-1) for one in run_all(read_graph(module), given)])
+    assert np.abs(got - expected).max() / np.abs(expected).max() <= 2e-5

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from tvmflow.targets.cpu_features import CpuFeatures
-from tvmflow.templates.primitives import register_intrinsic
+from tvmflow.templates.primitives import divisors, register_intrinsic
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -269,6 +269,27 @@ def lane_for(
         if same and fits and row.needs in cpu.dots and block % row.lanes == 0:
             return row
     return None
+
+
+def lane_points(row: ByLane, channels: int, height: int, width: int, lanes: int) -> list[tuple[int, int, int]]:
+    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of least loads first."""
+    per_block = lanes // row.lanes
+
+    def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
+        """Instructions per product: weights of the first block come in pairs. Too few sums do not hide the latency."""
+        c, h, w = point
+        sums = c * per_block * h * w
+        loads = h * w + row.words * per_block * (c - 0.5)
+        return ((1 + loads / (sums * row.words)) / min(sums, 8), h, -w)
+
+    points = [
+        (c, h, w)
+        for c in divisors(channels, 4)
+        for h in divisors(height, 4)
+        for w in divisors(width, 28)
+        if c * per_block * h * w + h * w + row.words + row.working <= 32
+    ]
+    return sorted(points, key=cost)[:24]
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
-from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered
+from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
 from tvmflow.templates.primitives import (
     Knobs,
@@ -80,8 +80,9 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             places = list(dict.fromkeys(places))
     dot = 0
     if reduced == 5:
-        data = str(region_buffer(_factors(schedule.get(block_ref(schedule, kernel.anchor)))[0]).dtype)
-        dot_row = dot_for(cpu, data, lanes)
+        dot_row = dot_for(
+            cpu, str(region_buffer(_factors(schedule.get(block_ref(schedule, kernel.anchor)))[0]).dtype), lanes
+        )
         dot = dot_row.number if dot_row else 0
     shapes = tile_knobs(schedule, kernel, cpu, reduced)
     tiles = [
@@ -92,9 +93,9 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     ]  # fmt: skip
     ways = [(0, dot, point) for point in points[:24]] + ([] if dot else [(1, 0, point) for point in points[:24]])
     if row:
-        lane_points = _lane_points(row, channels, height, width, lanes)
         unrolls = (0,) if row.by_columns else (1, 0) if row.group > 1 else (0, 1)
-        ways = [(unroll, row.number, point) for point in lane_points[:12] for unroll in unrolls] + ways[:24]
+        tried = lane_points(row, channels, height, width, lanes)[:12]
+        ways = [(unroll, row.number, point) for point in tried for unroll in unrolls] + ways[:24]
     knobs = [
         {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": max(chunk, h),
          "unroll": unroll, "parallel": parallel, "dot": number}
@@ -128,27 +129,6 @@ def _is_dense(block: Any) -> bool:
     column = block.iter_vars[7].var
     index = _factors(block)[0].region[3].min
     return bool(linear_factors(index, [column])[0] == 1)
-
-
-def _lane_points(row: ByLane, channels: int, height: int, width: int, lanes: int) -> list[tuple[int, int, int]]:
-    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of least loads first."""
-    per_block = lanes // row.lanes
-
-    def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Instructions per product: weights of the first block come in pairs. Too few sums do not hide the latency."""
-        c, h, w = point
-        sums = c * per_block * h * w
-        loads = h * w + row.words * per_block * (c - 0.5)
-        return ((1 + loads / (sums * row.words)) / min(sums, 8), h, -w)
-
-    points = [
-        (c, h, w)
-        for c in divisors(channels, 4)
-        for h in divisors(height, 4)
-        for w in divisors(width, 28)
-        if c * per_block * h * w + h * w + row.words + row.working <= 32
-    ]
-    return sorted(points, key=cost)[:24]
 
 
 def _chunks(height: int) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, block_ref, extents
 from tvmflow.targets.cpu_features import CpuFeatures
+from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
 from tvmflow.templates.primitives import Knobs, Template, distinct, divisors, packed_loops, spread_pixels, weight_bytes
 
@@ -47,6 +48,11 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     )
     dot = dot_for(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
+    row = lane_for(cpu, ("float32",) * 3, lanes, (sizes[7], 1), 1) if len(sizes) == 8 else None
+    ways = (
+        [(point, {"dot": row.number}) for point in lane_points(row, channels, rows, columns, lanes)[:6]] if row else []
+    )
+    ways += [(point, with_dot) for point in points[:10]]
     by_rows = [rows // d for d in (2, 4, 6, 8) if rows % d == 0] or [1]
     places = [(1, chunk) for chunk in by_rows] + [(0, rows)]
     if weight_bytes(schedule, kernel) > cpu.l2_bytes:
@@ -60,11 +66,11 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
                 "y_tile": y,
                 "x_tile": x,
                 "c_block": c * blocks,
-                **with_dot,
+                **number,
             }
             for blocks in (1, 2)
             for first, chunk in places
-            for c, y, x in points[:10]
+            for (c, y, x), number in ways
             if max(chunk, y) % y == 0 and rows % max(chunk, y) == 0 and channels % (c * blocks) == 0
         ]
     )
@@ -75,6 +81,11 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     assert kernel.anchor is not None
     outermost, channels = _transform_back(schedule, kernel, knobs)
     product = _multiply(schedule, kernel.anchor, channels, knobs)
+    row = lane_numbered(knobs.get("dot", 0))
+    if row:
+        _transform(schedule, kernel, outermost, knobs)
+        _multiply_by_lane(schedule, row, product, outermost)
+        return
     dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
     axes = list(schedule.get_loops(product))
     dot_axis = [axes.pop()] if dot else []
@@ -88,6 +99,20 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     else:
         schedule.vectorize(lane)
         schedule.decompose_reduction(product, ic)
+
+
+def _multiply_by_lane(schedule: Any, row: ByLane, product: Any, outermost: Any) -> None:
+    """Sum a tile of the product in registers, a register of weights with every tile of the image before the next."""
+    e, j, o, ty, tx, lane, ic, ic_lane = schedule.get_loops(product)[-8:]
+    words, word = schedule.split(ic_lane, [None, row.words])
+    block, lane = schedule.split(lane, [None, row.lanes])
+    schedule.reorder(ic, words, e, j, o, block, ty, tx, lane, word)
+    for axis in (o, block, ty, tx):
+        schedule.unroll(axis)
+    init = schedule.decompose_reduction(product, ic)
+    schedule.vectorize(schedule.get_loops(init)[-1])
+    schedule.tensorize(lane, lane_intrinsic(row))
+    schedule.annotate(outermost, "pragma_import_llvm", row.imports)
 
 
 def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, Any]:
