@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "session.h"
 
+#include "gpu_probe.h"
 #include "probe.h"
 #include "worker.h"
 
@@ -182,12 +183,74 @@ static int is_taken(void) {
   return taken;
 }
 
+/* A process that has nothing of this session but what it is given: 0 in it, -1 where there is none. It ends with the session. */
+static pid_t fork_apart(void) {
+  const struct rlimit no_core = {0, 0};
+  pid_t session = getpid(), process = fork();
+  if (process) return process;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != session) _exit(0);
+  memset(&own.rules->shared, 0, sizeof own.rules->shared);
+  setrlimit(RLIMIT_CORE, &no_core);
+  int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC); /* what a library prints is for nobody */
+  for (int standard = 0; nowhere >= 0 && standard < 3; ++standard) dup2(nowhere, standard);
+  signal(SIGPIPE, SIG_DFL);
+  close(own.lock);
+  close(own.in);
+  if (own.out != own.in) close(own.out);
+  if (own.rules->listener >= 0) close(own.rules->listener);
+  for (worker *other = own.workers; other < own.workers + MAX_WORKERS; ++other)
+    if (other->process) close(other->socket);
+  return 0;
+}
+
 static int report(const char *name) {
   text reply = {0};
   say(&reply, "ok", NULL);
   if (strcmp(name, "temperature")) text_add(&reply, ",\"taken\":%s", is_taken() ? "true" : "false");
   if (!strcmp(name, "probe")) probe(&reply, own.rules->root, own.rules->unit, &own.rules->files);
   if (!strcmp(name, "temperature")) probe_temperatures(&reply, own.rules->root);
+  return send_reply(0, &reply);
+}
+
+/* -- GPUs -- */
+
+/* Try them in a process of its own, which drivers crash and hold up; what it said until then is the reply. */
+static int report_gpus(uint64_t limit_ms) {
+  int pipes[2], how = 0, late = 0;
+  text reply = {0};
+  if (pipe2(pipes, O_CLOEXEC)) return told("failed", strerror(errno));
+  pid_t process = fork_apart();
+  if (process < 0) return close(pipes[0]), close(pipes[1]), told("failed", strerror(errno));
+  if (!process) {
+    FILE *out = fdopen(pipes[1], "w");
+    if (out) probe_opencl(out, NULL), probe_vulkan(out, NULL), fflush(out);
+    _Exit(0); /* drivers crash at exit too */
+  }
+  close(pipes[1]);
+  size_t used = 0, begin = 0;
+  say(&reply, "ok", NULL);
+  text_add(&reply, ",\"gpus\":[");
+  for (const uint64_t end = now_ms() + limit_ms; used < sizeof own.bytes;) {
+    const uint64_t now = now_ms();
+    struct pollfd waiting = {pipes[0], POLLIN, 0};
+    const int found = now < end ? poll(&waiting, 1, (int)(end - now)) : 0;
+    if (found < 0 && errno == EINTR) continue;
+    const ssize_t count = found > 0 ? read(pipes[0], own.bytes + used, sizeof own.bytes - used) : 0;
+    late = !found;
+    if (count <= 0) break;
+    used += (size_t)count;
+  }
+  if (late || used == sizeof own.bytes) kill(process, SIGKILL);
+  while (waitpid(process, &how, 0) < 0 && errno == EINTR) {}
+  close(pipes[0]);
+  for (size_t at = 0; at < used; ++at) { /* whole lines; each is an object of JSON */
+    if (own.bytes[at] != '\n') continue;
+    if (begin) text_add(&reply, ",");
+    for (; begin < at; ++begin) text_add(&reply, "%c", own.bytes[begin]);
+    begin = at + 1;
+  }
+  text_add(&reply, "],\"late\":%s,\"signal\":%d", late ? "true" : "false", WIFSIGNALED(how) ? WTERMSIG(how) : 0);
   return send_reply(0, &reply);
 }
 
@@ -221,29 +284,15 @@ static int tell_end(uint8_t number, worker *ended) {
 
 static int begin_worker(worker *begun) {
   int pair[2];
-  const struct rlimit no_core = {0, 0};
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair)) return -1;
-  pid_t session = getpid(), process = fork();
+  pid_t process = fork_apart();
   if (process < 0) {
     close(pair[0]);
     close(pair[1]);
     return -1;
   }
   if (!process) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != session) _exit(0);
-    memset(&own.rules->shared, 0, sizeof own.rules->shared);
-    setrlimit(RLIMIT_CORE, &no_core);
-    int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC); /* what a library prints is for nobody */
-    for (int standard = 0; nowhere >= 0 && standard < 3; ++standard) dup2(nowhere, standard);
-    signal(SIGPIPE, SIG_DFL);
     close(pair[0]);
-    close(own.lock);
-    close(own.in);
-    if (own.out != own.in) close(own.out);
-    if (own.rules->listener >= 0) close(own.rules->listener);
-    for (worker *other = own.workers; other < own.workers + MAX_WORKERS; ++other)
-      if (other->process) close(other->socket);
     worker_serve(pair[1], &own.rules->files);
   }
   close(pair[1]);
@@ -317,6 +366,7 @@ static int answer(const frame_head *head, const unsigned char *bytes) {
   if (!strcmp(asked.name, "take")) return take(&asked);
   if (own.lock < 0) return told("not_taken", "the device has to be taken first");
   if (head->worker) return ask_worker(head->worker, &asked, bytes, head->size, limit_ms);
+  if (!strcmp(asked.name, "gpus")) return report_gpus(limit_ms);
   if (!strcmp(asked.name, "upload")) return upload_file(&asked);
   if (!strcmp(asked.name, "open")) return open_worker(&asked, bytes, head->size, limit_ms);
   return told("bad_request", "no such request");

@@ -1,5 +1,5 @@
 #include "opencl.h"
-#include "probe.h"
+#include "gpu_probe.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "probe.h"
+#include "gpu_probe.h"
 #include "self_tests.h"
 #include "vulkan.h"
 

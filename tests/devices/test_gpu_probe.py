@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.devices.agents import session_with
+from tvmflow.devices.agent_program import build_agent, running_agent
 from tvmflow.devices.gpu.known_bad import KNOWN_BAD, known_bad
 from tvmflow.devices.gpu.probe import Probed, probe, probe_program, read_probe
 from tvmflow.devices.gpu.software import SoftwareDrivers, software_drivers
@@ -185,6 +187,20 @@ def test_a_driver_that_crashes_or_hangs_costs_one_test(fake: Callable[..., Probe
 
 def test_a_library_that_lacks_a_function_is_named(fake: Callable[..., Probed]) -> None:
     assert fake("-", "-DWITHOUT_FINISH").missing["opencl"].endswith("libfake.so has no clFinish")
+
+
+def test_an_agent_tries_the_gpus_of_its_device(
+    software: SoftwareDrivers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent_program = build_agent(tmp_path / "agent", ("gcc",))
+    with running_agent([str(agent_program)], str(tmp_path / "bare")) as agent, session_with(agent) as session:
+        assert session.gpus().missing.keys() | {gpu.api for gpu in session.gpus().gpus} == {"opencl", "vulkan"}
+    for name, value in {**software.lavapipe.environment, **software.pocl.environment}.items():
+        monkeypatch.setenv(name, value)  # libraries are found by the names that systems have
+    with running_agent([str(agent_program)], str(tmp_path / "store")) as agent, session_with(agent) as session:
+        probed = session.gpus()
+        assert [gpu.api for gpu in probed.gpus] == ["opencl", "vulkan"] and not probed.ended
+        assert all(gpu.reasons == () for gpu in probed.gpus)
 
 
 def test_no_line_makes_the_reader_raise() -> None:

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
+from tvmflow.devices.agent_program import agent_sources
 
 AGENT = REPOSITORY / "runtime" / "agent"
 OPTIONS = [
@@ -17,11 +18,12 @@ OPTIONS = [
     "-fno-sanitize-recover=all",
     f"-I{AGENT}",
     f"-I{AGENT.parent / 'include'}",
+    f"-I{AGENT.parent / 'gpu'}",
 ]
 
 
 def test_no_bytes_make_the_agent_do_anything_but_reply(tmp_path: Path) -> None:
-    parts = [path for path in sorted(AGENT.glob("*.c")) if path.name != "agent.c"]  # which has main
+    parts = [path for path in agent_sources() if path.name != "agent.c"]  # which has main
     compiling = [
         subprocess.Popen(
             ["gcc", *OPTIONS, "-fsanitize-coverage=trace-pc", "-c", str(path), "-o", str(tmp_path / f"{path.stem}.o")]

@@ -5,7 +5,7 @@ from tvmflow.api.bundles import bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
 from tvmflow.api.look import devices, examine, gpus, history, plan, scorecard, status
 from tvmflow.api.opening import find_workspace, names, opened
-from tvmflow.api.phones import ask_processor, offer_device, phones, prepared_phone
+from tvmflow.api.phones import ask_processor, device_gpus, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
 from tvmflow.api.releases import promote, releases, rollback
 from tvmflow.api.results import (
@@ -58,6 +58,7 @@ __all__ = [
     "bundle",
     "classify",
     "add_model",
+    "device_gpus",
     "devices",
     "examine",
     "gpus",

@@ -11,6 +11,7 @@ from tvmflow.api.results import CellPlan, CellStatus, DeviceState, GpuState, Mea
 from tvmflow.errors import StoreError, TvmflowError
 
 if TYPE_CHECKING:
+    from tvmflow.devices.gpu.probe import Probed
     from tvmflow.doctor import Finding
     from tvmflow.params import Cell
     from tvmflow.workspace import Workspace
@@ -78,9 +79,13 @@ def gpus() -> tuple[GpuState, ...]:
     from tvmflow.devices.gpu.probe import probe, probe_program
 
     try:
-        probed = probe(probe_program())
+        return gpu_states(probe(probe_program()))
     except TvmflowError:
         return ()
+
+
+def gpu_states(probed: Probed) -> tuple[GpuState, ...]:
+    """Return what a probe found, a GPU each, and how a driver ended it."""
     states = []
     for one in probed.gpus:
         state = "usable" if not one.reasons else "; ".join(one.reasons)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmflow.api.opening import Where, opened
-from tvmflow.api.results import PhoneState, ReadyPhone
+from tvmflow.api.results import GpuState, PhoneState, ReadyPhone
 from tvmflow.errors import DeviceError, UnknownNameError, UsageError
 from tvmflow.params import DeviceEntry, TargetEntry
 
@@ -91,6 +91,19 @@ def ask_processor(target: str, workspace: Where = None) -> tuple[str, tuple[str,
     from tvmflow.devices.ask import ask_processor as ask
 
     return ask(_target(workspace, target), opened(workspace).params.deploy.device_wait_s)
+
+
+def device_gpus(target: str, workspace: Where = None) -> tuple[GpuState, ...]:
+    """Return the GPUs of a target's device, tried there by its agent. Raises DeviceError where it has none, UnknownNameError."""
+    from tvmflow.api.look import gpu_states
+    from tvmflow.backends.table import backend_for
+    from tvmflow.devices.session import open_session
+    from tvmflow.devices.transport import SessionLimits
+
+    entry, params = _target(workspace, target), opened(workspace).params
+    limits = SessionLimits(params.deploy.session_timeout_s, params.deploy.device_wait_s)
+    with open_session(entry.device, backend_for(entry), limits) as session:
+        return gpu_states(session.gpus())
 
 
 def offer_device(

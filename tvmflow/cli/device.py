@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from tvmflow.cli.app import app, open_workspace
+from tvmflow.cli.app import Json, app, open_workspace
+from tvmflow.cli.look import show_gpus
 from tvmflow.errors import DeviceLostError, TrackerError, UsageError
-from tvmflow.report.console import show_text
+from tvmflow.report.console import show_json, show_text
 
 _AGAIN_S = 2.0
 
@@ -51,6 +52,22 @@ def probe(target: Annotated[str, typer.Argument(help="Of params.yaml.")]) -> Non
 
     mcpu, attributes = api.ask_processor(target, open_workspace())
     show_text(f"mcpu: {mcpu}" + (f"\nmattr: [{', '.join(attributes)}]" if attributes else ""))
+
+
+@device.command()
+def gpus(
+    target: Annotated[str, typer.Argument(help="Of params.yaml: its device has our agent.")], as_json: Json = False
+) -> None:
+    """Try the GPUs of a target's device, there."""
+    from tvmflow import api
+
+    found = api.device_gpus(target, open_workspace())
+    if as_json:
+        show_json([gpu.to_json() for gpu in found])
+    elif found:
+        show_gpus(f"GPUs of {target}", found)
+    else:
+        show_text(f"{target} has no GPU that OpenCL or Vulkan finds")
 
 
 @device.command()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from tvmflow.cli.app import CellName, Json, app, chosen_root, open_workspace
 from tvmflow.cli.plans import show_plans
 from tvmflow.errors import TvmflowError
 from tvmflow.report.console import show, show_json, show_table, show_text, suggest
+
+if TYPE_CHECKING:
+    from tvmflow.api import GpuState
 
 
 @app.command()
@@ -57,9 +61,14 @@ def devices(as_json: Json = False) -> None:
         names = ("serial", "model", "android", "soc", "abi", "cores", "battery", "celsius", "state")
         show_table("phones", names, (["" if row[name] is None else str(row[name]) for name in names] for row in phones))
     if gpus:
-        found = ([gpu.api, gpu.name, gpu.driver, ", ".join(gpu.can), gpu.state] for gpu in gpus)
-        show_table("GPUs of this machine", ("API", "name", "driver", "passed", "state"), found)
+        show_gpus("GPUs of this machine", gpus)
     suggest("tvmflow run MODEL@TARGET:PRECISION")
+
+
+def show_gpus(title: str, gpus: Sequence[GpuState]) -> None:
+    """Print GPUs with the self-tests that they passed."""
+    rows = ([gpu.api, gpu.name, gpu.driver, ", ".join(gpu.can), gpu.state] for gpu in gpus)
+    show_table(title, ("API", "name", "driver", "passed", "state"), rows)
 
 
 @app.command()

@@ -20,12 +20,18 @@ _COMPILE = ("-x", "c", "-std=c11", "-O2", "-Wall", "-Wextra", "-fPIE", "-D_FILE_
 _LINK = ("-pie", "-Wl,--as-needed", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,max-page-size=16384", "-s")
 
 
+def agent_sources() -> list[Path]:
+    """Return the files that the agent is compiled of: its own, and the probe of GPUs."""
+    gpu = [file for file in (RUNTIME / "gpu").glob("*.c") if file.name != "main.c"]
+    return sorted([*(RUNTIME / "agent").glob("*.c"), *gpu])
+
+
 def build_agent(path: Path, compiler: Sequence[str]) -> Path:
     """Compile the agent. compiler: of C, with what chooses its processor. Raises ToolchainError."""
-    include = [f"-I{RUNTIME / 'include'}", f"-ffile-prefix-map={RUNTIME}=runtime"]
+    include = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'gpu'}", f"-ffile-prefix-map={RUNTIME}=runtime"]
     with tempfile.TemporaryDirectory(prefix="tvmflow-agent-") as folder:
         objects = []
-        for source in sorted((RUNTIME / "agent").glob("*.c")):
+        for source in agent_sources():
             objects.append(f"{folder}/{source.stem}.o")
             _run([*compiler, *_COMPILE, *include, "-c", str(source), "-o", objects[-1]])
         _run([*compiler, *_LINK, "-o", str(path), *objects, "-pthread", "-ldl"])

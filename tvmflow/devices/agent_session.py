@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.devices.agent_wire import AgentConnection
+from tvmflow.devices.gpu.probe import TIME_LIMIT_S, Probed, ended_by, probed_of
 from tvmflow.devices.session import Array, Arrays, DeviceSession, RemoteKernel, RemoteModel, WorkloadBench
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import DeviceHotError, DeviceLostError, StageError
@@ -50,6 +51,14 @@ class AgentSession(DeviceSession):
     def probe(self) -> dict[str, Any]:
         """Return what the device says of itself."""
         return self.connection.ask("probe", "asking what it is")
+
+    def gpus(self) -> Probed:
+        said = self.connection.ask("gpus", "trying its GPUs", within_s=TIME_LIMIT_S)
+        lines, number = said.get("gpus"), said.get("signal")
+        ended = ended_by(number) if isinstance(number, int) and number else ""
+        if said.get("late"):
+            ended = f"it did not end within {TIME_LIMIT_S:g} s"
+        return probed_of(lines if isinstance(lines, list) else [], ended)
 
     def rest(self) -> None:
         if self.max_celsius is None:

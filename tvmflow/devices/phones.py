@@ -45,7 +45,12 @@ def check_architecture(phone: Phone, facts: PhoneFacts, target: ResolvedTarget) 
 def agent_for(target: ResolvedTarget) -> Path:
     """Return the agent's program for a target, compiled now if it is not there. Raises ToolchainError."""
     words = target.compiler.words
-    sources = {file.name: sha256_of(file) for file in sorted((RUNTIME / "agent").iterdir())}
+    sources = {
+        file.name: sha256_of(file)
+        for name in ("agent", "gpu")
+        for file in sorted((RUNTIME / name).iterdir())
+        if file.is_file()
+    }
     folder = cache_folder() / "agent" / digest_of([sources, list(words)])[:16]
     program = folder / "tvmflow-agent"
     folder.mkdir(parents=True, exist_ok=True)

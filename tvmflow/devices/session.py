@@ -17,6 +17,7 @@ from tvmflow.params import DeviceEntry
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
+    from tvmflow.devices.gpu.probe import Probed
     from tvmflow.devices.transport import SessionLimits
 
 Array = np.ndarray[Any, Any]
@@ -67,6 +68,13 @@ class DeviceSession(ABC):
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function that the device provides beside libraries, and return its output."""
         raise self._without_tvm(f"calling {name}")
+
+    def gpus(self) -> Probed:
+        """Return which GPUs of the device can be computed on, tried there. Raises DeviceError where nothing tries them."""
+        raise DeviceError(
+            f"device {self.name!r} has nothing that tries GPUs", "a device with our agent",
+            "reach it through transport: agent or adb; 'tvmflow devices' tries those of this machine",
+        )  # fmt: skip
 
     def rest(self) -> None:  # noqa: B027 (most know nothing of it)
         """Wait until the device is cool enough to be measured, where it tells. Raises DeviceHotError."""

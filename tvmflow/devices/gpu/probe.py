@@ -5,11 +5,12 @@ Drivers crash, hang and claim what they cannot do: a GPU is usable when its self
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,11 +118,7 @@ def probe(
         output, _ = process.communicate(timeout=limit_s)
         if process.returncode:
             code = process.returncode
-            ended = (
-                f"the driver ended it by {signal.Signals(-code).name}"
-                if code < 0
-                else f"it ended with exit code {code}"
-            )
+            ended = ended_by(-code) if code < 0 else f"it ended with exit code {code}"
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
@@ -129,18 +126,33 @@ def probe(
     return read_probe(output[:_MOST_BYTES].decode("ascii", errors="replace"), ended)
 
 
+def ended_by(number: int) -> str:
+    """Say that a signal ended the probe."""
+    try:
+        return f"the driver ended it by {signal.Signals(number).name}"
+    except ValueError:
+        return f"the driver ended it by signal {number}"
+
+
 def read_probe(text: str, ended: str = "") -> Probed:
     """Return what the lines of a probe say; lines that are none of its are left out. ended: how it ended, "" for well."""
+    lines: list[object] = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            lines.append(json.loads(line))
+    return probed_of(lines, ended)
+
+
+def probed_of(lines: Iterable[object], ended: str = "") -> Probed:
+    """Return what the lines of a probe say, read as JSON."""
     probed = Probed(ended=ended)
     libraries: dict[str, str] = {}
     facts: dict[tuple[str, int], dict[str, Any]] = {}
     tests: dict[tuple[str, int], dict[str, str]] = {}
-    for line in text.splitlines():
-        try:
-            said = json.loads(line)
-        except (ValueError, RecursionError):
+    for said in lines:
+        if not isinstance(said, dict):
             continue
-        api, device = (said.get("api"), said.get("device")) if isinstance(said, dict) else (None, None)
+        api, device = said.get("api"), said.get("device")
         if not isinstance(api, str) or api not in NEEDED:
             continue
         if not isinstance(device, int):
