@@ -18,13 +18,18 @@ from tvm import relax
 from tests.devices.arm64 import linked, ran, target
 from tvmflow.backends.table import backend_of
 from tvmflow.building.library import build_scheduled
+from tvmflow.building.lower import lower
 from tvmflow.devices.emulation.system import EmulatedSystem
 from tvmflow.ir.definition import run_all
 from tvmflow.ir.emit import constant
 from tvmflow.ir.graph import read_graph
 from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.kernels.workloads import extract_workloads
 from tvmflow.passes.legalize_convolutions import convolution_keys
 from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.passes.schedule_kernels import replay
+from tvmflow.templates import scheduled as schedule_by
+from tvmflow.tuning.traces import trace_json
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,15 @@ def test_sums_start_from_the_integers_of_their_own_branch(
     got = np.frombuffer(ran(path, runner, emulated, "cortex-a76", [given]), np.int32)
     expected = run_all(read_graph(module), [given])
     assert np.array_equal(got, np.concatenate([one.reshape(-1) for one in expected]))
+    hidden = 0
+    for kernel in extract_workloads(lower(PackChannels(8)(module), backend)):
+        match = backend.template_for(kernel.function)
+        assert match is not None
+        for knobs in match[1][:4]:
+            trace = trace_json(schedule_by(kernel.function, match[0], knobs))
+            replay(kernel.function, trace)  # what a template hides is not read any more
+            hidden += "UnsafeHideBufferAccess" in str(trace)
+    assert hidden
 
 
 @pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 1, 1, 1), (0, 3, 2, 1)], ids=str)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from tvm import te
 
 from tests.differential.kernels import BOUND, HOST, error_of, imported
 from tvmflow.building.library import LocalRunner
@@ -15,6 +16,7 @@ from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.ir_files import load_module, save_module
+from tvmflow.kernels.blocks import new_schedule
 from tvmflow.kernels.workloads import extract_workloads, workload_key
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
@@ -43,6 +45,19 @@ def test_a_trace_of_another_kernel_is_refused_and_the_default_is_used() -> None:
     step = ScheduleKernels({pool.key: {"trace": trace}}, HOST.template_for)
     step(lowered)
     assert {c.how for c in step.choices} == {"default"}
+
+
+@pytest.mark.parametrize(("block", "kind"), [("double", "write"), ("add", "read")])
+def test_a_trace_that_hides_what_a_block_uses_is_refused(block: str, kind: str) -> None:
+    """Buffers between blocks are made as small as what is declared: the code would leave them."""
+    x = te.placeholder((8, 8), name="x")
+    double = te.compute((8, 8), lambda i, j: x[i, j] * 2, name="double")
+    function = te.create_prim_func([x, te.compute((8, 8), lambda i, j: double[i, j] + 1, name="add")])
+    schedule = new_schedule(function)
+    replay(function, trace_json(schedule))
+    schedule.unsafe_hide_buffer_access(schedule.get_sblock(block, "main"), kind, [0])
+    with pytest.raises(ValueError, match=f"block {block} does not declare that it uses double"):
+        replay(function, trace_json(schedule))
 
 
 def test_workload_keys_tell_kernels_apart_and_names_do_not_matter() -> None:

@@ -57,6 +57,20 @@ def added_constant(expression: Any, variable: Any) -> int | None:
     )
 
 
+def block_class() -> Any:
+    """Return the class of a block."""
+    from tvm import s_tir, tirx
+
+    return getattr(s_tir, "SBlock", None) or tirx.SBlock
+
+
+def load_class() -> Any:
+    """Return the class of an expression that reads a buffer."""
+    from tvm import ir, tirx
+
+    return getattr(ir, "TensorLoad", None) or tirx.BufferLoad
+
+
 def _linear_parts(expression: Any, variables: list[Any]) -> list[Any]:
     try:
         from tvm.sym import detect_linear_equation

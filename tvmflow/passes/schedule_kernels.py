@@ -9,8 +9,10 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm_ffi import WalkResult, structural_walk
 
-from tvmflow.kernels.blocks import new_schedule
+from tvmflow.ir.tvm_names import block_class, load_class
+from tvmflow.kernels.blocks import new_schedule, region_buffer
 from tvmflow.kernels.workloads import count_calls, operations, workload_key
 from tvmflow.templates import Knobs, Template, scheduled
 from tvmflow.templates.by_lane import register_lanes_in
@@ -18,6 +20,7 @@ from tvmflow.templates.dot import register_dots_in
 from tvmflow.templates.tiles import register_tiles_in
 
 ESTIMATED = "estimated"  # the status of a record that no device measured
+_HIDES = "UnsafeHideBufferAccess"
 MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
 
 
@@ -48,7 +51,39 @@ def replay(function: Any, trace: Any) -> Any:
         register(str(trace))
     schedule = new_schedule(function)
     s_tir.Trace.apply_json_to_schedule(trace, schedule)
+    if _HIDES in str(trace):
+        check_accesses_are_declared(schedule.mod["main"])
     return schedule
+
+
+def check_accesses_are_declared(function: Any) -> None:
+    """Raise ValueError where a block uses a buffer of the kernel's own that it does not declare: these are made as small as what is declared.
+
+    A trace of anybody may hide accesses, which templates do of what a block no longer reads.
+    """
+    own: list[Any] = []
+    structural_walk(function.body, (block_class(), lambda block: own.extend(block.alloc_buffers)))
+
+    def look(block: Any) -> None:
+        declared = [region_buffer(region) for region in (*block.reads, *block.writes)]
+
+        def access(buffer: Any) -> None:
+            if _is_among(buffer, own) and not _is_among(buffer, declared):
+                raise ValueError(f"block {block.name_hint} does not declare that it uses {buffer.name}")
+
+        for match in block.match_buffers:
+            access(region_buffer(match.source))
+        callbacks = (
+            (block_class(), lambda _inner: WalkResult.SKIP),  # has its own declarations
+            ((load_class(), tirx.BufferStore), lambda use: access(region_buffer(use))),
+        )
+        structural_walk(block.body, callbacks, order="pre")
+
+    structural_walk(function.body, (block_class(), look))
+
+
+def _is_among(buffer: Any, buffers: list[Any]) -> bool:
+    return any(one.same_as(buffer) for one in buffers)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
