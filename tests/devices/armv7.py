@@ -5,22 +5,18 @@ armhf's functions take floats in registers of vectors, as linux-armv7's librarie
 
 from __future__ import annotations
 
-import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
 from tvmflow.building.runtime import RUNTIME
 from tvmflow.compilers import compiler_named
-from tvmflow.devices.emulation.packages import Apt, no_root
+from tvmflow.devices.emulation.packages import Apt, architecture_of_this_machine, made_folder, no_root
 from tvmflow.errors import DeviceError
 from tvmflow.sources.tool_environments import cache_folder
 
 LINUX, ANDROID = "armv7a-linux-gnueabihf", "armv7a-linux-androideabi"
-_HOSTS = {"x86_64": "amd64", "aarch64": "arm64"}
 _FLOATS = {"armhf": "gnueabihf", "armel": "gnueabi"}
 
 
@@ -42,20 +38,11 @@ class Armv7System:
 
 def armv7_system() -> Armv7System:
     """Return the system, made now if it is not there: some 30 MB to download. Raises DeviceError where it cannot be."""
-    folder = cache_folder() / "armv7-tests" / "1"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "made").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            _fill(folder)
-            (folder / "made").touch()
-    return Armv7System(folder)
+    return Armv7System(made_folder(cache_folder() / "armv7-tests" / "2", _fill, no_root))
 
 
 def _fill(folder: Path) -> None:
-    host = _HOSTS.get(platform.machine())
-    if host is None:
-        raise no_root(f"no packages of qemu for {platform.machine()}")
+    host = architecture_of_this_machine(no_root)
     for architecture in _FLOATS:
         packages = folder / f"packages-{architecture}"
         packages.mkdir(parents=True)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
-from tvmflow.devices.emulation.packages import Apt, no_root
+from tvmflow.devices.emulation.packages import Apt, architecture_of_this_machine, made_folder, no_root
 from tvmflow.sources.tool_environments import cache_folder
-
-_HOSTS = {"x86_64": ("amd64", "arm64"), "aarch64": ("arm64", "amd64")}
 
 
 @dataclass(frozen=True)
@@ -49,23 +44,14 @@ class AndroidTools:
 
 def android_tools() -> AndroidTools:
     """Return the tools, made now if they are not there: some 20 MB to download. Raises DeviceError where they cannot be."""
-    folder = cache_folder() / "android-tools" / "1"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "made").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            _fill(folder)
-            (folder / "made").touch()
-    return AndroidTools(folder)
+    return AndroidTools(made_folder(cache_folder() / "android-tools" / "2", _fill, no_root))
 
 
 def _fill(folder: Path) -> None:
-    if platform.machine() not in _HOSTS:
-        raise no_root(f"no packages of Android's tools for {platform.machine()}")
-    host, other = _HOSTS[platform.machine()]
+    host = architecture_of_this_machine(no_root)
     packages = folder / "packages"
     packages.mkdir(parents=True)
-    apt = Apt(packages, (host, other), no_root)
+    apt = Apt(packages, (host,), no_root)
     without = ("libc6", "libgcc-s1", "gcc-12-base", "gcc-14-base", "libstdc++6")
     apt.unpack([f"aapt:{host}", f"zipalign:{host}"], folder, without)
     apt.unpack_alone(["apksigner", "libapksig-java", "android-framework-res"], folder)
