@@ -33,21 +33,20 @@ def build_agent(path: Path, compiler: Sequence[str]) -> Path:
         objects = []
         for source in agent_sources():
             objects.append(f"{folder}/{source.stem}.o")
-            _run([*compiler, *_COMPILE, *include, "-c", str(source), "-o", objects[-1]])
-        _run([*compiler, *_LINK, "-o", str(path), *objects, "-pthread", "-ldl"])
+            run_compiler([*compiler, *_COMPILE, *include, "-c", str(source), "-o", objects[-1]], "the agent")
+        run_compiler([*compiler, *_LINK, "-o", str(path), *objects, "-pthread", "-ldl"], "the agent")
     return path
 
 
-def _run(command: Sequence[str]) -> None:
+def run_compiler(command: Sequence[str], what: str, hint: str = "set cc: of the target") -> None:
+    """Compile a program for a device. Raises ToolchainError, which says what could not be compiled, with a hint."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=300, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainError(
-            f"the agent cannot be compiled: {error}", "a compiler of C for the device", "set cc: of the target"
-        ) from None
+        raise ToolchainError(f"{what} cannot be compiled: {error}", "a compiler of C for the device", hint) from None
     if done.returncode:
         raise ToolchainError(
-            f"{command[0]} does not compile the agent: {last_words(done.stderr)}", "a compiler of C11 for the device"
+            f"{command[0]} does not compile {what}: {last_words(done.stderr)}", "a compiler of C11 for the device"
         )
 
 

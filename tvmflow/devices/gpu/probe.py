@@ -18,8 +18,9 @@ from typing import Any
 from filelock import FileLock
 
 from tvmflow.artifacts import digest_of, sha256_of
+from tvmflow.devices.agent_program import run_compiler
 from tvmflow.devices.gpu.known_bad import KnownBad, known_bad
-from tvmflow.errors import DeviceError, ToolchainError, last_words
+from tvmflow.errors import DeviceError
 from tvmflow.recipe import RUNTIME
 from tvmflow.sources.tool_environments import cache_folder
 
@@ -87,16 +88,7 @@ def probe_program(compiler: Sequence[str] = ("gcc",)) -> Path:
         if not program.exists():
             unfinished = folder / "unfinished"
             command = [*compiler, *_COMPILE, "-o", str(unfinished), *map(str, sources), "-ldl"]
-            try:
-                done = subprocess.run(command, capture_output=True, timeout=300, check=False)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise ToolchainError(
-                    f"the GPU probe cannot be compiled: {error}", "a compiler of C", "install gcc"
-                ) from None
-            if done.returncode:
-                raise ToolchainError(
-                    f"{compiler[0]} does not compile the GPU probe: {last_words(done.stderr)}", "a compiler of C11"
-                )
+            run_compiler(command, "the GPU probe", "install gcc")
             unfinished.replace(program)
     return program
 
