@@ -43,15 +43,16 @@ def coverage(choices: list[Choice], how: str = "record") -> float:
 
 def replay(function: Any, trace: Any) -> Any:
     """Return a kernel's schedule rebuilt from the JSON of a trace. Raises where the trace does not fit."""
+    text = str(trace)
     for register in (
         register_dots_in,
         register_lanes_in,
         register_tiles_in,
     ):  # this process may have scheduled nothing yet
-        register(str(trace))
+        register(text)
     schedule = new_schedule(function)
     s_tir.Trace.apply_json_to_schedule(trace, schedule)
-    if _HIDES in str(trace):
+    if _HIDES in text:
         check_accesses_are_declared(schedule.mod["main"])
     return schedule
 

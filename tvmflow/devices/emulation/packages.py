@@ -85,9 +85,15 @@ class Apt:
         """Unpack packages without what they depend on."""
         files = self.folder / "files-alone"
         files.mkdir(exist_ok=True)
+        self._unpack(names, files, into)
+
+    def _unpack(self, names: Iterable[str], files: Path, into: Path) -> list[Path]:
+        """Download packages to a folder and unpack all that lie there; returns those."""
         self._run("apt-get", "download", *names, folder=files)
-        for file in sorted(files.iterdir()):
+        found = sorted(files.iterdir())
+        for file in found:
             self._run("dpkg", "-x", str(file), str(into))
+        return found
 
     def unpack(self, names: Iterable[str], into: Path, without: Iterable[str] = ()) -> dict[str, str]:
         """Unpack packages, as NAME:ARCHITECTURE, with what they depend on; returns file -> sha256.
@@ -106,10 +112,7 @@ class Apt:
         }  # fmt: skip
         files = self.folder / f"files-{architecture}"
         files.mkdir()
-        self._run("apt-get", "download", *sorted(needed), folder=files)
-        for file in sorted(files.iterdir()):
-            self._run("dpkg", "-x", str(file), str(into))
-        return {file.name: sha256_of(file) for file in sorted(files.iterdir())}
+        return {file.name: sha256_of(file) for file in self._unpack(sorted(needed), files, into)}
 
     def _run(self, *command: str, folder: Path | None = None, checked: bool = True) -> str:
         environment = {**os.environ, "APT_CONFIG": str(self.folder / "apt.conf"), "LC_ALL": "C.UTF-8"}
