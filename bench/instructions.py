@@ -1,6 +1,6 @@
 """Executed instructions of one inference on an emulated arm64 processor, one thread: peers' arm64 wheels, and our libraries untuned.
 
-    python -m bench.instructions FILE... FOLDER... [--processor cortex-a76]
+    python -m bench.instructions FILE... FOLDER... [--processor cortex-a76] [--mcpu neoverse-v1]
 
 A file is run by the program that its suffix names: .onnx (peer.onnx of the stage import_model, too) by ONNX Runtime, .tflite by LiteRT with XNNPACK,
 .mnn by MNN (made by mnnconvert), .param with the .bin beside it by ncnn (made by pnnx with fp16=0). A folder is the output of the stage quantize (or import_model), which is
@@ -116,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--processor", default="cortex-a76")
+    parser.add_argument("--mcpu", help="what ours are compiled for, of LLVM's names; the processor unless given")
     parser.add_argument(
         "--input", default="1x3x224x224", help="shape of the input of ncnn's networks, which do not say it"
     )
@@ -124,8 +125,8 @@ def main() -> None:
         count(with_cpuinfo(emulated_system(), Path(folder)), options)
 
 
-def own(system: EmulatedSystem, module: Path, processor: str) -> str:
-    """Build the module of a folder with default schedules and return what a run of its network.so prints."""
+def own(system: EmulatedSystem, module: Path, processor: str, mcpu: str) -> str:
+    """Build the module of a folder for a processor of LLVM's, with default schedules; return what a run of its network.so on one of qemu's prints."""
     from tvmflow.backends.table import backend_of
     from tvmflow.building.library import build_scheduled
     from tvmflow.building.runtime import RUNTIME
@@ -138,7 +139,7 @@ def own(system: EmulatedSystem, module: Path, processor: str) -> str:
     from tvmflow.tuning.algorithms import unmeasured
 
     triple = "aarch64-linux-gnu"
-    backend = backend_of(ResolvedTarget("llvm", processor, triple, (), 1, compiler_for(triple)))
+    backend = backend_of(ResolvedTarget("llvm", mcpu, triple, (), 1, compiler_for(triple)))
     loaded = load_module(module)
     graph = read_graph(loaded)
     inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
@@ -181,7 +182,7 @@ def count(system: EmulatedSystem, options: argparse.Namespace) -> None:
     for file in options.files:
         try:
             found = (
-                own(system, file, options.processor)
+                own(system, file, options.processor, options.mcpu or options.processor)
                 if file.is_dir()
                 else theirs(system, file, options.processor, options.input)
             )

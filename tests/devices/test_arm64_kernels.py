@@ -42,20 +42,21 @@ class Family:
     data: str
     weight: str
     total: str
-    code: str
+    code: tuple[str, ...]
     bound: float = 0.0
 
 
 FAMILIES = (
-    Family("fmla", "cortex-a53", "cortex-a53", "float32", "float32", "float32", r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]", 2e-6),
-    Family("fmla_half", "cortex-a76", "cortex-a76", "float16", "float16", "float16", r"fmla\tv\d+\.8h, v\d+\.8h, v\d+\.h\[7\]", 1e-2),
-    Family("fmla_wide", "cortex-a76", "cortex-a76", "float16", "float16", "float32", r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]", 2e-6),
-    Family("widened", "cortex-a53", "cortex-a53", "float16", "float16", "float32", r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]", 2e-6),
-    Family("smull", "cortex-a53", "cortex-a53", "int8", "int8", "int32", r"(?s)smull\tv.*smlal\tv.*sadalp\tv"),
-    Family("sdot", "cortex-a76", "cortex-a76", "int8", "int8", "int32", r"sdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]"),
-    Family("usdot", "neoverse-v1", "max", "uint8", "int8", "int32", r"sudot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]"),
-    Family("signed", "neoverse-v1", "max", "int8", "int8", "int32", r"sdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]"),
-    Family("bfdot", "neoverse-v1", "max", "bfloat16", "bfloat16", "float32", r"bfdot\tv\d+\.4s, v\d+\.8h", 2e-6),
+    Family("fmla", "cortex-a53", "cortex-a53", "float32", "float32", "float32", (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",), 2e-6),
+    Family("fmla_half", "cortex-a76", "cortex-a76", "float16", "float16", "float16", (r"fmla\tv\d+\.8h, v\d+\.8h, v\d+\.h\[7\]",), 1e-2),
+    Family("fmla_wide", "cortex-a76", "cortex-a76", "float16", "float16", "float32", (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",), 2e-6),
+    Family("widened", "cortex-a53", "cortex-a53", "float16", "float16", "float32", (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",), 2e-6),
+    Family("smull", "cortex-a53", "cortex-a53", "int8", "int8", "int32", (r"(?s)smull\tv.*smlal\tv.*sadalp\tv",)),
+    Family("sdot", "cortex-a76", "cortex-a76", "int8", "int8", "int32", (r"sdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]",)),
+    # In pairs, and first layers by a lane.
+    Family("smmla", "neoverse-v1", "max", "int8", "int8", "int32", (r"\tsmmla\tv\d+\.4s, v\d+\.16b, v\d+\.16b", r"\tsdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]")),
+    Family("usmmla", "cortex-a710", "max", "uint8", "int8", "int32", (r"\tusmmla\tv\d+\.4s, v\d+\.16b, v\d+\.16b", r"\tsudot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]")),
+    Family("bfmmla", "neoverse-n2", "max", "bfloat16", "bfloat16", "float32", (r"\tbfmmla\tv\d+\.4s, v\d+\.8h, v\d+\.8h", r"\tbfdot\tv\d+\.4s, v\d+\.8h"), 2e-6),
 )  # fmt: skip
 # batch, channels, height, width; output channels, kernel, stride, padding, groups
 CONVOLUTIONS = (
@@ -121,7 +122,7 @@ def test_a_family_of_instructions_equals_the_definition(
     scheduled = build_scheduled(PackChannels(backend.cpu_features().channel_block)(module), backend, {})
     assert all(choice.how == "default" for choice in scheduled.choices)
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
-    assert re.search(family.code, code), family.code
+    assert all(re.search(pattern, code) for pattern in family.code), family.code
     path = linked(tmp_path, scheduled, len(CONVOLUTIONS) + len(DENSE), backend)
     found = ran(path, runner, emulated, family.runs, inputs)
     wide = module if not family.bound else network(family, "float32", "float32")
@@ -242,3 +243,66 @@ def test_winograds_products_are_by_a_lane(m: int, runner: Path, emulated: Emulat
     got = np.frombuffer(ran(linked(tmp_path, scheduled, 2, backend), runner, emulated, "cortex-a53", given), np.float32)
     expected = np.concatenate([one.reshape(-1) for one in run_all(read_graph(module), given)])
     assert np.abs(got - expected).max() / np.abs(expected).max() <= 2e-5
+
+
+@pytest.mark.parametrize(
+    "family", [one for one in FAMILIES if "mmla" in one.name or one.name == "sdot"], ids=lambda family: family.name
+)
+def test_any_schedule_of_products_at_once_equals_the_definition(
+    family: Family, runner: Path, emulated: EmulatedSystem, tmp_path: Path
+) -> None:
+    """Drawn shapes, odd ones among them, a drawn schedule each; integers added to sums, and limits behind them."""
+    draw = np.random.default_rng(7)
+    shapes = [
+        tuple(int(draw.integers(low, high)) for low, high in ((1, 3), (5, 40), (1, 14), (1, 14), (5, 40)))
+        for _ in range(7)
+    ]
+    # First layers: two columns are one pixel where the stride is 2.
+    shapes += [
+        (1, int(draw.integers(3, 5)), 11, 2 * int(draw.integers(4, 9)), int(draw.integers(8, 20))) for _ in range(4)
+    ]
+    bits = {"float32": np.float32, "int32": np.int32}[family.total]
+    inputs = [drawn(draw, shape[:4], family.data) for shape in shapes]
+
+    def built(data: str, weight: str) -> Any:
+        values, builder, op = np.random.default_rng(8), relax.BlockBuilder(), relax.op
+        variables = [relax.Var(f"x{at}", relax.TensorType(shape[:4], data)) for at, shape in enumerate(shapes)]
+        with builder.function("main", variables):
+            with builder.dataflow():
+                outputs = []
+                for at, (x, shape) in enumerate(zip(variables, shapes, strict=True)):
+                    is_first = shape[1] < 5
+                    kernel = int(values.choice([2, 3, 5, 7] if is_first else [1, 3] if min(shape[2:4]) > 2 else [1]))
+                    taps = constant(drawn(values, (shape[4], shape[1], kernel, kernel), family.weight), weight)
+                    found = op.nn.conv2d(
+                        x, taps, strides=2 if is_first and at % 3 else int(values.integers(1, 3)), dilation=1 + (at == 0),
+                        padding=int(values.integers(0, kernel)) if is_first else kernel // 2 + (at == 0), out_dtype=family.total,
+                    )  # fmt: skip
+                    offset = values.integers(-1000, 1000, (1, shape[4], 1, 1)).astype(bits) / (
+                        1 if bits is np.int32 else 100
+                    )
+                    outputs.append(builder.emit(op.nn.relu(op.add(found, constant(offset.astype(bits), family.total)))))
+                found = builder.emit_output(relax.Tuple(outputs))
+            builder.emit_func_output(found)
+        return builder.get()
+
+    module, backend = built(family.data, family.weight), backend_of(target(family.compiled))
+    packed, best = PackChannels(8)(module), {}
+    for workload in extract_workloads(lower(packed, backend)):
+        match = backend.template_for(workload.function)
+        assert match is not None
+        knobs = match[1][int(draw.integers(len(match[1])))]
+        best[workload.key] = {"trace": trace_json(schedule_by(workload.function, match[0], knobs))}
+    scheduled = build_scheduled(packed, backend, best)
+    assert {choice.how for choice in scheduled.choices} == {"record"}
+    code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
+    assert re.search(family.code[0], code)
+    found = ran(linked(tmp_path, scheduled, len(shapes), backend), runner, emulated, family.runs, inputs)
+    wide = built("float32", "float32") if family.bound else module
+    exact = run_all(read_graph(wide), [x.astype(np.float32) if family.bound else x for x in inputs])
+    expected = np.concatenate([one.reshape(-1) for one in exact])
+    got = np.frombuffer(found, bits)
+    if family.bound:
+        assert np.abs(got.astype(np.float64) - expected).max() <= family.bound * np.abs(expected).max()
+    else:
+        assert np.array_equal(got, expected)

@@ -27,7 +27,7 @@ from tvmflow.templates import scheduled
     [
         ("znver4", "x86_64-linux-gnu", "uint8", "vpdpbusd"),
         ("cortex-a76", "aarch64-linux-gnu", "int8", "sdot"),
-        ("neoverse-v1", "aarch64-linux-gnu", "uint8", "sudot"),
+        ("neoverse-v1", "aarch64-linux-gnu", "uint8", "usdot"),
         ("znver4", "x86_64-linux-gnu", "bfloat16", "vdpbf16ps"),
         ("sapphirerapids", "x86_64-linux-gnu", "uint8", "tdpbusd"),
         ("sapphirerapids", "x86_64-linux-gnu", "int8", "tdpbssd"),

@@ -21,7 +21,8 @@ from tvmflow.ir.emit import constant
 from tvmflow.ir.graph import read_graph
 from tvmflow.kernels.workloads import count_calls, extract_workloads
 from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
-from tvmflow.passes.legalize_convolutions import convolution_keys, tileable_width
+from tvmflow.passes.images import tileable_width
+from tvmflow.passes.legalize_convolutions import convolution_keys
 from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.passes.schedule_kernels import ScheduleKernels
 from tvmflow.passes.winograd import TILES, winograd_error

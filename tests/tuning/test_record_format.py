@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tvmflow.errors import StoreError
+from tvmflow.templates.columns import columns_in
 from tvmflow.templates.dot import AVX512_BF16
+from tvmflow.templates.pairs import pairs_in
 from tvmflow.templates.tiles import tiles_in
 from tvmflow.tuning.record_format import MAX_LINE_BYTES, is_cut_off, parse_line
 from tvmflow.tuning.records import OK, TuningRecord, append_record, merge_records, read_records, record_of
@@ -80,7 +82,20 @@ def test_machine_code_of_our_own_is_let_through() -> None:
     tile = "tvmflow.tiles_uint8_2_2_8_3_3_4_1_1_1_1"
     tiles = tiles_in(tile + " tvmflow.tiles_int8_999999_999999_9_1_1_1_1_1_1_1 tvmflow.tiles_int8_0_1_1_1_1_1_1_1_1_1")
     assert [one.intrinsic_name for one in tiles] == [tile]
-    for trace in (own, _import(tiles[0].imports, name=tile)):
+    pair = "tvmflow.pairs_15_2_1_4_8_3_3_1_1_1_1"
+    pairs = pairs_in(pair + " tvmflow.pairs_15_4_4_7_8_3_3_1_1_1_1 tvmflow.pairs_13_1_1_4_8_3_3_1_1_1_1")
+    assert [one.intrinsic_name for one in pairs] == [pair]
+    column = "tvmflow.columns_27_8_2"
+    columns = columns_in(
+        column + " tvmflow.columns_22_1_1 tvmflow.columns_9_8_2 tvmflow.columns_27_99_2 tvmflow.columns_27_0_2"
+    )
+    assert [one.intrinsic_name for one in columns] == [column]
+    for trace in (
+        _import(columns[0].of.imports, name=column),
+        own,
+        _import(tiles[0].imports, name=tile),
+        _import(pairs[0].row.imports, name=pair),
+    ):
         assert record_of({**asdict(ONE), "trace": trace}).trace == trace
 
 

@@ -105,6 +105,9 @@ def test_kernels_that_the_model_does_not_know_have_no_estimate() -> None:
     core = core_of(backend.target)
     assert estimate_s(workload.function, "rows", {"parallel": 1}, "", core, 2) is None
     assert estimate_s(workload.function, "packed_conv", {"parallel": 1}, "\tret\n", core, 2) is None
+    for instruction, products in (("usmmla", 32.0), ("bfmmla", 16.0), ("bfdot", 8.0)):
+        [loop] = hot_loops(f"\t{instruction}\tv0.4s, v1.16b, v2.16b\n")
+        assert loop.products == products, instruction
     assert hot_loops("") == [] and hot_loops("nonsense\n\x00\n\t\t\tvfmadd231ps\n") == []
 
 

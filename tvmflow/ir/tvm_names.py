@@ -80,6 +80,14 @@ def _linear_parts(expression: Any, variables: list[Any]) -> list[Any]:
     return list(detect_linear_equation(expression, variables))
 
 
+def tuple_type(parts: list[Any]) -> Any:
+    """Return the Relax type of a tuple of parts of these types."""
+    from tvm import ir, relax
+
+    made = getattr(relax, "TupleStructInfo", None)
+    return made(parts) if made is not None else ir.TupleType(parts)
+
+
 def return_type(function: Any) -> Any:
     """Return the type of what a Relax function returns."""
     return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info

@@ -12,11 +12,20 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, te, tirx, topi
+from tvm import relax, te, topi
 
 from tvmflow.ir.tvm_names import constant_value, type_of
+from tvmflow.passes.images import padded_image, pair_columns, tileable_width
 from tvmflow.passes.winograd import transform_weight, winograd_conv2d
-from tvmflow.targets.cpu_features import computes_in_bfloat16, multiplies_by_lane, only_widens, sums_tiles
+from tvmflow.targets.cpu_features import (
+    computes_in_bfloat16,
+    is_cpu,
+    multiplies_by_lane,
+    multiplies_pairs,
+    only_widens,
+    sums_tiles,
+)  # fmt: skip
+from tvmflow.templates.pairs import PAIRED_BYTES, PAIRED_CONVOLUTION, PAIRED_LANES
 from tvmflow.templates.tiles import TILED_CONVOLUTION
 
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
@@ -130,8 +139,12 @@ def _legalize_conv2d(
     if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
         tiled = group > 0 and constant.shape[-2:] == (16, 16) and sums_tiles(_target(), str(constant.dtype))
         data, padding, filling = _with_padding(builder, call.args[0], padding, paddings)
+        if group and constant.shape[-1] == PAIRED_LANES and multiplies_pairs(_target(), str(constant.dtype)):
+            weight, strides, padding = _in_pairs(constant.numpy(), group, _shape(data)[3], strides, padding, dilation)
+        else:
+            weight = _weight_of(call, group, tiled)
         how = (strides, padding, dilation, int(attrs.groups), _out_dtype(call), tiled, filling)
-        found = _packed(builder, data, _weight_of(call, group, tiled), how, None)
+        found = _packed(builder, data, weight, how, None)
         if _out_dtype(call) == "int32" and multiplies_by_lane(_target()):
             sums[_kernel_called(found)] = how
         return found
@@ -140,6 +153,17 @@ def _legalize_conv2d(
         groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout,
         out_dtype=_out_dtype(call), primfunc_name_hint="conv2d",
     )  # fmt: skip
+
+
+def _in_pairs(
+    weight: Any, group: int, width: int, strides: list[int], padding: list[int], dilation: list[int]
+) -> tuple[Any, list[int], list[int]]:
+    """Return the weight of a convolution as products of pairs read it, or as those by a lane do, with strides and padding in pixels of its image."""
+    paired = pair_columns(weight, width, strides, padding, dilation)
+    weight, strides, padding = paired or (weight, strides, padding)
+    if weight.shape[4] == PAIRED_LANES:
+        group = PAIRED_BYTES // weight.itemsize
+    return relax.const(interleave(weight, group), str(weight.dtype)), strides, padding
 
 
 def _packed(builder: Any, data: Any, weight: Any, how: tuple[Any, ...], offset: Any) -> Any:
@@ -169,7 +193,7 @@ def _with_padding(
 def _summed_together(call: Any) -> int:
     """Return how many neighbouring channels an instruction of the target sums at once: 4 of int8, 2 where it only widens; 2 of bfloat16; else 0."""
     weight, data, total = constant_value(call.args[1]), str(type_of(call.args[0]).dtype), _out_dtype(call)
-    if weight is None or len(weight.shape) != 6:
+    if weight is None or len(weight.shape) != 6 or not is_cpu(_target()):
         return 0
     dtype, inner = str(weight.dtype), int(weight.shape[4])
     if dtype == "int8" and data in ("int8", "uint8") and total == "int32" and inner % 4 == 0:
@@ -219,9 +243,9 @@ def packed_conv2d(
 ) -> Any:  # fmt: skip
     """Return the te.Tensor (N, OC, OH, OW, lane) of a convolution.
 
-    data: (N, C, H, W) or (N, C/b, H, W, b); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
-    (OC, IC, KH, KW, b of I, b of O), or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of int8, with 2 of bfloat16, and, as
-    matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right, of `filling`; offset: what sums start
+    data: (N, C, H, W) or (N, C/b, H, W, b), with half the channels of a weight where two columns are paired (then padding counts pairs); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
+    (OC, IC, KH, KW, b of I, b of O), or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of int8, with 2 of bfloat16, with 8 and 4
+    for products of pairs, and, as matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right, of `filling`; offset: what sums start
     from, (1, OC, 1, 1, lane) of the output's type, None for 0.
     """
     dtype = out_dtype or str(data.dtype)
@@ -232,14 +256,15 @@ def packed_conv2d(
     read_dtype = str(data.dtype)
     if depthwise:
         read_dtype = "int16" if str(weight.dtype) == "int8" else str(weight.dtype)
+    columns = int(weight.shape[4]) * int(weight.shape[6]) // int(data.shape[-1]) if len(weight.shape) == 7 else 1
     oc, _, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
     reach = (kw - 1) * dw + 1
-    width = int(data.shape[3]) + left + right
+    width = int(data.shape[3]) // columns + left + right
     out_width = (width - reach) // sw + 1
-    computed = tileable_width(out_width, _narrow_tiles())
+    computed = tileable_width(out_width, multiplies_by_lane(_target())) if is_cpu(_target()) else out_width
     right += max((computed - 1) * sw + reach - width, 0)
-    if top or left or bottom or right or read_dtype != str(data.dtype):
-        data = padded_image(data, padding[:2], [bottom, right], read_dtype, filling)
+    if top or left or bottom or right or columns > 1 or read_dtype != str(data.dtype):
+        data = padded_image(data, padding[:2], [bottom, right], read_dtype, filling, columns)
     n, _, height, _ = (int(d) for d in data.shape[:4])
     lanes = int(weight.shape[-2 if len(weight.shape) == 7 else -1])
     shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)
@@ -337,6 +362,10 @@ def _whole(
     group = int(weight.shape[6])
     q = te.reduce_axis((0, group), "ic_byte" if group == 4 else "ic_pair")
     order = (y, x, i) if tiled else (i, y, x)
+    # the names are part of the keys of tuning records
+    name = TILED_CONVOLUTION if tiled else "conv2d_bytes" if group == 4 else "conv2d_pairs"
+    if group * tvm.DataType(str(weight.dtype)).bits == 8 * PAIRED_BYTES:
+        name = PAIRED_CONVOLUTION
     return te.compute(
         shape,
         lambda b, o, h, w, v: sums.of(
@@ -344,43 +373,8 @@ def _whole(
             [*order, u, q],
             (b, o, h, w, v),
         ),
-        # the names are part of the keys of tuning records
-        name=TILED_CONVOLUTION if tiled else "conv2d_bytes" if group == 4 else "conv2d_pairs",
+        name=name,
     )
-
-
-def padded_image(data: Any, before: list[int], after: list[int], dtype: str, filling: float = 0.0) -> Any:
-    """Return an image with a border, in another type. before: rows, columns; after: the same."""
-    n, c, height, width, *lanes = (int(d) for d in data.shape)
-    (top, left), (bottom, right) = before, after
-
-    def at(*index: Any) -> Any:
-        b, o, h, w, *v = index
-        sides = ((top, h >= top), (bottom, h < height + top), (left, w >= left), (right, w < width + left))
-        inside = [condition for border, condition in sides if border]
-        value = data[b, o, h - top, w - left, *v].astype(dtype)
-        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(filling, dtype)) if inside else value
-
-    return te.compute((n, c, height + top + bottom, width + left + right, *lanes), at, name="pad")
-
-
-def tileable_width(width: int, narrow: bool = False) -> int:
-    """Return the least width, at most an eighth larger, that divides into tiles of 4 to 16 pixels; else the width itself.
-
-    A row of 71 pixels has no tiles; one of 72 has, and computing a column too many costs less than leaving registers idle. narrow:
-    tiles of more than 9 pixels do not fit into registers; else up to 28 do.
-    """
-    widest, whole = (9, 9) if narrow else (16, 28)
-    if width <= whole:
-        return width
-    for wide in range(width, width + width // 8 + 1):
-        if any(wide % tile == 0 for tile in range(4, widest + 1)):
-            return wide
-    return width
-
-
-def _narrow_tiles() -> bool:
-    return multiplies_by_lane(_target())
 
 
 def _cropped(output: Any, width: int) -> Any:

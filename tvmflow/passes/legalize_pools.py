@@ -13,7 +13,7 @@ from tvm import te
 
 from tvmflow.ir.tvm_names import type_of
 from tvmflow.passes.clip_by_instruction import largest
-from tvmflow.passes.legalize_convolutions import padded_image
+from tvmflow.passes.images import padded_image
 from tvmflow.passes.round_bfloat16 import rounded
 from tvmflow.targets.cpu_features import multiplies_by_lane
 

@@ -28,6 +28,11 @@ TILES_FOR = {
     "int8": "amx-int8",
     "bfloat16": "amx-bf16",
 }  # type of the values -> name among the dots
+PAIRS_FOR = {
+    "uint8": "i8mm",
+    "int8": "i8mm",
+    "bfloat16": "bf16",
+}  # the same, of products of two pixels x two channels (arm64)
 
 
 _Vectors = tuple[int, int, int, Literal["uint8", "int8"]]
@@ -45,7 +50,7 @@ class CpuFeatures:
     """lanes: float32 values in a vector register; registers: how many of them; l2_bytes: size of a core's own L2.
 
     dots: instructions that multiply: int8_dot4 by vnni, dotprod, i8mm; bf16_dot2 by avx512bf16, bf16; matrix tiles by amx-int8,
-    amx-bf16; those by a lane of a register by neon, fp16 too. activations: dtype of 8-bit values that it multiplies fastest by int8 weights: until
+    amx-bf16; products of pairs by i8mm, bf16; those by a lane of a register by neon, fp16 too. activations: dtype of 8-bit values that it multiplies fastest by int8 weights: until
     i8mm arm64 has no instruction for uint8 times int8.
     """
 
@@ -81,7 +86,7 @@ def _features(target: Any) -> frozenset[str]:
     """Return LLVM's features of a tvm.target.Target, none of what is no CPU."""
     from tvm.target import codegen
 
-    if target.kind.name != "llvm":
+    if not is_cpu(target):
         return frozenset()
     found = (str(feature) for feature in codegen.llvm_get_cpu_features(target))
     if str(target.attrs.get("mtriple", "")).startswith(ARM32):
@@ -89,9 +94,19 @@ def _features(target: Any) -> frozenset[str]:
     return frozenset(found)
 
 
+def is_cpu(target: Any) -> bool:
+    """Whether a tvm.target.Target is a CPU, with registers to be filled and instructions of its own."""
+    return str(target.kind.name) == "llvm"
+
+
 def sums_tiles(target: Any, dtype: str) -> bool:
     """Whether the processor of a tvm.target.Target multiplies tiles of int8 or bfloat16 values."""
     return TILES_FOR.get(dtype, "") in _dots(_features(target))
+
+
+def multiplies_pairs(target: Any, dtype: str) -> bool:
+    """Whether the processor of a tvm.target.Target multiplies two pixels by two channels of int8 or bfloat16 values at once."""
+    return PAIRS_FOR.get(dtype, "") in _dots(_features(target))
 
 
 def _dots(features: frozenset[str]) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.kernels.blocks import look_at, new_schedule
-from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.elementwise import ELEMENTWISE
 from tvmflow.templates.primitives import Knobs, Template
 from tvmflow.templates.reduction import REDUCTION
@@ -23,16 +22,17 @@ TEMPLATES = (WINOGRAD, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
 __all__ = ["TEMPLATES", "Knobs", "Template", "scheduled", "template_for", "template_named"]
 
 
-def template_for(
-    function: Any, cpu: CpuFeatures, templates: tuple[Template, ...]
-) -> tuple[Template, list[Knobs]] | None:
-    """Return the first of the templates that covers a kernel, with its candidates; None where none does (dynamic shapes)."""
+def template_for(function: Any, features: Any, templates: tuple[Template, ...]) -> tuple[Template, list[Knobs]] | None:
+    """Return the first of the templates that covers a kernel, with its candidates; None where none does (dynamic shapes).
+
+    features: of the processor, as the templates know them: CpuFeatures or GpuFeatures.
+    """
     try:
         schedule = new_schedule(function)
         kernel = look_at(schedule)
         for template in templates:
             if template.covers(schedule, kernel):
-                return template, template.candidates(schedule, kernel, cpu)
+                return template, template.candidates(schedule, kernel, features)
     except (ValueError, RuntimeError, TypeError):
         return None
     return None

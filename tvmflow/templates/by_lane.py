@@ -17,12 +17,12 @@ from tvmflow.templates.primitives import divisors, register_intrinsic
 _SOURCE = """
 @T.prim_func(s_tir=True)
 def function(a: T.handle, b: T.handle, c: T.handle) -> None:
-    step, unit = T.int64(), T.int64()
-    A = T.match_buffer(a, ({extent}), "{data}", {contiguous}offset_factor=1)
-    B = T.match_buffer(b, ({words}, {unit}{lanes}{last}), "{weight}", strides=[step, {stride}{group}{one}], offset_factor=1)
+    step = T.int64()
+    A = T.match_buffer(a, ({values},), "{data}", offset_factor=1)
+    B = T.match_buffer(b, ({words}, {lanes}{last}), "{weight}", strides=[step, {group}{one}], offset_factor=1)
     C = T.match_buffer(c, ({lanes},), "{total}", offset_factor=1, scope="local")
     with T.sblock("root"):
-        T.reads(C[0:{lanes}], A[{region}], B[0:{words}, {first}0:{lanes}{whole}])
+        T.reads(C[0:{lanes}], A[0:{values}], B[0:{words}, 0:{lanes}{whole}])
         T.writes(C[0:{lanes}])
 {body}
 """
@@ -50,8 +50,8 @@ define weak_odr {sum} @tvmflow_lane_{name}({sum} %sum, {pixel} %a, {weights}, pt
 @dataclass(frozen=True)
 class ByLane:
     """number: value of the knob `dot`; lanes: sums in a register; values: input channels in one; group: of them, those that an
-    instruction sums at once; data, weight, total: dtypes; needs: see CpuFeatures.dots; body: LLVM's text. by_columns: the neighbours are
-    pixels of one group of channels each, under the columns of a filter. working: registers between products and sums.
+    instruction sums at once; data, weight, total: dtypes; needs: see CpuFeatures.dots; body: LLVM's text. working: registers between
+    products and sums.
     """
 
     number: int
@@ -64,7 +64,6 @@ class ByLane:
     values: int
     group: int
     body: Callable[[ByLane], tuple[str, str]]
-    by_columns: bool = False
     working: int = 0
 
     @property
@@ -82,31 +81,27 @@ class ByLane:
         body, declare = self.body(self)
         return _FUNCTION.format(
             name=self.name, sum=_llvm(self.total, self.lanes), pixel=self._pixel()[0], body=body, declare=declare,
-            weights=", ".join(f"{self._row()[0]} %b{word}" for word in range(self.words)),
+            weights=", ".join(f"{self._row()} %b{word}" for word in range(self.words)),
         )  # fmt: skip
 
     def _pixel(self) -> tuple[str, str]:
         """Return the type of a register of input channels for LLVM, and how TVM loads it."""
-        load = f'A.vload([0{", 0" if self.by_columns else ""}], dtype="{self.data}x{self.values}")'
+        load = f'A.vload([0], dtype="{self.data}x{self.values}")'
         if self.group == 1:
             return _llvm(self.data, self.values), load
-        bits = 32 if self.group == 4 or self.data == "bfloat16" else 16
+        bits = 8 * self.group
         return f"<{self.words} x i{bits}>", f'T.reinterpret({load}, dtype="int{bits}x{self.words}")'
 
-    def _row(self) -> tuple[str, str]:
-        """Return the type of a register of weights for LLVM, and the one that TVM reinterprets it as; '' for the same."""
-        count = self.lanes * self.group
-        if self.weight == "bfloat16":
-            return f"<{count // 2} x i32>", f"int32x{count // 2}"
-        return _llvm(self.weight, count), ""
+    def _row(self) -> str:
+        """Return the type of a register of weights for LLVM."""
+        return _llvm(self.weight, self.lanes * self.group)
 
     def body_in_tvm(self) -> str:
         """Return the call of the function in TVMScript."""
         loads = []
         for word in range(self.words):
-            place = f"[{word}, 0]" if self.group == 1 else f"[{word}, 0, 0{', 0' if self.by_columns else ''}]"
-            load = f'B.vload({place}, dtype="{self.weight}x{self.lanes * self.group}")'
-            loads.append(f'T.reinterpret({load}, dtype="{self._row()[1]}")' if self._row()[1] else load)
+            place = f"[{word}, 0]" if self.group == 1 else f"[{word}, 0, 0]"
+            loads.append(f'B.vload({place}, dtype="{self.weight}x{self.lanes * self.group}")')
         return _INSTRUCTIONS.format(
             lanes=self.lanes, total=self.total, name=self.name, pixel=self._pixel()[1], loads=", ".join(loads)
         )
@@ -178,7 +173,7 @@ def _dot(llvm: str, packed: str, is_unsigned: bool = False) -> Callable[[ByLane]
             found = "%r" if k == row.words - 1 else f"%r{k}"
             lines.append(f"  %s{k} = {_splat('i32', row.words, '%a', k, 4)}")
             lines.append(f"  %x{k} = bitcast <4 x i32> %s{k} to {packed}")
-            lines.append(f"  %y{k} = bitcast {row._row()[0]} %b{k} to {packed}")
+            lines.append(f"  %y{k} = bitcast {row._row()} %b{k} to {packed}")
             factors = ("x", "y") if is_unsigned else ("y", "x")
             lines.append(
                 f"  {found} = call {vector} @{llvm}({vector} {total}, {packed} %{factors[0]}{k}, {packed} %{factors[1]}{k})"
@@ -209,38 +204,18 @@ def _widening(row: ByLane) -> tuple[str, str]:
 
 
 _SDOT = _dot("llvm.aarch64.neon.sdot.v4i32.v16i8", "<16 x i8>")
-_USDOT = _dot("llvm.aarch64.neon.usdot.v4i32.v16i8", "<16 x i8>", is_unsigned=True)
-_BFDOT = _dot("llvm.aarch64.neon.bfdot.v4f32.v8bf16", "<8 x bfloat>")
 LANES = (
     ByLane(6, "fmla", "neon", "float32", "float32", "float32", 4, 4, 1, _multiply_add),
     ByLane(7, "fmla_half", "fp16", "float16", "float16", "float16", 8, 8, 1, _multiply_add),
     ByLane(8, "fmla_wide", "neon", "float16", "float16", "float32", 4, 8, 1, _multiply_add_wide),
     ByLane(9, "sdot", "dotprod", "int8", "int8", "int32", 4, 8, 4, _SDOT),
-    ByLane(10, "usdot", "i8mm", "uint8", "int8", "int32", 4, 8, 4, _USDOT),
-    ByLane(11, "bfdot", "bf16", "bfloat16", "bfloat16", "float32", 4, 8, 2, _BFDOT),
     ByLane(12, "smull", "neon", "int8", "int8", "int32", 4, 8, 2, _widening, working=12),
     ByLane(13, "smull_few", "neon", "int8", "int8", "int32", 4, 4, 2, _widening, working=12),
 )
 
 
-_MOST_COLUMNS = 7
-
-
-@cache
-def _columns(width: int, is_unsigned: bool) -> ByLane:
-    """Return the row for a first layer whose filter has so many columns, of int8 or uint8 in one group."""
-    name, number = ("usdot", 40) if is_unsigned else ("sdot", 20)
-    needs, data, body = ("i8mm", "uint8", _USDOT) if is_unsigned else ("dotprod", "int8", _SDOT)
-    return ByLane(
-        number + width, f"{name}_columns{width}", needs, data, "int8", "int32", 4, 4 * width, 4, body, by_columns=True
-    )
-
-
-_ROWS = (*LANES, *(_columns(width, sign) for sign in (False, True) for width in range(2, _MOST_COLUMNS + 1)))
-
-
 def lane_numbered(number: int) -> ByLane | None:
-    return next((row for row in _ROWS if row.number == number), None)
+    return next((row for row in LANES if row.number == number), None)
 
 
 def register_lanes_in(trace: str) -> None:
@@ -251,35 +226,41 @@ def register_lanes_in(trace: str) -> None:
 
 def lanes_in(trace: str) -> list[ByLane]:
     """Return the rows that a trace names."""
-    return [row for row in _ROWS if f'"{row.intrinsic_name}"' in trace or f"'{row.intrinsic_name}'" in trace]
+    return [row for row in LANES if f'"{row.intrinsic_name}"' in trace or f"'{row.intrinsic_name}'" in trace]
 
 
-def lane_for(
-    cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, inner: tuple[int, int], columns: int
-) -> ByLane | None:
+def lane_for(cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, inner: tuple[int, int]) -> ByLane | None:
     """Return the row for a convolution, None where there is none.
 
-    dtypes: of data, weights, sums; block: output channels side by side; inner: input channels side by side, in groups and of a group;
-    columns: of the filter, where its pixels lie side by side too, else 1.
+    dtypes: of data, weights, sums; block: output channels side by side; inner: input channels side by side, in groups and of a group.
     """
     words, group = inner
-    for row in _ROWS:
+    for row in LANES:
         same = (row.data, row.weight, row.total) == dtypes and row.group == group
-        fits = (words, columns) == (1, row.words) if row.by_columns else words % row.words == 0
-        if same and fits and row.needs in cpu.dots and block % row.lanes == 0:
+        if same and words % row.words == 0 and row.needs in cpu.dots and block % row.lanes == 0:
             return row
     return None
 
 
-def lane_points(row: ByLane, channels: int, height: int, width: int, lanes: int) -> list[tuple[int, int, int]]:
-    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of least loads first."""
+def lane_points(
+    row: ByLane, channels: int, height: int, width: int, lanes: int, columns: tuple[int, int] = (1, 1)
+) -> list[tuple[int, int, int]]:
+    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of least loads first.
+
+    columns: of the filter, which are unrolled, and the stride between their windows.
+    """
     per_block = lanes // row.lanes
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Instructions per product: weights of the first block come in pairs. Too few sums do not hide the latency."""
+        """Instructions per product: pixels, and weights of the first block, come in pairs. Too few sums do not hide the latency.
+
+        Windows of neighbouring pixels overlap; a step of the loop takes four instructions of its own.
+        """
         c, h, w = point
         sums = c * per_block * h * w
-        loads = h * w + row.words * per_block * (c - 0.5)
+        taps, step = columns
+        pixels = h * min((w - 1) * step + taps, w * taps) / taps
+        loads = 0.5 * pixels + 4 / taps + row.words * per_block * (c - 0.5)
         return ((1 + loads / (sums * row.words)) / min(sums, 8), h, -w)
 
     points = [
@@ -304,11 +285,7 @@ def lane_intrinsic(row: ByLane) -> str:
         "loops": "i, u" if is_single else "i, u, q", "axes": "vi, vu" if is_single else "vi, vu, vq",
         "kinds": "SR" if is_single else "SRR",
         "extents": f"{row.lanes}, {row.words}" + ("" if is_single else f", {row.group}"),
-        "extent": f"{row.words}, {row.group}" if row.by_columns else f"{row.values},",
-        "contiguous": f"strides=[{row.group}, 1], " if row.by_columns else "",
-        "region": f"0:{row.words}, 0:{row.group}" if row.by_columns else f"0:{row.values}",
-        "value": "vu, vq" if row.by_columns else "vu" if is_single else f"vu * {row.group} + vq", "weights": "vu, vi" if is_single else "vu, 0, vi, vq" if row.by_columns else "vu, vi, vq",
-        "unit": "1, " if row.by_columns else "", "stride": "unit, " if row.by_columns else "", "first": "0:1, " if row.by_columns else "",
+        "value": "vu" if is_single else f"vu * {row.group} + vq", "weights": "vu, vi" if is_single else "vu, vi, vq",
     }  # fmt: skip
     return register_intrinsic(
         row.intrinsic_name, _SOURCE, _MEANING, row.body_in_tvm().replace("{", "{{").replace("}", "}}"), names

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
-from tvmflow.targets.cpu_features import CpuFeatures
 
 Knobs = dict[str, int]
+MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
 SPREAD_LANES = 16  # of element-wise loops; LLVM makes of them what the target has
 SMALL_WORK = 20_000  # element operations below which waking a second thread costs more than it saves
 
 
 @dataclass(frozen=True)
 class Template:
-    """covers: may this kernel be scheduled so; candidates: knobs, the default first; apply: schedule in place."""
+    """covers: may this kernel be scheduled so; candidates: knobs, the default first, by CpuFeatures or GpuFeatures; apply: schedule in place."""
 
     name: str
     covers: Callable[[Any, Kernel], bool]
-    candidates: Callable[[Any, Kernel, CpuFeatures], list[Knobs]]
+    candidates: Callable[[Any, Kernel, Any], list[Knobs]]
     apply: Callable[[Any, Kernel, Knobs], None]
 
 

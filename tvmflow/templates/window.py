@@ -8,7 +8,9 @@ from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
+from tvmflow.templates.columns import column_points, columns_for, columns_numbered, sum_by_columns
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
+from tvmflow.templates.pairs import pair_points, pairs_for, pairs_numbered, sum_in_pairs
 from tvmflow.templates.primitives import (
     Knobs,
     Template,
@@ -47,7 +49,45 @@ def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     window = _window(schedule, kernel)
     assert window is not None and kernel.anchor is not None
+    (_, _, height, *_), reduced = window
+    by_channel = reduced == 2
+    order = parallel_first(work_of(schedule, kernel.anchor))
+    chunks = _chunks(height)
+    if not kernel.before:
+        places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
+    elif by_channel:
+        places = [*((rows, 1, chunk) for chunk in chunks for rows in (1, 0)), (0, 0, chunks[0])]
+    else:
+        places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
+        if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:  # weights are read once, and every row for each of them
+            places.insert(0, (0, 0, chunks[0]))
+            places = list(dict.fromkeys(places))
+    shapes = tile_knobs(schedule, kernel, cpu, reduced)
+    tiles = [
+        {**tile, "rows_first": rows, "pad_inside": rows, "chunk": max(chunk, tile["h_tile"]), "parallel": parallel, "tiles": 1}
+        for rows, chunk in dict.fromkeys((rows, chunk) for rows, _, chunk in places)
+        for tile in shapes
+        for parallel in order
+    ]  # fmt: skip
+    ways = _ways(schedule, kernel, cpu)
+    knobs = [
+        {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": _rows_for(chunk, h, height) if pairs_numbered(number) else max(chunk, h),
+         "unroll": unroll, "parallel": parallel, "dot": number}
+        for rows, inside, chunk in places
+        for unroll, number, (c, h, w) in ways
+        for parallel in order
+    ]  # fmt: skip
+    return distinct([k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0])
+
+
+def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:
+    """Return how a tile may be summed, the likelier first: unrolled or not, number of the instruction, tile of blocks of channels, rows, columns."""
+    window = _window(schedule, kernel)
+    assert window is not None and kernel.anchor is not None
     (_, channels, height, width, lanes, *_), reduced = window
+    pairs = pairs_for(schedule, kernel, cpu)
+    if pairs:
+        return [(0, pairs.number, point) for point in pair_points(schedule, kernel, pairs)]
     most = cpu.accumulators(lanes)
     by_channel = reduced == 2
     points = [
@@ -66,44 +106,21 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         return (loads / (min(held, 12) / 12), h, -w)
 
     points.sort(key=cost)
-    row = _lane_row(schedule, kernel, cpu, lanes, reduced)
-    order = parallel_first(work_of(schedule, kernel.anchor))
-    chunks = _chunks(height)
-    if not kernel.before:
-        places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
-    elif by_channel:
-        places = [*((rows, 1, chunk) for chunk in chunks for rows in (1, 0)), (0, 0, chunks[0])]
-    else:
-        places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
-        if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:  # weights are read once, and every row for each of them
-            places.insert(0, (0, 0, chunks[0]))
-            places = list(dict.fromkeys(places))
-    dot = 0
+    dot = None
     if reduced == 5:
-        dot_row = dot_for(
-            cpu, str(region_buffer(_factors(schedule.get(block_ref(schedule, kernel.anchor)))[0]).dtype), lanes
-        )
-        dot = dot_row.number if dot_row else 0
-    shapes = tile_knobs(schedule, kernel, cpu, reduced)
-    tiles = [
-        {**tile, "rows_first": rows, "pad_inside": rows, "chunk": max(chunk, tile["h_tile"]), "parallel": parallel, "tiles": 1}
-        for rows, chunk in dict.fromkeys((rows, chunk) for rows, _, chunk in places)
-        for tile in shapes
-        for parallel in order
-    ]  # fmt: skip
-    ways = [(0, dot, point) for point in points[:24]] + ([] if dot else [(1, 0, point) for point in points[:24]])
-    if row:
-        unrolls = (0,) if row.by_columns else (1, 0) if row.group > 1 else (0, 1)
-        tried = lane_points(row, channels, height, width, lanes)[:12]
+        image = _factors(schedule.get(block_ref(schedule, kernel.anchor)))[0]
+        dot = dot_for(cpu, str(region_buffer(image).dtype), lanes)
+    ways = [(0, dot.number if dot else 0, point) for point in points[:24]]
+    ways += [] if dot else [(1, 0, point) for point in points[:24]]
+    row = _lane_row(schedule, kernel, cpu, lanes, reduced)
+    columns = columns_for(schedule, kernel, cpu) if reduced == 5 else None
+    if columns:
+        ways = [(0, columns.number, point) for point in column_points(schedule, kernel, columns)] + ways[:24]
+    elif row:
+        unrolls = (1, 0) if row.group > 1 else (0, 1)
+        tried = lane_points(row, channels, height, width, lanes, _columns(schedule, kernel))[:12]
         ways = [(unroll, row.number, point) for point in tried for unroll in unrolls] + ways[:24]
-    knobs = [
-        {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": max(chunk, h),
-         "unroll": unroll, "parallel": parallel, "dot": number}
-        for rows, inside, chunk in places
-        for unroll, number, (c, h, w) in ways
-        for parallel in order
-    ]  # fmt: skip
-    return distinct([k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0])
+    return ways
 
 
 def _lane_row(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduced: int) -> ByLane | None:
@@ -112,11 +129,20 @@ def _lane_row(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduc
         return None
     block = schedule.get(block_ref(schedule, kernel.anchor))
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
-    inner, is_first = sizes[-1 if reduced == 4 else -2 :], sizes[5] == 1
+    inner = sizes[-1 if reduced == 4 else -2 :]
     data, weight = (str(region_buffer(region).dtype) for region in _factors(block))
     dtypes = (data, weight, str(region_buffer(block.writes[0]).dtype))
     grouped = (inner[0], inner[1] if reduced == 5 else 1)
-    return lane_for(cpu, dtypes, lanes, grouped, sizes[7] if is_first and _is_dense(block) else 1)
+    return lane_for(cpu, dtypes, lanes, grouped)
+
+
+def _columns(schedule: Any, kernel: Kernel) -> tuple[int, int]:
+    """Return the columns of a filter on packed channels, and the stride between their windows."""
+    assert kernel.anchor is not None
+    block = block_ref(schedule, kernel.anchor)
+    node = schedule.get(block)
+    step = linear_factors(_factors(node)[0].region[3].min, [node.iter_vars[3].var])[0]
+    return extents(schedule, schedule.get_loops(block))[7], int(step)
 
 
 def _factors(block: Any) -> list[Any]:
@@ -124,17 +150,15 @@ def _factors(block: Any) -> list[Any]:
     return list(block.reads)[-2:]
 
 
-def _is_dense(block: Any) -> bool:
-    """Whether the columns of a convolution's filter lie under neighbouring pixels."""
-    column = block.iter_vars[7].var
-    index = _factors(block)[0].region[3].min
-    return bool(linear_factors(index, [column])[0] == 1)
-
-
 def _chunks(height: int) -> list[int]:
     """Return how many rows one thread may take at a time, the likelier first."""
     wanted = (height // 4, height // 2, 1, height // 8)
     return list(dict.fromkeys(max(divisors(height, max(rows, 1))) for rows in wanted))
+
+
+def _rows_for(chunk: int, tile: int, height: int) -> int:
+    """Return how many rows a thread takes at a time: the least that tiles divide, from a wish on."""
+    return min(rows for rows in divisors(height, height) if rows >= chunk and rows % tile == 0)
 
 
 def _image(schedule: Any, block: Any, reduced: int) -> list[int]:
@@ -213,9 +237,17 @@ def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
 
 def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs) -> None:
     """Sum a tile in registers, in vectors or by an instruction that sums neighbours."""
+    pairs = pairs_numbered(knobs.get("dot", 0))
+    if pairs:
+        sum_in_pairs(schedule, pairs, anchor, rows)
+        return
     inner = schedule.get_loops(anchor)[-5 - reduced :]
     n, c_inner, h_inner, w_inner, c_lane = inner[:5]
     steps = inner[5:]
+    columns = columns_numbered(knobs.get("dot", 0))
+    if columns:
+        sum_by_columns(schedule, columns, anchor, inner, rows)
+        return
     row = lane_numbered(knobs.get("dot", 0))
     if row:
         _sum_by_lane(schedule, row, anchor, inner, rows)
@@ -241,10 +273,7 @@ def _sum_by_lane(schedule: Any, row: ByLane, anchor: Any, inner: list[Any], oute
     """Sum a tile in registers, a register of weights with every pixel of it before the next."""
     n, c_inner, h_inner, w_inner, c_lane, *steps = inner
     of_group = [steps.pop()] if row.group > 1 else []
-    if row.by_columns:
-        words, word = steps.pop(), steps.pop()
-    else:
-        words, word = schedule.split(steps.pop(), [None, row.words])
+    words, word = schedule.split(steps.pop(), [None, row.words])
     block, lane = schedule.split(c_lane, [None, row.lanes])
     schedule.reorder(*steps, n, words, c_inner, block, h_inner, w_inner, lane, word, *of_group)
     for tile in (c_inner, block, h_inner, w_inner):

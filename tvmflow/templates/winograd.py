@@ -48,7 +48,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     )
     dot = dot_for(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
-    row = lane_for(cpu, ("float32",) * 3, lanes, (sizes[7], 1), 1) if len(sizes) == 8 else None
+    row = lane_for(cpu, ("float32",) * 3, lanes, (sizes[7], 1)) if len(sizes) == 8 else None
     ways = (
         [(point, {"dot": row.number}) for point in lane_points(row, channels, rows, columns, lanes)[:6]] if row else []
     )

@@ -20,18 +20,11 @@ def read_database(folder: str, records: str) -> list[dict[str, Any]]:
     """Return what the correct records say as plain values; `records` is the name of their file. Raises StoreError."""
     from tvm.s_tir import meta_schedule as ms
 
-    from tvmflow.templates.by_lane import register_lanes_in
-    from tvmflow.templates.dot import register_dots_in
-    from tvmflow.templates.tiles import register_tiles_in
+    from tvmflow.templates.native_code import register_all_in
 
     try:
         text = Path(folder, records).read_text(encoding="utf-8")
-        for register in (
-            register_dots_in,
-            register_lanes_in,
-            register_tiles_in,
-        ):  # what a trace names has to be there when it is read
-            register(text)
+        register_all_in(text)
         database = ms.database.JSONDatabase(work_dir=folder, allow_missing=False)
         entries = list(database.get_all_tuning_records())
         return [

@@ -18,12 +18,13 @@ _OTHER_WORK = re.compile(
 )
 _DOTS = (
     ("dpbusd", 1.0),
+    ("bfmmla", 1.0),
     ("mmla", 2.0),
+    ("bfdot", 0.5),
     ("dot", 1.0),
     ("dpbf16ps", 0.5),
-    ("bfdot", 0.5),
     ("dpwssd", 0.5),
-)  # products for each byte of a register
+)  # products for each byte of a register; the first that is part of the name
 _JUMP = re.compile(r"j\w+|b(\.\w+)?|cbn?z|tbn?z")
 _TARGET = re.compile(r"(\.L\w+)\s*$")
 _REGISTER = re.compile(r"%([xyz])mm\d+|\b[vq](\d+)\b")
