@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tvmflow.building.runtime import RUNTIME
 from tvmflow.compilers import compiler_named
-from tvmflow.devices.emulation.packages import Apt, architecture_of_this_machine, made_folder, no_root
 from tvmflow.errors import DeviceError
+from tvmflow.sources.debian_packages import Apt, architecture_of_this_machine, made_folder, no_root
 from tvmflow.sources.tool_environments import cache_folder
 
 LINUX, ANDROID = "armv7a-linux-gnueabihf", "armv7a-linux-androideabi"

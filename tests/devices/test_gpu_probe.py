@@ -15,9 +15,9 @@ from tests.devices.agents import session_with
 from tvmflow.devices.agent_program import build_agent, running_agent
 from tvmflow.devices.gpu.known_bad import KNOWN_BAD, known_bad
 from tvmflow.devices.gpu.probe import Probed, probe, probe_program, read_probe
-from tvmflow.devices.gpu.software import SoftwareDrivers, software_drivers
 from tvmflow.errors import DeviceError
 from tvmflow.recipe import RUNTIME
+from tvmflow.sources.software_gpus import SoftwareDrivers, software_drivers
 
 # A driver of OpenCL as C: all that it does is written here. FAULT is what it does wrong.
 FAKE = r"""
@@ -39,6 +39,10 @@ cl_int clGetDeviceInfo(cl_device_id d, cl_uint what, size_t size, void *to, size
   else return -30;
   if (n) *n = 4;
   return 0; }
+/* what only networks need */
+void clCreateProgramWithBinary(void) {} void clGetProgramInfo(void) {} void clGetKernelWorkGroupInfo(void) {}
+void clEnqueueWriteBuffer(void) {} void clEnqueueCopyBuffer(void) {} void clGetEventInfo(void) {} void clGetEventProfilingInfo(void) {}
+void clReleaseEvent(void) {} void clFlush(void) {}
 static float memory[4096]; static size_t used;
 cl_context clCreateContext(const intptr_t *p, cl_uint n, const cl_device_id *d, void (*f)(const char *, const void *, size_t, void *), void *u, cl_int *e) {
   (void)p; (void)n; (void)d; (void)f; (void)u; *e = 0; return ONE(3); }

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmflow.devices.emulation.packages import Apt, architecture_of_this_machine, made_folder, no_root
+from tvmflow.sources.debian_packages import Apt, architecture_of_this_machine, made_folder, no_root
 from tvmflow.sources.tool_environments import cache_folder
 
 

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmflow.artifacts import digest_of, sha256_of
-from tvmflow.devices.emulation.packages import (
+from tvmflow.devices.emulation.processors import processor_named
+from tvmflow.errors import DeviceError
+from tvmflow.recipe import CODE_ROOT
+from tvmflow.sources.debian_packages import (
     Apt,
     architecture_of_this_machine,
     made_folder,
     no_root,
     release_of_this_machine,
 )
-from tvmflow.devices.emulation.processors import processor_named
-from tvmflow.errors import DeviceError
-from tvmflow.recipe import CODE_ROOT
 from tvmflow.sources.tool_environments import cache_folder
 from tvmflow.toolchain import installed
 

@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock
 
 from tvmflow.artifacts import digest_of, sha256_of
-from tvmflow.devices.agent_program import run_compiler
+from tvmflow.devices.agent_program import probe_sources, run_compiler
 from tvmflow.devices.gpu.known_bad import KnownBad, known_bad
 from tvmflow.errors import DeviceError
 from tvmflow.recipe import RUNTIME
@@ -79,7 +79,7 @@ class Probed:
 
 def probe_program(compiler: Sequence[str] = ("gcc",)) -> Path:
     """Return the probe as a program, compiled now if it is not there. Raises ToolchainError."""
-    sources = sorted((RUNTIME / "gpu").glob("*.c"))
+    sources = [RUNTIME / "gpu" / "main.c", *probe_sources()]
     digests = {file.name: sha256_of(file) for file in (RUNTIME / "gpu").iterdir() if file.is_file()}
     folder = cache_folder() / "gpu-probe" / digest_of([digests, list(compiler)])[:16]
     program = folder / "gpu-probe"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmflow.artifacts import digest_of
-from tvmflow.devices.emulation.packages import Apt, architecture_of_this_machine, made_folder, release_of_this_machine
 from tvmflow.errors import DeviceError
+from tvmflow.sources.debian_packages import Apt, architecture_of_this_machine, made_folder, release_of_this_machine
 from tvmflow.sources.tool_environments import cache_folder
 
 # By release of Debian: versions are in the names of packages.
@@ -65,6 +65,10 @@ class SoftwareDrivers:
     @property
     def lavapipe(self) -> SoftwareDriver:
         return self._driver("--vulkan", "libvulkan.so.1", {"VK_ICD_FILENAMES": str(self.folder / "lavapipe.json")})
+
+    def named(self, name: str) -> SoftwareDriver:
+        """Return the driver of a name: pocl, lavapipe."""
+        return {"pocl": self.pocl, "lavapipe": self.lavapipe}[name]
 
     def _driver(self, option: str, name: str, environment: dict[str, str]) -> SoftwareDriver:
         libraries = self._libraries
