@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,6 +140,15 @@ static const char *make_tensors(void) {
   return NULL;
 }
 
+/* Make the instance; programs of a GPU are kept in the agent's folder. */
+static tvmflow_status make_instance(const tvmflow_api *api, const tvmflow_options *options) {
+  char folder[64];
+  snprintf(folder, sizeof folder, "/proc/self/fd/%d", own.files->folder);
+  const tvmflow_gpu gpu = {.size = sizeof gpu, .cache = folder};
+  int on_gpu = api->size >= offsetof(tvmflow_api, create_on_gpu) + sizeof api->create_on_gpu && api->gpu;
+  return on_gpu ? api->create_on_gpu(options, &gpu, &own.instance) : api->create(options, &own.instance);
+}
+
 static void open_library(const request *asked, text *reply) {
   char path[STORE_PATH];
   uint64_t threads, mask;
@@ -157,7 +167,7 @@ static void open_library(const request *asked, text *reply) {
   const tvmflow_api *api = entry();
   if (api->abi_version != TVMFLOW_ABI_VERSION) return refuse(reply, "refused", "it has another version of the ABI");
   const tvmflow_options options = {.threads = (uint32_t)threads, .cpu_mask = mask};
-  if (api->create(&options, &own.instance) != TVMFLOW_OK) return refuse(reply, "refused", api->last_error());
+  if (make_instance(api, &options) != TVMFLOW_OK) return refuse(reply, "refused", api->last_error());
   own.api = api;
   const char *fault = make_tensors();
   if (fault) return refuse(reply, "refused", fault);
@@ -263,28 +273,51 @@ static void run(text *reply) {
   text_add(reply, ",\"ns\":%llu", (unsigned long long)(end - begin));
 }
 
+/* Nanoseconds that the kernels of `number` runs take on the device's clock; negative, with a reply, where that fails. */
+static double kernel_time(uint64_t number, text *reply) {
+  double total = 0;
+  if (own.api->set_profiling(own.instance, 1) != TVMFLOW_OK) return refuse(reply, "refused", "no memory for the profile"), -1;
+  for (uint64_t i = 0; i < number; ++i)
+    if (run_once(reply)) return -1;
+  for (uint32_t i = 0; i < own.api->kernels; ++i) {
+    tvmflow_profile found = {"", 0, 0};
+    own.api->profile(own.instance, i, &found);
+    total += (double)found.nanoseconds;
+  }
+  own.api->set_profiling(own.instance, 0);
+  return total;
+}
+
+/* Nanoseconds of `number` runs, of their kernels alone or of all that the caller waits for; negative, with a reply, where they fail. */
+static double time_of(uint64_t number, int of_kernels, text *reply) {
+  if (of_kernels) return kernel_time(number, reply);
+  uint64_t begin = now_ns();
+  for (uint64_t i = 0; i < number; ++i)
+    if (run_once(reply)) return -1;
+  return (double)(now_ns() - begin);
+}
+
 /* warmup runs, then `repeats` times the mean of `number` runs, of more where they take less than min_us together. */
 static void time_runs(const request *asked, text *reply) {
-  uint64_t warmup, repeats, number, min_us;
+  uint64_t warmup, repeats, number, min_us, of_kernels;
   if (!own.api) return refuse(reply, "bad_request", "no library is open");
   if (request_number(asked, "warmup", 0, 1000, 1, &warmup) || request_number(asked, "repeats", 1, MAX_TIMES, 1, &repeats) ||
-      request_number(asked, "number", 1, 1000000, 1, &number) || request_number(asked, "min_us", 0, 10000000, 0, &min_us))
-    return refuse(reply, "bad_request", "warmup, repeats, number or min_us");
+      request_number(asked, "number", 1, 1000000, 1, &number) || request_number(asked, "min_us", 0, 10000000, 0, &min_us) ||
+      request_number(asked, "kernels", 0, 1, 0, &of_kernels))
+    return refuse(reply, "bad_request", "warmup, repeats, number, min_us or kernels");
   for (uint64_t i = 0; i < warmup; ++i)
     if (run_once(reply)) return;
   double *times = malloc(repeats * sizeof *times);
   for (uint64_t i = 0; times && i < repeats;) {
-    uint64_t begin = now_ns();
-    for (uint64_t k = 0; k < number; ++k)
-      if (run_once(reply)) return free(times);
-    uint64_t took = now_ns() - begin;
-    if (took < min_us * 1000 && number < 1000000) { /* again, with a few more than seem to be needed */
-      double factor = took ? 1.2 * (double)(min_us * 1000) / (double)took : 1000.0;
+    double took = time_of(number, (int)of_kernels, reply);
+    if (took < 0) return free(times);
+    if (took < (double)(min_us * 1000) && number < 1000000) { /* again, with a few more than seem to be needed */
+      double factor = took > 0 ? 1.2 * (double)(min_us * 1000) / took : 1000.0;
       uint64_t more = (uint64_t)((double)number * (factor < 1000.0 ? factor : 1000.0));
       number = more > 1000000 ? 1000000 : more > number ? more : number + 1;
       continue;
     }
-    times[i++] = (double)took / (double)number;
+    times[i++] = took / (double)number;
   }
   if (!times) return refuse(reply, "refused", "no memory");
   say(reply, "ok", NULL);

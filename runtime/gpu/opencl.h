@@ -41,34 +41,47 @@ enum {
   CL_DEVICE_TYPE_CPU = 2, CL_DEVICE_TYPE_GPU = 4,
   CL_MEM_READ_WRITE = 1, CL_MEM_COPY_HOST_PTR = 32,
   CL_RGBA = 0x10B5, CL_FLOAT = 0x10DE, CL_MEM_OBJECT_IMAGE2D_ARRAY = 0x10F3,
-  CL_PROGRAM_BUILD_LOG = 0x1183
+  CL_QUEUE_PROFILING_ENABLE = 2,
+  CL_PROGRAM_BINARY_SIZES = 0x1165, CL_PROGRAM_BINARIES = 0x1166, CL_PROGRAM_BUILD_LOG = 0x1183,
+  CL_KERNEL_WORK_GROUP_SIZE = 0x11B0,
+  CL_COMPLETE = 0, CL_EVENT_COMMAND_EXECUTION_STATUS = 0x11D3,
+  CL_PROFILING_COMMAND_START = 0x1282, CL_PROFILING_COMMAND_END = 0x1283
 };
 #define CL_DEVICE_TYPE_ALL 0xFFFFFFFFu
 
-#define OPENCL_FUNCTIONS(X)                                                                                                              \
-  X(cl_int, clGetPlatformIDs, (cl_uint, cl_platform_id *, cl_uint *))                                                                    \
-  X(cl_int, clGetPlatformInfo, (cl_platform_id, cl_uint, size_t, void *, size_t *))                                                      \
-  X(cl_int, clGetDeviceIDs, (cl_platform_id, cl_bitfield, cl_uint, cl_device_id *, cl_uint *))                                           \
-  X(cl_int, clGetDeviceInfo, (cl_device_id, cl_uint, size_t, void *, size_t *))                                                          \
-  X(cl_context, clCreateContext, (const intptr_t *, cl_uint, const cl_device_id *, void (*)(const char *, const void *, size_t, void *), \
-                                  void *, cl_int *))                                                                                     \
-  X(cl_int, clReleaseContext, (cl_context))                                                                                              \
-  X(cl_command_queue, clCreateCommandQueue, (cl_context, cl_device_id, cl_bitfield, cl_int *))                                           \
-  X(cl_int, clReleaseCommandQueue, (cl_command_queue))                                                                                   \
-  X(cl_mem, clCreateBuffer, (cl_context, cl_bitfield, size_t, void *, cl_int *))                                                         \
-  X(cl_mem, clCreateImage, (cl_context, cl_bitfield, const cl_image_format *, const cl_image_desc *, void *, cl_int *))                  \
-  X(cl_int, clReleaseMemObject, (cl_mem))                                                                                                \
-  X(cl_program, clCreateProgramWithSource, (cl_context, cl_uint, const char **, const size_t *, cl_int *))                               \
-  X(cl_int, clBuildProgram, (cl_program, cl_uint, const cl_device_id *, const char *, void (*)(cl_program, void *), void *))             \
-  X(cl_int, clGetProgramBuildInfo, (cl_program, cl_device_id, cl_uint, size_t, void *, size_t *))                                        \
-  X(cl_int, clReleaseProgram, (cl_program))                                                                                              \
-  X(cl_kernel, clCreateKernel, (cl_program, const char *, cl_int *))                                                                     \
-  X(cl_int, clSetKernelArg, (cl_kernel, cl_uint, size_t, const void *))                                                                  \
-  X(cl_int, clReleaseKernel, (cl_kernel))                                                                                                \
-  X(cl_int, clEnqueueNDRangeKernel, (cl_command_queue, cl_kernel, cl_uint, const size_t *, const size_t *, const size_t *, cl_uint,      \
-                                     const cl_event *, cl_event *))                                                                      \
-  X(cl_int, clEnqueueReadBuffer, (cl_command_queue, cl_mem, cl_uint, size_t, size_t, void *, cl_uint, const cl_event *, cl_event *))     \
-  X(cl_int, clFinish, (cl_command_queue))
+#define OPENCL_FUNCTIONS(X)                                                                                                                         \
+  X(cl_int, clGetPlatformIDs, (cl_uint, cl_platform_id *, cl_uint *))                                                                               \
+  X(cl_int, clGetPlatformInfo, (cl_platform_id, cl_uint, size_t, void *, size_t *))                                                                 \
+  X(cl_int, clGetDeviceIDs, (cl_platform_id, cl_bitfield, cl_uint, cl_device_id *, cl_uint *))                                                      \
+  X(cl_int, clGetDeviceInfo, (cl_device_id, cl_uint, size_t, void *, size_t *))                                                                     \
+  X(cl_context, clCreateContext, (const intptr_t *, cl_uint, const cl_device_id *, void (*)(const char *, const void *, size_t, void *),            \
+                                  void *, cl_int *))                                                                                                \
+  X(cl_int, clReleaseContext, (cl_context))                                                                                                         \
+  X(cl_command_queue, clCreateCommandQueue, (cl_context, cl_device_id, cl_bitfield, cl_int *))                                                      \
+  X(cl_int, clReleaseCommandQueue, (cl_command_queue))                                                                                              \
+  X(cl_mem, clCreateBuffer, (cl_context, cl_bitfield, size_t, void *, cl_int *))                                                                    \
+  X(cl_mem, clCreateImage, (cl_context, cl_bitfield, const cl_image_format *, const cl_image_desc *, void *, cl_int *))                             \
+  X(cl_int, clReleaseMemObject, (cl_mem))                                                                                                           \
+  X(cl_program, clCreateProgramWithSource, (cl_context, cl_uint, const char **, const size_t *, cl_int *))                                          \
+  X(cl_int, clBuildProgram, (cl_program, cl_uint, const cl_device_id *, const char *, void (*)(cl_program, void *), void *))                        \
+  X(cl_int, clGetProgramBuildInfo, (cl_program, cl_device_id, cl_uint, size_t, void *, size_t *))                                                   \
+  X(cl_int, clReleaseProgram, (cl_program))                                                                                                         \
+  X(cl_kernel, clCreateKernel, (cl_program, const char *, cl_int *))                                                                                \
+  X(cl_int, clSetKernelArg, (cl_kernel, cl_uint, size_t, const void *))                                                                             \
+  X(cl_int, clReleaseKernel, (cl_kernel))                                                                                                           \
+  X(cl_int, clEnqueueNDRangeKernel, (cl_command_queue, cl_kernel, cl_uint, const size_t *, const size_t *, const size_t *, cl_uint,                 \
+                                     const cl_event *, cl_event *))                                                                                 \
+  X(cl_int, clEnqueueReadBuffer, (cl_command_queue, cl_mem, cl_uint, size_t, size_t, void *, cl_uint, const cl_event *, cl_event *))                \
+  X(cl_int, clFinish, (cl_command_queue))                                                                                                           \
+  X(cl_program, clCreateProgramWithBinary, (cl_context, cl_uint, const cl_device_id *, const size_t *, const unsigned char **, cl_int *, cl_int *)) \
+  X(cl_int, clGetProgramInfo, (cl_program, cl_uint, size_t, void *, size_t *))                                                                      \
+  X(cl_int, clGetKernelWorkGroupInfo, (cl_kernel, cl_device_id, cl_uint, size_t, void *, size_t *))                                                 \
+  X(cl_int, clEnqueueWriteBuffer, (cl_command_queue, cl_mem, cl_uint, size_t, size_t, const void *, cl_uint, const cl_event *, cl_event *))         \
+  X(cl_int, clEnqueueCopyBuffer, (cl_command_queue, cl_mem, cl_mem, size_t, size_t, size_t, cl_uint, const cl_event *, cl_event *))                 \
+  X(cl_int, clGetEventInfo, (cl_event, cl_uint, size_t, void *, size_t *))                                                                          \
+  X(cl_int, clGetEventProfilingInfo, (cl_event, cl_uint, size_t, void *, size_t *))                                                                 \
+  X(cl_int, clReleaseEvent, (cl_event))                                                                                                             \
+  X(cl_int, clFlush, (cl_command_queue))
 
 typedef struct {
   void *library;

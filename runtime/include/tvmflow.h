@@ -35,7 +35,7 @@ typedef enum {
   TVMFLOW_NO_MEMORY = 2,    /* the allocator returned NULL */
   TVMFLOW_NO_THREADS = 3,   /* the system made no thread, or refused the CPU mask */
   TVMFLOW_KERNEL_FAILED = 4, /* a kernel refused its arguments: the library is damaged or was built wrongly */
-  TVMFLOW_DEVICE_FAILED = 5  /* the driver of the accelerator said no */
+  TVMFLOW_DEVICE_FAILED = 5  /* the driver of the accelerator or GPU said no */
 } tvmflow_status;
 
 typedef enum {
@@ -91,6 +91,14 @@ typedef struct {
   /* Run `count` instructions, which lie `offset` bytes into `code`, until FINISH is over; all addresses in them count from `memory`. */
   int (*launch)(void *context, const tvmflow_memory *code, size_t offset, uint32_t count, const tvmflow_memory *memory);
 } tvmflow_driver;
+
+/* How a network that was compiled for a GPU reaches it. All zero but size means: the first GPU that the system's driver lists. */
+typedef struct {
+  uint32_t size;       /* sizeof(tvmflow_gpu) */
+  const char *library; /* the driver's, or its loader; NULL: where systems have it */
+  const char *device;  /* a part of the device's name; NULL: the first GPU, or the first device where none is one */
+  const char *cache;   /* an existing folder for compiled programs, which only this app can write to; NULL: they are compiled at each start */
+} tvmflow_gpu;
 
 /* What a kernel took since profiling was turned on. */
 typedef struct {
@@ -163,6 +171,12 @@ typedef struct {
   const char *device;
   /* As create, of a network with a device, which needs a driver for it. The driver is copied; its context lives as long as the instance. */
   tvmflow_status (*create_on)(const tvmflow_options *options, const tvmflow_driver *driver, tvmflow_instance **instance);
+
+  /* "opencl" or "vulkan" where a GPU computes the network, else NULL. */
+  const char *gpu;
+  /* As create, which is this with a `gpu` of zeros. TVMFLOW_DEVICE_FAILED where there is no usable GPU: last_error says why, and the app takes the
+   * network's library for the CPU. */
+  tvmflow_status (*create_on_gpu)(const tvmflow_options *options, const tvmflow_gpu *gpu, tvmflow_instance **instance);
 } tvmflow_api;
 
 typedef const tvmflow_api *(*tvmflow_entry)(void);

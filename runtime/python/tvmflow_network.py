@@ -69,6 +69,23 @@ class Driver(ctypes.Structure):
     )  # fmt: skip
 
 
+class Gpu(ctypes.Structure):
+    """How a network that was compiled for a GPU reaches it, see tvmflow.h. device: a part of its name; cache: a folder for compiled programs."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32), ("library", ctypes.c_char_p), ("device", ctypes.c_char_p), ("cache", ctypes.c_char_p),
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        library: str | os.PathLike[str] | None = None,
+        device: str | None = None,
+        cache: str | os.PathLike[str] | None = None,
+    ) -> None:
+        named = (None if given is None else os.fsencode(given) for given in (library, device, cache))
+        super().__init__(ctypes.sizeof(Gpu), *named)
+
+
 class _Profile(ctypes.Structure):
     _fields_ = (("kernel", ctypes.c_char_p), ("calls", ctypes.c_uint64), ("nanoseconds", ctypes.c_uint64))
 
@@ -94,6 +111,8 @@ class _Api(ctypes.Structure):
                                       ctypes.POINTER(ctypes.c_float))),
         ("device", ctypes.c_char_p),
         ("create_on", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.c_void_p, _Pointers)),
+        ("gpu", ctypes.c_char_p),
+        ("create_on_gpu", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.POINTER(Gpu), _Pointers)),
     )  # fmt: skip
 
 
@@ -122,9 +141,17 @@ class Network:
     """An instance of a network. threads: 0 for as many as it was tuned for; cpu_mask: bit i allows CPU i, 0 leaves it open.
 
     driver: of the accelerator that computes a part of it, a Driver, or a function that returns one for the accelerator's design.
+    gpu: which GPU runs it, of a network that was compiled for one; None for the first.
     """
 
-    def __init__(self, path: str | os.PathLike[str], threads: int = 0, cpu_mask: int = 0, driver: Any = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        threads: int = 0,
+        cpu_mask: int = 0,
+        driver: Any = None,
+        gpu: Gpu | None = None,
+    ) -> None:
         library = ctypes.CDLL(os.path.realpath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
         library.tvmflow_network.restype = ctypes.POINTER(_Api)
         self._handle = ctypes.c_void_p()
@@ -137,7 +164,11 @@ class Network:
         self.labels = tuple(self._api.labels[i].decode() for i in range(self._api.label_count))
         options = _Options(threads=threads, cpu_mask=cpu_mask)
         self._driver = driver(self.device) if callable(driver) and self.device else None if callable(driver) else driver
-        if self._driver is None:
+        if gpu is not None and not self.gpu:
+            raise NetworkError(f"{path} was compiled for the CPU, not for a GPU")
+        if gpu is not None:
+            self._check(self._api.create_on_gpu(ctypes.byref(options), ctypes.byref(gpu), ctypes.byref(self._handle)))
+        elif self._driver is None:
             self._check(self._api.create(ctypes.byref(options), ctypes.byref(self._handle)))
         else:
             pointer = ctypes.addressof(self._driver)
@@ -158,6 +189,12 @@ class Network:
     def device(self) -> str:
         """Return the design of the accelerator that computes a part of the network, "" where there is none."""
         named = self._api.device if self._api.size > _Api.device.offset else None
+        return named.decode() if named else ""
+
+    @property
+    def gpu(self) -> str:
+        """Return "opencl" or "vulkan" where a GPU computes the network, else ""."""
+        named = self._api.gpu if self._api.size > _Api.gpu.offset else None
         return named.decode() if named else ""
 
     @property

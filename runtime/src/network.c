@@ -3,6 +3,7 @@
 #include "clock.h"
 #include "device.h"
 #include "image.h"
+#include "network_gpu.h"
 #include "plan.h"
 #include "pool.h"
 #include "scores.h"
@@ -35,6 +36,8 @@ struct tvmflow_instance {
   tvmflow_options options;
   pool threads;
   device_part device; /* all zero where the network has none */
+  gpu_part *gpu;      /* NULL where the CPU walks over the plan */
+  const void **gpu_inputs; /* where its inputs, then outputs, are in a run */
   pthread_mutex_t mutex;
   unsigned char *arena;
   plan_tensor *tensors;  /* one per value of the plan */
@@ -174,6 +177,8 @@ static void free_memory(tvmflow_instance *freed) {
     for (uint32_t i = 0; i < plan_api.inputs + plan_api.outputs; ++i) release(freed, freed->places[i].own);
   device_program *programs = freed->device.programs;
   device_unload(&freed->device);
+  if (freed->gpu) plan.gpu->functions->close(freed->gpu);
+  release(freed, freed->gpu_inputs);
   release(freed, programs);
   release(freed, freed->places);
   release(freed, freed->image_memory);
@@ -204,9 +209,48 @@ static tvmflow_status load_device(tvmflow_instance *made, const tvmflow_driver *
   return TVMFLOW_OK;
 }
 
-tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance **instance) { return tvmflow_create_on(options, NULL, instance); }
+static tvmflow_status open_gpu(tvmflow_instance *made, const tvmflow_gpu *gpu) {
+  const tvmflow_gpu none = {.size = sizeof none};
+  char why[GPU_REASON] = "";
+  if (!plan.gpu) return TVMFLOW_OK;
+  made->gpu_inputs = allocate(made, (plan_api.inputs + plan_api.outputs) * sizeof *made->gpu_inputs);
+  if (!made->gpu_inputs) return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  if (plan.gpu->functions->open(gpu ? gpu : &none, &made->gpu, why)) return told(TVMFLOW_DEVICE_FAILED, "%s", why);
+  return TVMFLOW_OK;
+}
+
+/* The memory that the CPU walks over the plan in; a network on a GPU has its own there. */
+static int make_memory(tvmflow_instance *made) {
+  const size_t tensors = (plan_api.inputs + plan_api.outputs) * sizeof *made->places;
+  made->places = allocate(made, tensors);
+  if (!made->places) return -1;
+  memset(made->places, 0, tensors);
+  if (plan.gpu) return 0;
+  made->arena = allocate(made, plan_api.arena_size);
+  made->tensors = allocate(made, plan.value_count * sizeof *made->tensors);
+  made->arguments = allocate(made, plan.argument_count * sizeof *made->arguments);
+  if (!made->arena || !made->tensors || !made->arguments) return -1;
+  memset(made->arguments, 0, plan.argument_count * sizeof *made->arguments);
+  bind(made);
+  return 0;
+}
+
+static tvmflow_status create(const tvmflow_options *options, const tvmflow_driver *driver, const tvmflow_gpu *gpu, tvmflow_instance **instance);
+
+tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance **instance) { return create(options, NULL, NULL, instance); }
 
 tvmflow_status tvmflow_create_on(const tvmflow_options *options, const tvmflow_driver *driver, tvmflow_instance **instance) {
+  return create(options, driver, NULL, instance);
+}
+
+tvmflow_status tvmflow_create_on_gpu(const tvmflow_options *options, const tvmflow_gpu *gpu, tvmflow_instance **instance) {
+  current.error[0] = 0;
+  if (!plan.gpu) return told(TVMFLOW_BAD_ARGUMENT, "a GPU for a network that was compiled for the CPU", NULL);
+  if (gpu && gpu->size < sizeof *gpu) return told(TVMFLOW_BAD_ARGUMENT, "a GPU of an older header", NULL);
+  return create(options, NULL, gpu, instance);
+}
+
+static tvmflow_status create(const tvmflow_options *options, const tvmflow_driver *driver, const tvmflow_gpu *gpu, tvmflow_instance **instance) {
   tvmflow_options wanted = {0};
   current.error[0] = 0;
   if (!instance) return told(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
@@ -221,18 +265,10 @@ tvmflow_status tvmflow_create_on(const tvmflow_options *options, const tvmflow_d
   if (!made) return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   memset(made, 0, sizeof *made);
   made->options = wanted;
-  made->arena = allocate(made, plan_api.arena_size);
-  made->tensors = allocate(made, plan.value_count * sizeof *made->tensors);
-  made->arguments = allocate(made, plan.argument_count * sizeof *made->arguments);
-  made->places = allocate(made, (plan_api.inputs + plan_api.outputs) * sizeof *made->places);
-  if (made->places) memset(made->places, 0, (plan_api.inputs + plan_api.outputs) * sizeof *made->places);
-  if (!made->arena || !made->tensors || !made->arguments || !made->places) {
-    free_memory(made);
-    return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
-  }
-  memset(made->arguments, 0, plan.argument_count * sizeof *made->arguments);
-  bind(made);
-  tvmflow_status status = load_device(made, driver);
+  tvmflow_status status = TVMFLOW_OK;
+  if (make_memory(made)) status = told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  if (!status) status = load_device(made, driver);
+  if (!status) status = open_gpu(made, gpu);
   if (status) {
     free_memory(made);
     return status;
@@ -268,7 +304,7 @@ static void *own_memory(tvmflow_instance *instance, place *at, size_t size) {
 
 /* Let the kernels use this memory, or ours where it is NULL or not aligned. */
 static tvmflow_status settle(tvmflow_instance *instance, place *at, const void *memory, size_t size) {
-  if (!memory || !is_aligned(memory)) memory = own_memory(instance, at, size);
+  if (!memory || (!is_aligned(memory) && !plan.gpu)) memory = own_memory(instance, at, size);
   if (!memory) return told(TVMFLOW_NO_MEMORY, "no memory for an input or output that is not aligned to TVMFLOW_ALIGNMENT", NULL);
   instance->moved |= at->used != memory;
   at->used = (unsigned char *)(uintptr_t)memory;
@@ -325,12 +361,23 @@ static tvmflow_status walk(tvmflow_instance *instance) {
   return TVMFLOW_OK;
 }
 
+static tvmflow_status run_on_gpu(tvmflow_instance *instance) {
+  const uint32_t count = plan_api.inputs + plan_api.outputs;
+  char why[GPU_REASON] = "";
+  for (uint32_t i = 0; i < count; ++i) instance->gpu_inputs[i] = instance->places[i].used;
+  void *const *outputs = (void *const *)(instance->gpu_inputs + plan_api.inputs);
+  uint64_t *times = instance->profiling ? instance->nanoseconds : NULL;
+  if (plan.gpu->functions->run(instance->gpu, instance->gpu_inputs, outputs, times, why)) return told(TVMFLOW_DEVICE_FAILED, "%s", why);
+  for (uint32_t i = 0; i < plan.step_count && times; ++i) instance->calls[i] += 1;
+  return TVMFLOW_OK;
+}
+
 /* Run on inputs that are settled; outputs as of settle_outputs. */
 static tvmflow_status run_settled(tvmflow_instance *instance, void *const *outputs) {
   tvmflow_status status = settle_outputs(instance, outputs);
   if (status) return status;
-  point(instance);
-  status = walk(instance);
+  if (!plan.gpu) point(instance);
+  status = plan.gpu ? run_on_gpu(instance) : walk(instance);
   for (uint32_t i = 0; i < plan_api.outputs && !status && outputs; ++i) {
     const place *at = &instance->places[plan_api.inputs + i];
     if (at->used != outputs[i]) memcpy(outputs[i], at->used, plan.outputs[i].size);

@@ -83,6 +83,25 @@ typedef struct {
   const void *table;
 } plan_image;
 
+/* A kernel of the GPU: step i of the plan runs kernel i, whose arguments are the step's. code: a program in source or binary, of which it is the
+ * function `name`. */
+typedef struct {
+  const char *name;
+  const void *code;
+  size_t code_size; /* bytes */
+  uint32_t groups[3], group_size[3];
+} plan_gpu_kernel;
+
+struct gpu_functions;
+
+/* What the GPU needs to run all steps. compiler_options: of its programs; alignment: of values in the arena, bytes. */
+typedef struct {
+  const struct gpu_functions *functions;
+  const plan_gpu_kernel *kernels; /* one per step */
+  const char *compiler_options;
+  uint32_t alignment;
+} plan_gpu;
+
 typedef struct {
   const plan_value *values;
   const uint32_t *arguments;
@@ -94,6 +113,7 @@ typedef struct {
   const plan_image *image; /* NULL: the network takes no images */
   const plan_program *programs;
   uint32_t program_count;
+  const plan_gpu *gpu; /* NULL: the CPU, perhaps with an accelerator, runs all steps */
 } plan_tables;
 
 extern const plan_tables plan;
@@ -104,6 +124,7 @@ tvmflow_status tvmflow_output(uint32_t i, tvmflow_tensor *info);
 tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance **instance);
 tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs, void *const *outputs);
 tvmflow_status tvmflow_create_on(const tvmflow_options *options, const tvmflow_driver *driver, tvmflow_instance **instance);
+tvmflow_status tvmflow_create_on_gpu(const tvmflow_options *options, const tvmflow_gpu *gpu, tvmflow_instance **instance);
 void tvmflow_destroy(tvmflow_instance *instance);
 const char *tvmflow_last_error(void);
 tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on);

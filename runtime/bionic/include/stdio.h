@@ -5,6 +5,11 @@
 typedef struct bionic_file FILE;
 FILE *fopen(const char *, const char *);
 int fclose(FILE *);
+size_t fread(void *, size_t, size_t, FILE *);
+size_t fwrite(const void *, size_t, size_t, FILE *);
+int rename(const char *, const char *);
+int remove(const char *);
 int fscanf(FILE *, const char *, ...) __attribute__((format(scanf, 2, 3)));
+int vsnprintf(char *, size_t, const char *, __builtin_va_list) __attribute__((format(printf, 3, 0)));
 int snprintf(char *, size_t, const char *, ...) __attribute__((format(printf, 3, 4)));
 #endif

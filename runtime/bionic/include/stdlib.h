@@ -9,4 +9,5 @@ void free(void *);
 int posix_memalign(void **, size_t, size_t);
 char *getenv(const char *);
 _Noreturn void abort(void);
+void qsort(void *, size_t, size_t, int (*)(const void *, const void *));
 #endif

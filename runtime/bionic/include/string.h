@@ -5,6 +5,11 @@
 void *memcpy(void *, const void *, size_t);
 void *memmove(void *, const void *, size_t);
 void *memset(void *, int, size_t);
+int memcmp(const void *, const void *, size_t);
+char *strstr(const char *, const char *);
 int strcmp(const char *, const char *);
 size_t strlen(const char *);
+char *strrchr(const char *, int);
+char *strcpy(char *, const char *);
+size_t strcspn(const char *, const char *);
 #endif

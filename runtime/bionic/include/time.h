@@ -6,4 +6,5 @@ struct timespec {
 };
 #define CLOCK_MONOTONIC 1
 int clock_gettime(int, struct timespec *);
+int nanosleep(const struct timespec *, struct timespec *);
 #endif

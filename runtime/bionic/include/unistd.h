@@ -3,6 +3,7 @@
 #define TVMFLOW_BIONIC_UNISTD_H
 #define _SC_PAGESIZE 0x27
 #define _SC_NPROCESSORS_ONLN 0x61
+int getpid(void);
 long sysconf(int);
 long syscall(long, ...);
 #endif

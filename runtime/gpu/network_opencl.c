@@ -1,0 +1,370 @@
+/* A network on a GPU by OpenCL: one in-order queue, kernels whose arguments are set once, a buffer for each place of the plan. */
+#define _GNU_SOURCE
+#include "network_gpu.h"
+#include "opencl.h"
+#include "program_cache.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MOST_PLATFORMS 8
+#define MOST_DEVICES 8
+#define TEXT 256
+#ifndef HANGS_MS
+#define HANGS_MS 20000 /* of the first run, in which drivers may still compile */
+#endif
+
+struct gpu_part {
+  opencl api;
+  cl_device_id device;
+  cl_context context;
+  cl_command_queue queue, timed; /* timed: made when first needed */
+  cl_mem *values;   /* one per value of the plan; values of one place share theirs */
+  uint8_t *owned;   /* whether values[i] is released with the part */
+  cl_kernel *kernels; /* one per step */
+  cl_event *events; /* one per step, while it is timed */
+  int ran, lost;    /* a run is over; the device is of no use any more */
+};
+
+static int failed(char *why, const char *call, cl_int error) {
+  snprintf(why, GPU_REASON, "OpenCL: %s: error %d", call, error);
+  return -1;
+}
+
+static void text_of(const opencl *api, cl_device_id device, cl_uint what, char *text) {
+  text[0] = 0;
+  if (api->clGetDeviceInfo(device, what, TEXT - 1, text, NULL) != CL_SUCCESS) text[0] = 0;
+  text[TEXT - 1] = 0;
+}
+
+/* -- the device -- */
+
+/* Whether a device is wanted, and how much: 2 for a GPU, 1 for any other, 0 for none. */
+static int rank_of(const opencl *api, cl_device_id device, const char *named) {
+  char name[TEXT];
+  cl_bitfield type = 0;
+  text_of(api, device, CL_DEVICE_NAME, name);
+  if (named && !strstr(name, named)) return 0;
+  api->clGetDeviceInfo(device, CL_DEVICE_TYPE, sizeof type, &type, NULL);
+  return type & CL_DEVICE_TYPE_GPU ? 2 : 1;
+}
+
+static int find_device(gpu_part *part, const char *named, char *why) {
+  cl_platform_id platforms[MOST_PLATFORMS];
+  cl_device_id devices[MOST_DEVICES];
+  cl_uint platform_count = 0;
+  int best = 0;
+  if (part->api.clGetPlatformIDs(MOST_PLATFORMS, platforms, &platform_count) != CL_SUCCESS) platform_count = 0;
+  for (cl_uint i = 0; i < platform_count && i < MOST_PLATFORMS; ++i) {
+    cl_uint count = 0;
+    if (part->api.clGetDeviceIDs(platforms[i], CL_DEVICE_TYPE_ALL, MOST_DEVICES, devices, &count) != CL_SUCCESS) continue;
+    for (cl_uint j = 0; j < count && j < MOST_DEVICES; ++j) {
+      int rank = rank_of(&part->api, devices[j], named);
+      if (rank > best) part->device = devices[j], best = rank;
+    }
+  }
+  if (best) return 0;
+  snprintf(why, GPU_REASON, "OpenCL: %s lists no device%s%.100s", part->api.name, named ? " with this in its name: " : "", named ? named : "");
+  return -1;
+}
+
+/* -- memory -- */
+
+static uint64_t size_of(const plan_value *value) {
+  uint64_t size = value->bits / 8;
+  for (uint32_t axis = 0; axis < value->ndim; ++axis) size *= (uint64_t)value->shape[axis];
+  return size ? size : 1;
+}
+
+static cl_mem buffer(gpu_part *part, uint64_t size, const void *content, char *why) {
+  cl_int error = CL_SUCCESS;
+  cl_mem made = part->api.clCreateBuffer(part->context, CL_MEM_READ_WRITE | (content ? CL_MEM_COPY_HOST_PTR : 0), (size_t)size,
+                                         (void *)(uintptr_t)content, &error);
+  if (!made || error != CL_SUCCESS) {
+    snprintf(why, GPU_REASON, "OpenCL: no buffer of %llu bytes: error %d", (unsigned long long)size, error);
+    return NULL;
+  }
+  return made;
+}
+
+static int is_at(const plan_value *value, const plan_value *other) {
+  return value->place == other->place && value->index == other->index && value->offset == other->offset;
+}
+
+/* Make the buffer of a value's place, as large as the largest value there, unless an earlier one has it. Parts of one buffer are not used: drivers
+ * differ in what they ask of them, and NVIDIA's ends the process when they are released. */
+static int make_value(gpu_part *part, uint32_t at, char *why) {
+  const plan_value *value = &plan.values[at];
+  uint64_t size = 0;
+  for (uint32_t i = 0; i < at; ++i)
+    if (is_at(value, &plan.values[i])) {
+      part->values[at] = part->values[i];
+      return 0;
+    }
+  for (uint32_t i = at; i < plan.value_count; ++i)
+    if (is_at(value, &plan.values[i]) && size_of(&plan.values[i]) > size) size = size_of(&plan.values[i]);
+  part->values[at] = buffer(part, size, value->place == PLAN_CONSTANT ? plan.constants + value->offset : NULL, why);
+  part->owned[at] = 1;
+  return part->values[at] ? 0 : -1;
+}
+
+static int make_memory(gpu_part *part, char *why) {
+  part->values = calloc(plan.value_count, sizeof *part->values);
+  part->owned = calloc(plan.value_count, 1);
+  part->kernels = calloc(plan.step_count, sizeof *part->kernels);
+  part->events = calloc(plan.step_count, sizeof *part->events);
+  if (!part->values || !part->owned || !part->kernels || !part->events) return snprintf(why, GPU_REASON, "no memory for an instance"), -1;
+  for (uint32_t i = 0; i < plan.value_count; ++i)
+    if (make_value(part, i, why)) return -1;
+  return 0;
+}
+
+/* -- programs -- */
+
+/* What a compiled program depends on beside its source. */
+static void key_of(const gpu_part *part, char *key, size_t size) {
+  char name[TEXT], driver[TEXT], version[TEXT];
+  text_of(&part->api, part->device, CL_DEVICE_NAME, name);
+  text_of(&part->api, part->device, CL_DRIVER_VERSION, driver);
+  text_of(&part->api, part->device, CL_DEVICE_VERSION, version);
+  snprintf(key, size, "opencl|%s|%s|%s|%s", name, driver, version, plan.gpu->compiler_options);
+}
+
+static int compile(gpu_part *part, cl_program program, char *why) {
+  cl_int error = part->api.clBuildProgram(program, 1, &part->device, plan.gpu->compiler_options, NULL, NULL);
+  if (error == CL_SUCCESS) return 0;
+  char *log = calloc(1, 1 << 16);
+  if (log) part->api.clGetProgramBuildInfo(program, part->device, CL_PROGRAM_BUILD_LOG, (1 << 16) - 1, log, NULL);
+  snprintf(why, GPU_REASON, "OpenCL: the driver's compiler refuses the kernels: error %d: %.250s", error, log ? log : "");
+  free(log);
+  return -1;
+}
+
+/* Return the program of compiled code from the cache; NULL where there is none that the driver takes. */
+static cl_program cached(gpu_part *part, const program_key *key) {
+  size_t size = 0;
+  unsigned char *code = program_cache_read(key, &size);
+  if (!code) return NULL;
+  cl_int error = CL_SUCCESS, status = CL_SUCCESS;
+  const unsigned char *codes = code;
+  cl_program program = part->api.clCreateProgramWithBinary(part->context, 1, &part->device, &size, &codes, &status, &error);
+  char ignored[GPU_REASON];
+  if (program && (error != CL_SUCCESS || status != CL_SUCCESS || compile(part, program, ignored))) {
+    part->api.clReleaseProgram(program);
+    program = NULL;
+  }
+  free(code);
+  return program;
+}
+
+static void keep(gpu_part *part, cl_program program, const program_key *key) {
+  size_t size = 0;
+  if (part->api.clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) != CL_SUCCESS || !size) return;
+  unsigned char *code = malloc(size);
+  if (code && part->api.clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof code, &code, NULL) == CL_SUCCESS)
+    program_cache_write(key, code, size);
+  free(code);
+}
+
+static cl_program program_of(gpu_part *part, const plan_gpu_kernel *kernel, const tvmflow_gpu *wanted, char *why) {
+  char text[4 * TEXT];
+  key_of(part, text, sizeof text);
+  const program_key key = {wanted->cache, text, kernel->code, kernel->code_size};
+  cl_program program = cached(part, &key);
+  if (program) return program;
+  cl_int error = CL_SUCCESS;
+  const char *source = kernel->code;
+  program = part->api.clCreateProgramWithSource(part->context, 1, &source, &kernel->code_size, &error);
+  if (!program) return failed(why, "clCreateProgramWithSource", error), NULL;
+  if (compile(part, program, why)) {
+    part->api.clReleaseProgram(program);
+    return NULL;
+  }
+  keep(part, program, &key);
+  return program;
+}
+
+static int make_kernel(gpu_part *part, uint32_t i, cl_program program, char *why) {
+  const plan_gpu_kernel *kernel = &plan.gpu->kernels[i];
+  cl_int error = CL_SUCCESS;
+  size_t most = 0, wanted = (size_t)kernel->group_size[0] * kernel->group_size[1] * kernel->group_size[2];
+  part->kernels[i] = part->api.clCreateKernel(program, kernel->name, &error);
+  if (!part->kernels[i]) return failed(why, "clCreateKernel", error);
+  error = part->api.clGetKernelWorkGroupInfo(part->kernels[i], part->device, CL_KERNEL_WORK_GROUP_SIZE, sizeof most, &most, NULL);
+  if (error == CL_SUCCESS && most < wanted) {
+    snprintf(why, GPU_REASON, "OpenCL: %.100s has groups of %zu, and the device runs %zu at most", kernel->name, wanted, most);
+    return -1;
+  }
+  const plan_step *step = &plan.steps[i];
+  for (uint32_t k = 0; k < step->count; ++k) {
+    error = part->api.clSetKernelArg(part->kernels[i], k, sizeof(cl_mem), &part->values[plan.arguments[step->arguments + k]]);
+    if (error != CL_SUCCESS) return failed(why, "clSetKernelArg", error);
+  }
+  return 0;
+}
+
+static int make_kernels(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
+  cl_program program = NULL;
+  const void *code = NULL;
+  int status = 0;
+  for (uint32_t i = 0; i < plan.step_count && !status; ++i) {
+    if (plan.gpu->kernels[i].code != code) {
+      if (program) part->api.clReleaseProgram(program); /* its kernels hold it */
+      code = plan.gpu->kernels[i].code;
+      program = program_of(part, &plan.gpu->kernels[i], wanted, why);
+    }
+    status = program ? make_kernel(part, i, program, why) : -1;
+  }
+  if (program) part->api.clReleaseProgram(program);
+  return status;
+}
+
+/* -- opening and closing -- */
+
+static void close_part(gpu_part *part) {
+  if (!part) return;
+  for (uint32_t i = 0; part->kernels && i < plan.step_count; ++i)
+    if (part->kernels[i]) part->api.clReleaseKernel(part->kernels[i]);
+  for (uint32_t i = 0; part->values && i < plan.value_count; ++i)
+    if (part->owned[i] && part->values[i]) part->api.clReleaseMemObject(part->values[i]);
+  if (part->timed) part->api.clReleaseCommandQueue(part->timed);
+  if (part->queue) part->api.clReleaseCommandQueue(part->queue);
+  if (part->context) part->api.clReleaseContext(part->context);
+  free(part->values);
+  free(part->owned);
+  free(part->kernels);
+  free(part->events);
+  free(part);
+}
+
+static int open_in(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
+  cl_int error = CL_SUCCESS;
+  if (opencl_load(&part->api, wanted->library, why, GPU_REASON) || find_device(part, wanted->device, why)) return -1;
+  part->context = part->api.clCreateContext(NULL, 1, &part->device, NULL, NULL, &error);
+  if (!part->context) return failed(why, "clCreateContext", error);
+  part->queue = part->api.clCreateCommandQueue(part->context, part->device, 0, &error);
+  if (!part->queue) return failed(why, "clCreateCommandQueue", error);
+  return make_memory(part, why) || make_kernels(part, wanted, why) ? -1 : 0;
+}
+
+static int open_part(const tvmflow_gpu *wanted, gpu_part **made, char *why) {
+  gpu_part *part = calloc(1, sizeof *part);
+  if (!part) return snprintf(why, GPU_REASON, "no memory for an instance"), -1;
+  if (open_in(part, wanted, why)) {
+    close_part(part);
+    return -1;
+  }
+  *made = part;
+  return 0;
+}
+
+/* -- running -- */
+
+static int enqueue_kernels(gpu_part *part, cl_command_queue queue, cl_event *events, char *why) {
+  for (uint32_t i = 0; i < plan.step_count; ++i) {
+    const plan_gpu_kernel *kernel = &plan.gpu->kernels[i];
+    size_t local[3], global[3];
+    for (int axis = 0; axis < 3; ++axis) {
+      local[axis] = kernel->group_size[axis];
+      global[axis] = local[axis] * kernel->groups[axis];
+    }
+    cl_int error = part->api.clEnqueueNDRangeKernel(queue, part->kernels[i], 3, NULL, global, local, 0, NULL, events ? &events[i] : NULL);
+    if (error != CL_SUCCESS) return failed(why, kernel->name, error);
+  }
+  return 0;
+}
+
+/* Position of the value that an input or output of the plan is. */
+static cl_mem tensor(const gpu_part *part, plan_place place, uint32_t index) {
+  for (uint32_t i = 0; i < plan.value_count; ++i)
+    if (plan.values[i].place == place && plan.values[i].index == index && !plan.values[i].offset) return part->values[i];
+  return NULL; /* an input that nobody reads */
+}
+
+static int enqueue_copies(gpu_part *part, cl_command_queue queue, char *why) {
+  for (uint32_t i = 0; i < plan.copy_count; ++i) {
+    const plan_copy *copy = &plan.copies[i];
+    cl_int error = part->api.clEnqueueCopyBuffer(queue, part->values[copy->from], part->values[copy->to], 0, 0, (size_t)copy->size, 0, NULL, NULL);
+    if (error != CL_SUCCESS) return failed(why, "clEnqueueCopyBuffer", error);
+  }
+  return 0;
+}
+
+/* Wait for an event no longer than HANGS_MS. */
+static int wait_for(gpu_part *part, cl_event event, char *why) {
+  const struct timespec pause = {0, 200000};
+  cl_int status = 1;
+  for (int waited = 0; waited < HANGS_MS * 5; ++waited) {
+    cl_int error = part->api.clGetEventInfo(event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof status, &status, NULL);
+    if (error != CL_SUCCESS) return failed(why, "clGetEventInfo", error);
+    if (status < 0) return failed(why, "running the kernels", status);
+    if (status == CL_COMPLETE) return 0;
+    nanosleep(&pause, NULL);
+  }
+  snprintf(why, GPU_REASON, "OpenCL: the kernels did not end within %d ms", HANGS_MS);
+  return -1;
+}
+
+static int read_outputs(gpu_part *part, cl_command_queue queue, void *const *outputs, char *why) {
+  cl_event last = NULL;
+  cl_int error = CL_SUCCESS;
+  for (uint32_t i = 0; i < plan_api.outputs && error == CL_SUCCESS; ++i) {
+    cl_event *event = !part->ran && i + 1 == plan_api.outputs ? &last : NULL;
+    error = part->api.clEnqueueReadBuffer(queue, tensor(part, PLAN_OUTPUT, i), 0, 0, plan.outputs[i].size, outputs[i], 0, NULL, event);
+  }
+  if (error != CL_SUCCESS) return failed(why, "clEnqueueReadBuffer", error);
+  if (!part->ran) { /* later runs wait as drivers do best */
+    part->api.clFlush(queue);
+    int status = wait_for(part, last, why);
+    part->api.clReleaseEvent(last);
+    if (status) return -1;
+  }
+  error = part->api.clFinish(queue);
+  return error == CL_SUCCESS ? 0 : failed(why, "clFinish", error);
+}
+
+static int run_on(gpu_part *part, cl_command_queue queue, const void *const *inputs, void *const *outputs, cl_event *events, char *why) {
+  for (uint32_t i = 0; i < plan_api.inputs; ++i) {
+    cl_mem memory = tensor(part, PLAN_INPUT, i);
+    if (!memory) continue;
+    cl_int error = part->api.clEnqueueWriteBuffer(queue, memory, 0, 0, plan.inputs[i].size, inputs[i], 0, NULL, NULL);
+    if (error != CL_SUCCESS) return failed(why, "clEnqueueWriteBuffer", error);
+  }
+  if (enqueue_kernels(part, queue, events, why) || enqueue_copies(part, queue, why)) return -1;
+  return read_outputs(part, queue, outputs, why);
+}
+
+static int add_times(gpu_part *part, uint64_t *nanoseconds, char *why) {
+  for (uint32_t i = 0; i < plan.step_count; ++i) {
+    uint64_t begin = 0, end = 0;
+    cl_int error = part->api.clGetEventProfilingInfo(part->events[i], CL_PROFILING_COMMAND_START, sizeof begin, &begin, NULL);
+    if (error == CL_SUCCESS) error = part->api.clGetEventProfilingInfo(part->events[i], CL_PROFILING_COMMAND_END, sizeof end, &end, NULL);
+    if (error != CL_SUCCESS) return failed(why, "clGetEventProfilingInfo", error);
+    nanoseconds[i] += end > begin ? end - begin : 0;
+  }
+  return 0;
+}
+
+static int run_timed(gpu_part *part, const void *const *inputs, void *const *outputs, uint64_t *nanoseconds, char *why) {
+  cl_int error = CL_SUCCESS;
+  if (!part->timed) part->timed = part->api.clCreateCommandQueue(part->context, part->device, CL_QUEUE_PROFILING_ENABLE, &error);
+  if (!part->timed) return failed(why, "clCreateCommandQueue", error);
+  memset(part->events, 0, plan.step_count * sizeof *part->events);
+  int status = run_on(part, part->timed, inputs, outputs, part->events, why);
+  if (!status) status = add_times(part, nanoseconds, why);
+  for (uint32_t i = 0; i < plan.step_count; ++i)
+    if (part->events[i]) part->api.clReleaseEvent(part->events[i]);
+  return status;
+}
+
+static int run_part(gpu_part *part, const void *const *inputs, void *const *outputs, uint64_t *nanoseconds, char *why) {
+  if (part->lost) return snprintf(why, GPU_REASON, "OpenCL: an earlier run failed: the device was given up"), -1;
+  int status = nanoseconds ? run_timed(part, inputs, outputs, nanoseconds, why) : run_on(part, part->queue, inputs, outputs, NULL, why);
+  part->lost = status != 0;
+  part->ran = 1;
+  return status;
+}
+
+const gpu_functions gpu_opencl = {open_part, run_part, close_part};
