@@ -1,7 +1,7 @@
 """build: compile the packed model with the best measured schedules into a library for the target.
 
 In:  the packed model, best.json of tune, golden inputs and outputs
-Out: library.so, which needs TVM; network.so, which needs nothing, and rpc.so, through which devices run it; manifest.json (what they are,
+Out: library.so, which needs TVM (where it has no form for that, network.so under this name, too); network.so, which needs nothing, and rpc.so, through which devices run it; manifest.json (what they are,
      for whom, made of what), ir/ (the module after each phase); and as files what the device computes beside kernels, in a folder that the backend names
 """
 
@@ -77,20 +77,24 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     packed, part = backend.compile_part(packed, best["part"], context.out, context.progress)
     scheduled = build_scheduled(packed, backend, records, dump, winograd)
     library = context.out / "library.so"
-    backend.export(scheduled.executable, library)
-    facts: dict[str, Any] = {"library_bytes": library.stat().st_size, **covered(scheduled.choices)}
+    if backend.has_machine:
+        backend.export(scheduled.executable, library)
+    facts: dict[str, Any] = dict(covered(scheduled.choices))
     golden: Arrays | None = None
-    if target.runs_here:
+    if target.runs_here and backend.has_machine:
         golden = golden_outputs(context, LoadedLibrary(library, target.threads))
         facts["golden"] = check_outputs(context, "build", golden, settings.max_relative_error).to_json()
     description = read_description(context.inputs["fetch"])
     outputs = json.loads((context.inputs["import_model"] / OUTPUTS_NAME).read_text(encoding="utf-8"))
     tools = versions(_toolchain(settings))
-    manifest = manifest_of(context.cell, library, description, target, scheduled.choices, outputs, tools)
-    manifest["part"] = part
     context.progress("building: network.so", 0, 0)
     path = context.out / "network.so"
-    manifest["network"] = write_network(path, scheduled, _network_of(context, description, outputs), target.compiler)
+    network = write_network(path, scheduled, _network_of(context, description, outputs), target.compiler)
+    if not backend.has_machine:
+        library.hardlink_to(path)  # the only form there is
+    facts["library_bytes"] = library.stat().st_size
+    manifest = manifest_of(context.cell, library, description, target, scheduled.choices, outputs, tools)
+    manifest |= {"part": part, "network": network}
     link_rpc(context.out / "rpc.so", target.compiler)
     if golden is not None:
         check_equal("build", golden, golden_outputs(context, OpenedNetwork(path, target.threads)))

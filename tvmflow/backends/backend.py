@@ -32,11 +32,14 @@ class Backend(ABC):
     precisions: those that it computes in; empty for all.
     is_cpu: the whole network runs on the CPU. Only then other frameworks, which run on this machine's CPU, are its peers, and
     only then a network that `build` has not seen yet runs as fast as it will.
+    has_own_clock: kernels are timed by the device that runs them. has_machine: TVM's virtual machine can run the network, too.
     """
 
     options: ClassVar[type[Options]] = Options
     precisions: ClassVar[tuple[str, ...]] = ()
     is_cpu: ClassVar[bool] = True
+    has_own_clock: ClassVar[bool] = False
+    has_machine: ClassVar[bool] = True
 
     def __init__(self, target: ResolvedTarget) -> None:
         self.target = target
@@ -70,6 +73,11 @@ class Backend(ABC):
     @abstractmethod
     def kernel_kind(self) -> str:
         """Return the kind of device that tuning records of kernels hold for."""
+
+    @property
+    def software_driver(self) -> str | None:
+        """Return which driver in software runs the network on machines without the device; None for the system's."""
+        return None
 
     def check_precision(self, precision: str, cell: str) -> None:
         """Raise UsageError where the backend does not compute in a precision."""
@@ -110,6 +118,15 @@ class Backend(ABC):
         from tvmflow.templates import template_for
 
         return template_for(function, self.cpu_features(), self.templates())
+
+    @property
+    def plain(self) -> Backend:
+        """Return who computes what the kernels should compute: the CPU beside a device that has kernels of its own."""
+        return self
+
+    def compile_kernels(self, mod: Any) -> Any:
+        """Return what a library without TVM is linked from where that is no executable of TVM's; None where it is one. Raises StageError."""
+        return None
 
     # -- what a device computes beside kernels --
 

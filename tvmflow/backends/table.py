@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import CpuBackend
+from tvmflow.backends.gpu import OpenClBackend, VulkanBackend
 from tvmflow.backends.vta import VtaBackend
 from tvmflow.errors import StageError, UnknownNameError
 from tvmflow.plugins import Table
@@ -14,7 +15,9 @@ from tvmflow.targets.resolve import ResolvedTarget
 if TYPE_CHECKING:
     from tvmflow.params import TargetEntry
 
-BACKENDS: Table[type[Backend]] = Table("backends", {"llvm": CpuBackend, "vta": VtaBackend})
+BACKENDS: Table[type[Backend]] = Table(
+    "backends", {"llvm": CpuBackend, "vta": VtaBackend, "opencl": OpenClBackend, "vulkan": VulkanBackend}
+)
 
 
 def backend_named(kind: str) -> type[Backend]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,9 +37,11 @@ def prepared(mod: Any, target: Any) -> Any:
 
 
 def compile_module(mod: Any, backend: Backend) -> Any:
-    """Return TVM's executable of a module; raises whatever TVM raises."""
+    """Return the executable of a module, TVM's or the backend's own; raises whatever TVM raises."""
     import tvm
 
+    if (own := backend.compile_kernels(mod)) is not None:
+        return own
     target = backend.tvm_target()
     keep_on_stack.register()
     with target:
@@ -46,9 +49,11 @@ def compile_module(mod: Any, backend: Backend) -> Any:
 
 
 def compile_lowered(lowered: Any, backend: Backend) -> Any:
-    """Return TVM's executable of a module whose kernels are scheduled. Raises StageError."""
+    """Return the executable of a module whose kernels are scheduled. Raises StageError."""
     try:
         return compile_module(lowered, backend)
+    except StageError:
+        raise
     except Exception as error:  # the compiler raises RuntimeError, tvm.error.*, and ValueError alike
         raise StageError(f"TVM could not compile the module: {last_line(error, 400)}") from error
 
@@ -92,6 +97,15 @@ class LoadedLibrary:
 
     def run(self, *inputs: Array) -> Arrays:
         return _call(self.machine, inputs)
+
+
+def machine_of(executable: Any) -> Callable[[Arrays], Arrays]:
+    """Return what runs TVM's executable in this process."""
+    import tvm
+    from tvm import relax
+
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    return lambda inputs: _call(machine, inputs)
 
 
 def _call(machine: Any, inputs: Arrays) -> Arrays:

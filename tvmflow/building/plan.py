@@ -6,7 +6,7 @@ lowered main function. Two values share bytes only if one is dead before the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from tvmflow.backends.device_part import DeviceProgram
 from tvmflow.errors import StageError
+from tvmflow.gpu.launches import Argument, DeviceKernel, Launch
 from tvmflow.ir.ir_files import bytes_of
 from tvmflow.ir.tvm_names import constant_value, type_of
 from tvmflow.passes.allocate_tensors import ALIGNMENT, with_allocations
@@ -52,13 +53,31 @@ class Value:
 class Step:
     """A call of a kernel. arguments: positions in `Plan.values`, what it reads first; the last `written` are its outputs.
 
-    program: position in `Plan.programs` where the accelerator computes it, None for a function of the CPU.
+    program: position in `Plan.programs` where the accelerator computes it, None for a function of the CPU. launch: what the GPU does, whose
+    arguments are `arguments` in another order: positions in it.
     """
 
     kernel: str
     arguments: tuple[int, ...]
     written: int
     program: int | None = None
+    launch: Launch | None = None
+    order: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Return the arguments as the function has them."""
+        return tuple(self.arguments[at] for at in self.order) if self.launch else self.arguments
+
+
+def launch_step(launch: Launch, value_of: Callable[[Argument], int]) -> Step:
+    """Return the step of a launch. value_of: argument -> position in `Plan.values`."""
+    found = [value_of(argument) for argument in launch.arguments]
+    reads = [at for at, written in enumerate(launch.written) if not written]
+    positions = [*reads, *(at for at, written in enumerate(launch.written) if written)]
+    order = tuple(positions.index(at) for at in range(len(found)))
+    arguments = tuple(found[at] for at in positions)
+    return Step(launch.name, arguments, len(found) - len(reads), launch=launch, order=order)
 
 
 @dataclass(frozen=True)
@@ -93,10 +112,15 @@ class Plan:
         return max((m.offset + m.size for m in self.memories if m.place == "arena"), default=0)
 
 
-def plan_of(mod: Any, program_of: ProgramOf) -> Plan:
-    """Return the plan of a module of scheduled kernels. program_of: of the backend. Raises StageError for what is no call of either."""
+def plan_of(
+    mod: Any, program_of: ProgramOf, on_gpu: Mapping[str, DeviceKernel] | None = None, alignment: int = ALIGNMENT
+) -> Plan:
+    """Return the plan of a module of scheduled kernels. Raises StageError for what is no call of a kernel or of an accelerator.
+
+    program_of: of the backend; on_gpu: the kernels of a network that a GPU runs; alignment: of all values, bytes.
+    """
     mod = with_allocations(mod)
-    reader = _Reader(mod, program_of)
+    reader = _Reader(mod, program_of, on_gpu, alignment)
     plan = reader.read(mod["main"])
     check(plan)
     return plan
@@ -112,8 +136,10 @@ class _Memory:
 
 
 class _Reader:
-    def __init__(self, mod: Any, program_of: ProgramOf) -> None:
-        self.program_of = program_of
+    def __init__(
+        self, mod: Any, program_of: ProgramOf, on_gpu: Mapping[str, DeviceKernel] | None, alignment: int
+    ) -> None:
+        self.program_of, self.on_gpu, self.alignment = program_of, on_gpu, alignment
         self.kernels = {name.name_hint for name in mod.functions if name.name_hint != "main"}
         self.memories: list[_Memory] = []
         self.values: list[Value] = []
@@ -189,7 +215,8 @@ class _Reader:
             if name in _NOTHING:
                 return None
             if getattr(value.op, "name_hint", "") in self.kernels:
-                return self._call(value.op.name_hint, value.args)
+                name = value.op.name_hint
+                return self._call(name, value.args) if self.on_gpu is None else self._launches(name, value.args)
             if isinstance(value.op, relax.ExternFunc):
                 function = str(value.op.global_symbol)
                 at = self._program(function, value.args)
@@ -232,9 +259,24 @@ class _Reader:
             self._check_sizes(name, program, arguments)
         if not written:
             raise StageError(f"kernel {name} writes nothing that is new", "an output of its own")
+        self._add(Step(name, arguments, written, program))
+
+    def _launches(self, name: str, given: Any) -> None:
+        """Add a step for each launch of a kernel, with memory of its own."""
+        assert self.on_gpu is not None
+        kernel, values = self.on_gpu[name], [self._look_up(argument) for argument in given]
+        own = [self._own(shape, dtype) for shape, dtype in kernel.own]
+        for launch in kernel.launches:
+            self._add(launch_step(launch, lambda one: (values if one.kind == "parameter" else own)[one.index]))
+
+    def _own(self, shape: tuple[int, ...], dtype: str) -> int:
+        self.values.append(Value(self._memory("arena", bytes_of(shape, dtype)), 0, shape, dtype))
+        return len(self.values) - 1
+
+    def _add(self, added: Step) -> None:
         step = len(self.steps)
-        self.steps.append(Step(name, arguments, written, program))
-        for at in arguments:
+        self.steps.append(added)
+        for at in added.arguments:
             memory = self.memories[self.values[at].memory]
             memory.first = step if memory.first < 0 else memory.first
             memory.last = step
@@ -274,10 +316,11 @@ class _Reader:
         end = 0
         for at, memory in enumerate(self.memories):
             if memory.place == "constant":
-                offsets[at], end = end, _aligned(end + memory.size)
+                offsets[at], end = end, self._aligned(end + memory.size)
         arena = [at for at, memory in enumerate(self.memories) if memory.place == "arena"]
+        free_place = self._free_place if self.on_gpu is None else self._free_slot
         for at in sorted(arena, key=lambda at: (-self.memories[at].size, at)):
-            offsets[at] = self._free_place(at, offsets)
+            offsets[at] = free_place(at, offsets)
         return tuple(
             Memory(memory.place, memory.size, memory.index, offsets.get(at, 0))
             for at, memory in enumerate(self.memories)
@@ -295,17 +338,27 @@ class _Reader:
             gap = first - end
             if gap >= mine.size and (best is None or gap < best):
                 best, place = gap, end
-            end = max(end, _aligned(last))
+            end = max(end, self._aligned(last))
         return place if best is not None else end
+
+    def _free_slot(self, at: int, offsets: dict[int, int]) -> int:
+        """Return the offset of a memory that is as large at least, and free meanwhile; behind all where there is none.
+
+        Memories of a GPU lie in the same place as a whole or not at all: each place is a buffer of its own there.
+        """
+        arena = [other for other in offsets if self.memories[other].place == "arena"]
+        taken = {offsets[other] for other in arena if _meet(self.memories[other], self.memories[at])}
+        free = [offsets[other] for other in arena if offsets[other] not in taken]
+        end = max((offsets[other] + self.memories[other].size for other in arena), default=0)
+        return free[-1] if free else self._aligned(end)
+
+    def _aligned(self, size: int) -> int:
+        return -(-size // self.alignment) * self.alignment
 
 
 def _meet(a: _Memory, b: _Memory) -> bool:
     """Return whether two memories are needed in one step."""
     return a.first <= b.last and b.first <= a.last
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _overlap(a: Value, b: Value) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tvmflow.artifacts import describe_file
 from tvmflow.backends.table import simulated_driver
+from tvmflow.building.gpu_tables import gpu_tables, sources_of, write_codes
 from tvmflow.building.image_table import ImageInput, image_tables
 from tvmflow.building.library import Scheduled
 from tvmflow.building.plan import Plan, Step, Value, plan_of
@@ -25,6 +26,8 @@ from tvmflow.building.runtime import ABI_VERSION, RUNTIME
 from tvmflow.compilers import Command
 from tvmflow.errors import StageError
 from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.gpu.executable import ALIGNMENT as GPU_ALIGNMENT
+from tvmflow.gpu.executable import Api, GpuExecutable
 from tvmflow.network_binding import network_binding
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
@@ -77,19 +80,25 @@ class Network:
 
 def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: Command) -> dict[str, Any]:
     """Write the shared object of a network; returns what its manifest says. Raises StageError where there can be none."""
-    plan = plan_of(scheduled.module, scheduled.backend.device_program)
-    link(path, scheduled.executable.mod.imports, plan, network, compiler)
+    executable = scheduled.executable
+    if isinstance(executable, GpuExecutable):
+        plan = plan_of(scheduled.module, scheduled.backend.device_program, executable.program.kernels, GPU_ALIGNMENT)
+        link(path, (), plan, network, compiler, gpu=executable)
+    else:
+        plan = plan_of(scheduled.module, scheduled.backend.device_program)
+        link(path, executable.mod.imports, plan, network, compiler)
     file = describe_file(path)
     return {
         "file": path.name, "sha256": file.sha256, "size": file.size, "abi_version": ABI_VERSION, "symbol": network.symbol, "soname": network.soname,
         "arena_bytes": plan.arena_bytes, "constant_bytes": constant_bytes(plan), "kernel_calls": len(plan.steps), "device": plan.design or None,
+        "gpu": executable.api if isinstance(executable, GpuExecutable) else None,
     }  # fmt: skip
 
 
 def link(
-    path: Path, kernels: Sequence[Any], plan: Plan, network: Network, compiler: Command, runtime: Sequence[Path] = ()
-) -> None:
-    """Link kernels, plan, weights and runtime. kernels: TVM's modules of them; runtime: its objects, where there are any.
+    path: Path, kernels: Sequence[Any], plan: Plan, network: Network, compiler: Command, runtime: Sequence[Path] = (), gpu: GpuExecutable | None = None,
+) -> None:  # fmt: skip
+    """Link kernels, plan, weights and runtime. kernels: TVM's modules of them; runtime: its objects, where there are any; gpu: that runs the plan.
 
     Raises StageError where the compiler refuses.
     """
@@ -97,27 +106,34 @@ def link(
         folder = Path(name)
         objects = kernel_objects(kernels, folder)
         write_constants(folder / "constants.bin", plan)
-        (folder / "plan.c").write_text(tables(plan, network), encoding="ascii")
-        (folder / "constants.S").write_text(_ASSEMBLY.format(page=_PAGE, file="constants.bin"), encoding="ascii")
+        (folder / "plan.c").write_text(tables(plan, network, gpu), encoding="ascii")
+        assembly = (write_codes(folder, gpu) if gpu else "") + _ASSEMBLY.format(page=_PAGE, file="constants.bin")
+        (folder / "constants.S").write_text(assembly, encoding="ascii")
         (folder / "exports.map").write_text(
             f"{{ global: tvmflow_network; {network.symbol}; local: *; }};\n", encoding="ascii"
         )
-        objects += [*(runtime or runtime_objects(folder, compiler)), _compile(folder / "plan.c", folder, compiler)]
+        objects += [
+            *(runtime or runtime_objects(folder, compiler, gpu.api if gpu else None)),
+            _compile(folder / "plan.c", folder, compiler),
+        ]
         objects.append(folder / "constants.o")
         _run(compiler.line("-c", "constants.S", "-o", str(objects[-1])), folder)
         names = [str(file.relative_to(folder) if file.is_relative_to(folder) else file) for file in objects]
         own = [f"-Wl,--version-script={folder / 'exports.map'}", f"-Wl,-soname,{network.soname}"]
-        _run(compiler.line(*_LINK, *own, "-o", str(path), *names, "-lm", "-pthread"), folder)
+        libraries = ["-lm", "-pthread", *(["-ldl"] if gpu else [])]
+        _run(compiler.line(*_LINK, *own, "-o", str(path), *names, *libraries), folder)
 
 
-def runtime_objects(folder: Path, compiler: Command) -> list[Path]:
-    """Compile the runtime to object files in a folder. Raises StageError where the compiler refuses."""
-    return [_compile(RUNTIME / "src" / source, folder, compiler) for source in _SOURCES]
+def runtime_objects(folder: Path, compiler: Command, gpu: Api | None = None) -> list[Path]:
+    """Compile the runtime to object files in a folder. gpu: the API by which a GPU is reached. Raises StageError where the compiler refuses."""
+    sources = [RUNTIME / "src" / source for source in _SOURCES]
+    sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu) if gpu else ())]
+    return [_compile(source, folder, compiler) for source in sources]
 
 
 def _compile(source: Path, folder: Path, compiler: Command) -> Path:
     compiled = folder / f"{source.stem}.o"
-    include = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}"]
+    include = [f"-I{RUNTIME / name}" for name in ("include", "src", "gpu")]
     places = [f"-ffile-prefix-map={folder}=.", f"-ffile-prefix-map={RUNTIME}=runtime"]
     _run(compiler.line(*_COMPILE, *include, *places, "-c", str(source), "-o", str(compiled)), folder)
     return compiled
@@ -187,10 +203,10 @@ plan_constants:
 """
 
 
-def tables(plan: Plan, network: Network) -> str:
+def tables(plan: Plan, network: Network, gpu: GpuExecutable | None = None) -> str:
     """Return the plan as C."""
-    kernels = sorted({step.kernel for step in plan.steps if step.program is None})
-    arguments = [at for step in plan.steps for at in step.arguments]
+    kernels = sorted({step.kernel for step in plan.steps if step.program is None and step.launch is None})
+    arguments = [at for step in plan.steps for at in step.given]
     starts = accumulate((len(step.arguments) for step in plan.steps), initial=0)
     lines = ['#include "plan.h"', "", "extern const unsigned char plan_constants[];"]
     lines += [f"int __tvm_ffi_{name}(void *, const plan_any *, int32_t, plan_any *);" for name in kernels]
@@ -212,15 +228,16 @@ def tables(plan: Plan, network: Network) -> str:
         )),
         _table("char *const", "labels", map(c_string, network.labels)),
         *(image_tables(network.image, plan.values[plan.inputs[0]].shape) if network.image else ()),
-        *_programs(plan),
+        *_programs(plan), *(gpu_tables(plan, gpu, c_string) if gpu else ()),
         f"const plan_tables plan = {{values, arguments, steps, copies, inputs, outputs, plan_constants, {len(plan.values)}, "
-        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if network.image else '(void *)0'}, {'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}}};",
+        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if network.image else '(void *)0'}, {'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}, {'&gpu' if gpu else '(void *)0'}}};",
         f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), {c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "
         f"{len(plan.steps)}, {network.threads}, {plan.arena_bytes}, {constant_bytes(plan)},",
         "  tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,",
         f"  tvmflow_profile_of, {'labels' if network.labels else '(void *)0'}, {len(network.labels)}, tvmflow_top_k,",
         f"  {network.inputs[0].shape[0] if network.image else 0}, tvmflow_run_image, tvmflow_classify, "
-        f"{c_string(plan.design) if plan.design else '(void *)0'}, tvmflow_create_on}};",
+        f"{c_string(plan.design) if plan.design else '(void *)0'}, tvmflow_create_on, "
+        f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu}};",
     ]  # fmt: skip
     for name in ("tvmflow_network", network.symbol):
         lines += [
@@ -231,7 +248,8 @@ def tables(plan: Plan, network: Network) -> str:
 
 
 def _function(step: Step) -> str:
-    return f"__tvm_ffi_{step.kernel}" if step.program is None else "(plan_kernel)0"
+    on_cpu = step.program is None and step.launch is None
+    return f"__tvm_ffi_{step.kernel}" if on_cpu else "(plan_kernel)0"
 
 
 def _programs(plan: Plan) -> Iterable[str]:

@@ -101,6 +101,7 @@ def measuring_session(
     """Return a session that has the device to itself, and waits for it to cool down."""
     session = AgentSession(connection, unit, backend.target, limits, options.cpu_mask or 0)
     session.max_celsius = options.max_celsius
+    session.times_kernels = backend.has_own_clock
     facts = session.probe()
     session.build = as_name(facts.get("build", ""))
     session.unit = unit or as_name(facts.get("unit", "")) or connection.place

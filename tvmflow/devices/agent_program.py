@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,14 @@ _COMPILE = ("-x", "c", "-std=c11", "-O2", "-Wall", "-Wextra", "-fPIE", "-D_FILE_
 _LINK = ("-pie", "-Wl,--as-needed", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,max-page-size=16384", "-s")
 
 
+def probe_sources() -> list[Path]:
+    """Return the files that the probe of GPUs is compiled of, without its main program: the others of the folder run networks."""
+    return [RUNTIME / "gpu" / f"{name}.c" for name in ("gpu_probe", "opencl", "probe_opencl", "probe_vulkan", "vulkan")]
+
+
 def agent_sources() -> list[Path]:
     """Return the files that the agent is compiled of: its own, and the probe of GPUs."""
-    gpu = [file for file in (RUNTIME / "gpu").glob("*.c") if file.name != "main.c"]
-    return sorted([*(RUNTIME / "agent").glob("*.c"), *gpu])
+    return sorted([*(RUNTIME / "agent").glob("*.c"), *probe_sources()])
 
 
 def build_agent(path: Path, compiler: Sequence[str]) -> Path:
@@ -66,12 +71,14 @@ class RunningAgent:
 
 @contextlib.contextmanager
 def running_agent(
-    command: Sequence[str], folder: str, options: Sequence[str] = (), secret: bytes | None = None
-) -> Iterator[RunningAgent]:
-    """Start an agent and end it with this. command: what starts the program, of its emulator too. Raises DeviceError."""
+    command: Sequence[str], folder: str, options: Sequence[str] = (), secret: bytes | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[RunningAgent]:  # fmt: skip
+    """Start an agent and end it with this. command: what starts the program, of its emulator too; environment: beside this one's. Raises DeviceError."""
     secret = secret or new_secret()
     process = subprocess.Popen(
-        [*command, "--folder", folder, "--life-line", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, "--folder", folder, "--life-line", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, **(environment or {})},
     )  # fmt: skip
     try:
         yield RunningAgent(process, told_port(process, secret), secret)

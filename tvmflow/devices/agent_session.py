@@ -33,6 +33,7 @@ class AgentSession(DeviceSession):
         super().__init__(connection.name, unit, target)
         self.connection, self.mask, self.longest_s = connection, mask, limits.session_timeout_s
         self.max_celsius: float | None = None
+        self.times_kernels = False  # by the clock of the device that runs them
         self.wait_s = limits.wait_s
         wait_ms = round(min(limits.wait_s, 3600.0) * 1e3)
         connection.ask(f"take wait_ms={wait_ms}", "taking it", within_s=limits.wait_s)
@@ -128,9 +129,10 @@ class AgentNetwork(RemoteModel):
     def time_runs(self, repeat: int) -> list[float]:
         return self.times(repeat, 0.0)
 
-    def times(self, repeat: int, min_repeat_ms: float) -> list[float]:
-        """Return mean times in seconds, each of as many runs as take min_repeat_ms together."""
-        reply = self.ask(f"time warmup=1 repeats={repeat} min_us={round(min_repeat_ms * 1e3)}", "timing the library")
+    def times(self, repeat: int, min_repeat_ms: float, of_kernels: bool = False) -> list[float]:
+        """Return mean times in seconds, each of as many runs as take min_repeat_ms together; of_kernels: on the clock of their device."""
+        limits = f"repeats={repeat} min_us={round(min_repeat_ms * 1e3)}"
+        reply = self.ask(f"time warmup=1 {limits} kernels={int(of_kernels)}", "timing the library")
         with _understood(self.session.name):
             return [float(one) / 1e9 for one in reply["ns"]]
 
@@ -181,7 +183,7 @@ class _AgentKernel(RemoteKernel):
         return self.network.output(0)
 
     def time(self, repeat: int, min_repeat_ms: float) -> list[float]:
-        return self.network.times(repeat, min_repeat_ms)
+        return self.network.times(repeat, min_repeat_ms, self.network.session.times_kernels)
 
 
 def _numpy(dtype: str) -> Any:

@@ -6,6 +6,7 @@ from tvmflow.devices.adb_transport import PhoneTransport
 from tvmflow.devices.agent import AgentTransport
 from tvmflow.devices.emulated import EmulatedTransport
 from tvmflow.devices.local import LocalTransport
+from tvmflow.devices.local_agent import LocalAgentTransport
 from tvmflow.devices.tracker import TrackerTransport
 from tvmflow.devices.transport import Transport
 from tvmflow.errors import UnknownNameError
@@ -16,7 +17,7 @@ TRANSPORTS: Table[Transport] = Table(
     "transports",
     {
         "local": LocalTransport(), "tracker": TrackerTransport(), "agent": AgentTransport(), "adb": PhoneTransport(),
-        "emulated": EmulatedTransport(),
+        "emulated": EmulatedTransport(), "local-agent": LocalAgentTransport(),
     },
 )  # fmt: skip
 

@@ -15,13 +15,11 @@ from tvmflow.ir.tvm_names import block_class, load_class
 from tvmflow.kernels.blocks import new_schedule, region_buffer
 from tvmflow.kernels.workloads import count_calls, operations, workload_key
 from tvmflow.templates import Knobs, Template, scheduled
-from tvmflow.templates.by_lane import register_lanes_in
-from tvmflow.templates.dot import register_dots_in
-from tvmflow.templates.tiles import register_tiles_in
+from tvmflow.templates.native_code import register_all_in
+from tvmflow.templates.primitives import MOST_DEFAULTS
 
 ESTIMATED = "estimated"  # the status of a record that no device measured
 _HIDES = "UnsafeHideBufferAccess"
-MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,7 @@ def coverage(choices: list[Choice], how: str = "record") -> float:
 def replay(function: Any, trace: Any) -> Any:
     """Return a kernel's schedule rebuilt from the JSON of a trace. Raises where the trace does not fit."""
     text = str(trace)
-    for register in (
-        register_dots_in,
-        register_lanes_in,
-        register_tiles_in,
-    ):  # this process may have scheduled nothing yet
-        register(text)
+    register_all_in(text)  # this process may have scheduled nothing yet
     schedule = new_schedule(function)
     s_tir.Trace.apply_json_to_schedule(trace, schedule)
     if _HIDES in text:

@@ -39,6 +39,8 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     try:
         function = tvm.ir.load_json(Path(request["function"]).read_text(encoding="utf-8"))
         backend = backend_of(from_json(request["target"]))
+        if request.get("trace") is None and not request.get("template"):
+            backend = backend.plain
     except Exception as error:  # a file that is gone or cut short
         return {"status": UNKNOWN, "error": str(error)[-300:]}
     try:

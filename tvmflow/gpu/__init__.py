@@ -1,0 +1,1 @@
+"""GPUs: kernels as their drivers launch them, code for OpenCL and Vulkan, and schedule templates."""
