@@ -1,5 +1,6 @@
 """The Python API: what a notebook, a service and the command line call. Everything heavy is imported where it is used."""
 
+from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app
 from tvmflow.api.bundles import bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
@@ -13,6 +14,7 @@ from tvmflow.api.results import (
     CellStatus,
     DeviceState,
     GpuState,
+    KernelState,
     Latency,
     Measurement,
     PhoneState,
@@ -42,6 +44,7 @@ __all__ = [
     "CellStatus",
     "DeviceState",
     "GpuState",
+    "KernelState",
     "Latency",
     "Measurement",
     "PhoneState",
@@ -58,6 +61,7 @@ __all__ = [
     "bundle",
     "classify",
     "add_model",
+    "device_agreement",
     "device_gpus",
     "devices",
     "examine",

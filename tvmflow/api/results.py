@@ -100,6 +100,19 @@ class GpuState:
 
 
 @dataclass(frozen=True)
+class KernelState:
+    """A kernel of a network on a device. error: relative to its largest output on this machine's CPU; varies: its outputs differ between inputs."""
+
+    kernel: str
+    error: float
+    varies: bool
+    agrees: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kernel": self.kernel, "error": self.error, "varies": self.varies, "agrees": self.agrees}
+
+
+@dataclass(frozen=True)
 class PhoneState:
     """A phone at this machine. state: authorized, or what keeps it from being used; cores: what mcpu may be; battery: percent; "" and None: not told."""
 

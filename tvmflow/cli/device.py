@@ -11,8 +11,8 @@ import typer
 
 from tvmflow.cli.app import Json, app, open_workspace
 from tvmflow.cli.look import show_gpus
-from tvmflow.errors import DeviceLostError, TrackerError, UsageError
-from tvmflow.report.console import show_json, show_text
+from tvmflow.errors import AgreementError, DeviceLostError, TrackerError, UsageError
+from tvmflow.report.console import show_json, show_table, show_text
 
 _AGAIN_S = 2.0
 
@@ -68,6 +68,29 @@ def gpus(
         show_gpus(f"GPUs of {target}", found)
     else:
         show_text(f"{target} has no GPU that OpenCL or Vulkan finds")
+
+
+@device.command()
+def agree(
+    cell: Annotated[str, typer.Argument(help="MODEL@TARGET:PRECISION or a name under cells:, built.")],
+    as_json: Json = False,
+) -> None:
+    """Compare each kernel of a network on its device with the same kernel on this CPU; names the first that differs."""
+    from tvmflow import api
+
+    found = api.device_agreement(cell, open_workspace())
+    if as_json:
+        show_json([kernel.to_json() for kernel in found])
+    else:
+        rows = (
+            [k.kernel, f"{k.error:.2g}", "yes" if k.agrees else "no", "" if k.varies else "constant"] for k in found
+        )
+        show_table(f"kernels of {cell}", ("kernel", "largest error", "agrees", "outputs"), rows)
+    if first := next((kernel for kernel in found if not kernel.agrees), None):
+        raise AgreementError(
+            f"{first.kernel} is the first kernel that the device computes otherwise: error {first.error:.2g}",
+            "what this machine's CPU computes, within build.max_relative_error", "try another driver, or float32; 'tvmflow device gpus' says what is known of it",
+        )  # fmt: skip
 
 
 @device.command()
