@@ -43,9 +43,12 @@ _JAVA = "8"
 _MANIFEST = """\
 <?xml version="1.0" encoding="utf-8"?>
 <manifest xmlns:android="http://schemas.android.com/apk/res/android" package="{package}">
-    <uses-sdk android:minSdkVersion="{api}" />
+    <uses-sdk android:minSdkVersion="{api}" />{uses}
 </manifest>
 """
+# Apps for API 31 and later see none of the vendor's libraries that they do not declare. API of a GPU -> its libraries.
+_VENDORS = {"opencl": ("libOpenCL.so", "libOpenCL-pixel.so", "libOpenCL-car.so")}
+_USES = '\n        <uses-native-library android:name="{name}" android:required="false" />'
 _POM = """\
 <?xml version="1.0" encoding="UTF-8"?>
 <project xmlns="http://maven.apache.org/POM/4.0.0" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"
@@ -86,7 +89,10 @@ def write_aar(
         str(manifest.version or 0),
     )
     api = max(triple_of(part.manifest["target"]["mtriple"]).level for part in triples.values())
-    names = {"package": f"{group}.{artifact.replace('-', '_')}", "api": api, "group": group, "artifact": artifact,
+    vendors = sorted({name for one in manifest.libraries for name in _VENDORS.get(one.gpu or "", ())})
+    inside_of = "".join(_USES.format(name=name) for name in vendors)
+    uses = f"\n    <application>{inside_of}\n    </application>" if vendors else ""
+    names = {"uses": uses, "package": f"{group}.{artifact.replace('-', '_')}", "api": api, "group": group, "artifact": artifact,
              "version": version, "tvmflow": manifest.tvmflow, "abis": ", ".join(manifest.abis)}  # fmt: skip
     place = folder.joinpath(*group.split("."), artifact, version)
     place.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,12 @@ _BIONIC = _C | _LINKED | frozenset(_THREAD_LOCAL.split()) | {"__tls_get_addr", "
 _BIONIC_LIBRARIES = frozenset(("libc.so", "libm.so", "libdl.so"))
 
 
+# What a network of a GPU asks for beside it: to find the system's driver, and to keep compiled programs.
+_GPU = frozenset(
+    "calloc dlclose dlerror dlopen dlsym fread fwrite getpid malloc memcmp nanosleep qsort remove rename strcpy strcspn strrchr strstr vsnprintf".split()
+)
+
+
 @dataclass(frozen=True)
 class Abi:
     """machine: of ELF, as pyelftools names it; needed, symbols: that a library may ask for; page: that segments must fit, in bytes.
@@ -48,6 +54,12 @@ class Abi:
     page: int
     bits: int = 64
     flags: tuple[int, int] = (0, 0)
+
+    @property
+    def with_gpu(self) -> Abi:
+        """Return what networks of a GPU may ask for."""
+        libraries = {"libdl.so.2"} if self.system == "gnu" else set[str]()
+        return replace(self, symbols=self.symbols | _GPU, needed=self.needed | libraries)
 
     @property
     def runs_here(self) -> bool:

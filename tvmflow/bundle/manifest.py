@@ -104,6 +104,7 @@ class Library(Frozen):
     """A network as one shared object. symbol: the function that an app calls, declared in tvmflow.h.
 
     device: the design of the accelerator that computes a part of it, for which an app brings a driver; None for none.
+    gpu: the API by which a GPU computes all of it, opencl or vulkan; None where the CPU does.
     """
 
     cell: Line
@@ -117,6 +118,7 @@ class Library(Frozen):
     constant_bytes: Bytes
     kernel_calls: Count
     device: Line | None = None
+    gpu: Name | None = None
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     preprocessing: Preprocessing | None

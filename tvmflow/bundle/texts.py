@@ -112,12 +112,22 @@ def readme(manifest: Manifest) -> bytes:
     for one in manifest.libraries:
         if one.device:
             text += _DEVICE.format(file=one.file, device=one.device)
+        if one.gpu:
+            text += _GPU.format(file=one.file, api=_API_NAMES.get(one.gpu, one.gpu))
     return text.encode()
 
 
 _DEVICE = """
 `{file}` computes a part of the network on the accelerator {device}. `create_on` in the place of `create` takes a driver for it,
 five functions that `include/tvmflow.h` declares.
+"""
+
+
+_API_NAMES = {"opencl": "OpenCL", "vulkan": "Vulkan"}
+_GPU = """
+`{file}` runs on a GPU by {api}, whose driver it finds on the system. Where there is none, or it fails, `create` returns
+`TVMFLOW_DEVICE_FAILED`, and `last_error` says why: take the network's library for the CPU then. `create_on_gpu` in its place names
+a folder of the app's for compiled programs, so that later starts do not compile them.
 """
 
 

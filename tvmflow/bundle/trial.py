@@ -22,7 +22,7 @@ def try_library(library: dict[str, Any], folder: str) -> dict[str, Any]:
     """Return what a library needs, and what running it gave. Raises BundleError. folder: with the library and its arrays."""
     parsed = Library.model_validate_json(json.dumps(library))
     abi, place = abi_named(parsed.abi), Path(folder) / parsed.soname
-    needed = check_shared_object(place, abi, parsed.soname, parsed.symbol)["needed"]
+    needed = check_shared_object(place, abi.with_gpu if parsed.gpu else abi, parsed.soname, parsed.symbol)["needed"]
     return {
         "needed": needed,
         "ran": _run(parsed, Path(folder)) if abi.runs_here else f"not run here: it is for {abi.name}",
@@ -36,6 +36,8 @@ def _run(library: Library, folder: Path) -> str:
 
     if missing := lacking(_features(library)):
         return f"not run here: this machine's processor lacks {', '.join(missing[:4])}"
+    if library.gpu:
+        return f"not run here: it needs a GPU with {library.gpu}; --device runs it on one"
     inputs, outputs = golden_arrays(library, folder)
     try:
         network = OpenedNetwork(folder / library.soname, library.threads)

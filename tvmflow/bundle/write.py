@@ -124,7 +124,8 @@ def _add(part: Part, files: Content) -> Library:
     built, network = part.manifest, part.manifest["network"]
     abi = abi_of(built["target"]["mtriple"])
     library, folder = part.path("build", "network.so"), f"cells/{part.slug}"
-    check_shared_object(library, abi, network["soname"], network["symbol"])
+    gpu = network.get("gpu")
+    check_shared_object(library, abi.with_gpu if gpu else abi, network["soname"], network["symbol"])
     files[f"lib/{abi.name}/{network['soname']}"] = library
     files[f"{folder}/scorecard.json"] = part.path("evaluate", "scorecard.json")
     outputs = tuple(_tensor(one) for one in built["outputs"])
@@ -137,7 +138,7 @@ def _add(part: Part, files: Content) -> Library:
     return Library(
         cell=part.cell, abi=abi.name, file=f"lib/{abi.name}/{network['soname']}", soname=network["soname"], symbol=network["symbol"],
         abi_version=ABI_VERSION, threads=built["target"]["threads"], arena_bytes=network["arena_bytes"],
-        constant_bytes=network["constant_bytes"], kernel_calls=network["kernel_calls"], device=network.get("device"),
+        constant_bytes=network["constant_bytes"], kernel_calls=network["kernel_calls"], device=network.get("device"), gpu=gpu,
         inputs=tuple(_tensor(one) for one in built["inputs"]), outputs=outputs, preprocessing=_preprocessing(part), task=part.source["task"],
         labels=_labels(part, outputs[0]), golden=_golden(part, files), scorecard=f"{folder}/scorecard.json", card=f"{folder}/card.md", made=made,
     )  # fmt: skip
