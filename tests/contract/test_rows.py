@@ -20,7 +20,7 @@ DISTINCT = {*BACKENDS} - {"llvm"}  # that mean nothing else in code
 ROWS = (
     "tvmflow/backends/", "tvmflow/vta/", "tvmflow/passes/offload_vta.py", "tvmflow/devices/vta_rpc_server.py",
     "tvmflow/devices/local.py", "tvmflow/devices/tracker.py", "tvmflow/devices/table.py", "tvmflow/devices/agent.py", "tvmflow/devices/adb_transport.py",
-    "tvmflow/devices/emulated.py",
+    "tvmflow/devices/emulated.py", "tvmflow/devices/local_agent.py", "tvmflow/gpu/",
     "tvmflow/targets/cpu_features.py",  # what an LLVM target has, of tvm.target.Target
     "tvmflow/toolchain.py",  # "llvm" is a tool there
 )  # fmt: skip
@@ -32,6 +32,7 @@ OWNED = (
     "tvmflow.devices.tracker",
     "tvmflow.devices.agent",
     "tvmflow.devices.adb_transport",
+    "tvmflow.devices.local_agent",
 )
 
 

@@ -214,12 +214,18 @@ CHECK = (
     "tvmflow/frontends/source_model.py",
 )
 IR = ("tvmflow/ir",)
-COMPILER = (
-    *IR, "tvmflow/backends", "tvmflow/building", "tvmflow/kernels", "tvmflow/passes", "tvmflow/targets",
-    "tvmflow/templates", "tvmflow/tuning/traces.py", "tvmflow/vta/config.py", "tvmflow/network_binding.py",
+SOFTWARE_GPUS = (
+    "tvmflow/artifacts.py",
+    "tvmflow/sources/debian_packages.py",
+    "tvmflow/sources/software_gpus.py",
+    "tvmflow/sources/tool_environments.py",
+)
+COMPILER = (  # the compiler of shaders lies with the drivers in software, where the system has none
+    *IR, *SOFTWARE_GPUS, "tvmflow/backends", "tvmflow/building", "tvmflow/kernels", "tvmflow/passes", "tvmflow/targets",
+    "tvmflow/gpu", "tvmflow/templates", "tvmflow/tuning/traces.py", "tvmflow/vta/config.py", "tvmflow/network_binding.py",
 )  # fmt: skip
 DEVICE = (  # the agent and the emulated system lie in the cache folder
-    "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/network_binding.py", "tvmflow/sources/tool_environments.py", "tvmflow/targets",
+    "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/network_binding.py", *SOFTWARE_GPUS, "tvmflow/targets",
     "tvmflow/vta/config.py",
 )  # fmt: skip
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")

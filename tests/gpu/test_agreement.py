@@ -1,0 +1,79 @@
+"""Every kernel of a network on a GPU beside the same one on the CPU; of one that goes wrong, the name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gpu.test_networks import gpu_backend
+from tests.runtime.test_network import Branches
+from tvmflow.backends.backend import Backend
+from tvmflow.devices.local_agent import LocalAgentTransport
+from tvmflow.devices.session import DeviceSession
+from tvmflow.devices.transport import SessionLimits
+from tvmflow.evaluation.kernel_agreement import KernelAgreement, kernel_agreement
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.gpu import opencl
+from tvmflow.params import DeviceEntry
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.quantization.precisions import PrecisionRequest, to_precision
+from tvmflow.sources.datasets import Samples
+from tvmflow.sources.torch_networks import build
+
+BOUNDS = {"float32": 5e-6, "float16": 2e-2, "float16_acc32": 2e-2}
+
+
+def _session(backend: Backend) -> Any:
+    device = DeviceEntry(transport="local-agent", key="test")
+    return LocalAgentTransport().open(device, backend, SessionLimits(120.0, 120.0))
+
+
+def _module(name: str, side: int) -> Any:
+    network = Branches(3).eval() if name == "branches" else build(f"torchvision/{name}", 3)
+    return canonicalize(ExportedModel(network, (TensorSpec("x", (1, 3, side, side)),)).to_relax())
+
+
+def _agreement(backend: Backend, module: Any, session: DeviceSession, side: int) -> list[KernelAgreement]:
+    draw = np.random.default_rng(0)
+    samples = [(draw.standard_normal((1, 3, side, side), dtype=np.float32),) for _ in range(2)]
+    return kernel_agreement(backend.pack(module, None)[0], backend, {}, samples, session)
+
+
+@pytest.mark.parametrize("api", ["opencl", "vulkan"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+def test_every_kernel_of_a_network_agrees(name: str, api: str) -> None:
+    backend = gpu_backend(api)
+    with _session(backend) as session:
+        found = _agreement(backend, _module(name, 64), session, 64)
+    assert len(found) > 20 and all(kernel.varies for kernel in found)
+    assert [kernel for kernel in found if kernel.error > BOUNDS["float32"]] == []
+
+
+@pytest.mark.parametrize("precision", ["float16", "float16_acc32"])
+def test_kernels_in_float16_agree_on_vulkan(precision: str) -> None:
+    backend = gpu_backend("vulkan")
+    request = PrecisionRequest({"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}, Samples(()), lambda *_: None)
+    module = to_precision(_module("branches", 24), precision, request)[0]
+    with _session(backend) as session:
+        found = _agreement(backend, module, session, 24)
+    assert found and [kernel for kernel in found if kernel.error > BOUNDS[precision]] == []
+
+
+def test_the_first_kernel_that_goes_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, module = gpu_backend("opencl"), _module("branches", 24)
+    whole = opencl.opencl_source
+
+    def damaged(program: Any) -> str:
+        """Start the sums of the second convolution at 1."""
+        text = whole(program)
+        at = text.index("conv2d_nchwc1")
+        return text[:at] + text[at:].replace("0.000000e+00f", "1.000000e+00f", 1)
+
+    with _session(backend) as session:
+        names = [kernel.kernel for kernel in _agreement(backend, module, session, 24)]
+        monkeypatch.setattr(opencl, "opencl_source", damaged)
+        wrong = [kernel.kernel for kernel in _agreement(backend, module, session, 24) if kernel.error > 1e-3]
+    assert wrong and "conv2d_nchwc1" in wrong[0] and names.index(wrong[0]) > 0

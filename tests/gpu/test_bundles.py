@@ -1,0 +1,40 @@
+"""Networks of GPUs in bundles: what they ask of a system is on a list of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.test_networks import gpu_backend
+from tests.runtime.test_network import Branches
+from tvmflow.building.library import build_scheduled
+from tvmflow.building.self_contained import Network, write_network
+from tvmflow.bundle.abis import ABIS
+from tvmflow.bundle.elf import check_shared_object
+from tvmflow.compilers import Command, compiler_for, compiler_named
+from tvmflow.errors import BundleError
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.passes.canonicalize import canonicalize
+
+
+@pytest.mark.parametrize("api", ["opencl", "vulkan"])
+@pytest.mark.parametrize(
+    ("abi", "triple"), [("arm64-v8a", "aarch64-linux-android"), ("x86_64-linux-gnu", "x86_64-linux-gnu")]
+)
+def test_a_network_of_a_gpu_asks_for_no_more_than_its_list(api: str, abi: str, triple: str, tmp_path: Path) -> None:
+    inputs = (TensorSpec("x", (1, 3, 16, 16)),)
+    module = canonicalize(ExportedModel(Branches(0).eval(), inputs).to_relax())
+    backend = gpu_backend(api)
+    scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})
+    network = Network(f"any@{api}:any", inputs, ("scores", "features"), 1)
+    path = tmp_path / network.soname
+    compiler = compiler_named(compiler_for(triple)).command(triple) if "android" in triple else Command(("g++",))
+    made = write_network(path, scheduled, network, compiler)
+    assert made["gpu"] == api
+    found = ABIS[abi]
+    facts = check_shared_object(path, found.with_gpu, network.soname, network.symbol)
+    assert "dlopen" in facts["undefined"]
+    with pytest.raises(BundleError, match="dlopen"):
+        check_shared_object(path, found, network.soname, network.symbol)
