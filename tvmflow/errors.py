@@ -288,3 +288,9 @@ def last_words(said: bytes, limit: int = 300) -> str:
     """Return the last line that a process wrote, without what commands a terminal; "" where it wrote nothing."""
     lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
     return "".join(c if c.isprintable() else " " for c in lines[-1][:limit]) if lines else ""
+
+
+def error_words(said: bytes, limit: int = 300) -> str:
+    """Return the first line that a process wrote and that names an error, else the last one, as `last_words` does."""
+    errors = [line for line in said.splitlines() if b"error:" in line]
+    return last_words(errors[0] if errors else said, limit)

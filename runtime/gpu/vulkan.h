@@ -85,7 +85,7 @@ typedef struct { uint32_t type; const void *next; uint32_t flags; VkHandle buffe
 typedef struct { uint32_t type; const void *next; uint32_t flags, query, count, statistics; } VkQueryPoolCreateInfo;
 typedef struct { uint32_t type; const void *next; uint32_t flags; size_t size; const void *data; } VkPipelineCacheCreateInfo;
 
-_Static_assert(sizeof(VkPhysicalDeviceProperties2) == 840 && sizeof(VkPhysicalDeviceIDProperties) == 64, "the specification's layout");
+_Static_assert(sizeof(VkPhysicalDeviceProperties2) == 2 * sizeof(void *) + 824 && sizeof(VkPhysicalDeviceIDProperties) == 2 * sizeof(void *) + 48, "the specification's layout");
 _Static_assert(offsetof(VkPhysicalDeviceProperties, limits) == 296 && sizeof(VkPhysicalDeviceProperties) == 824, "the specification's layout");
 _Static_assert(sizeof(VkPhysicalDeviceMemoryProperties) == 520 && sizeof(VkQueueFamilyProperties) == 24, "the specification's layout");
 /* Where a limit of 32 bits lies in `limits`. */

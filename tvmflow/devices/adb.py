@@ -21,6 +21,7 @@ from tvmflow.errors import (
     DeviceRebootedError,
     DeviceRefusedError,
     DeviceUnpluggedError,
+    error_words,
     last_words,
 )  # fmt: skip
 from tvmflow.targets.cores import cores_of
@@ -185,7 +186,7 @@ class Phone:
             if not done.returncode or b"error" in done.stderr + done.stdout:
                 break  # at times adb fails and says only how much it copied, not why
         if done.returncode:
-            said = last_words(done.stderr) or last_words(done.stdout)  # how much was copied may come beside the error
+            said = error_words(done.stderr + done.stdout)  # how much was copied may come beside the error, in any order
             raise self._refusal(said, f"pushing {file.name}")
 
     def forward(self, port: int) -> int:

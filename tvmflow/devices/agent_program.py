@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmflow.errors import DeviceError, ToolchainError, last_words
+from tvmflow.errors import DeviceError, ToolchainError, error_words, last_words
 from tvmflow.recipe import RUNTIME
 
 START_TIMEOUT_S = 30.0
@@ -51,7 +51,7 @@ def run_compiler(command: Sequence[str], what: str, hint: str = "set cc: of the 
         raise ToolchainError(f"{what} cannot be compiled: {error}", "a compiler of C for the device", hint) from None
     if done.returncode:
         raise ToolchainError(
-            f"{command[0]} does not compile {what}: {last_words(done.stderr)}", "a compiler of C11 for the device"
+            f"{command[0]} does not compile {what}: {error_words(done.stderr)}", "a compiler of C11 for the device"
         )
 
 
