@@ -25,7 +25,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -77,7 +78,7 @@ def main() -> None:
                  for name in turns}  # fmt: skip
         ratio = max(value for name, value in relative.items() if name != "tvmflow")
         ratios.append(ratio)
-        with _Peer(cell, "errors", options) as judge:
+        with _peer(cell, "errors", options) as judge:
             errors = judge.ask(1) or {}
         ms = {name: f"{median(turn.median_s for turn in taken) * 1e3:.3g} ms" for name, taken in turns.items()}
         columns = [ms["tvmflow"]] + [f"{ms[name]} ({shown[name]})" if name in ms else "-" for name in options.peers]
@@ -91,15 +92,20 @@ def main() -> None:
 
 def _measure(cell: str, names: list[str], options: argparse.Namespace) -> dict[str, list[Turn]]:
     """Return the turns of those that run the cell at all."""
+    starts = {name: partial(_peer, cell, name, options) for name in names}
+    return turns_of(starts, TurnRules(options.rounds, TURN_S, LEAST_RUNS))
+
+
+def turns_of(starts: Mapping[str, Callable[[], Peer]], rules: TurnRules) -> dict[str, list[Turn]]:
+    """Start processes one after the other; return the turns of those that run at all."""
     with contextlib.ExitStack() as stack:
-        peers: dict[str, _Peer] = {}
-        for name in names:
-            peer = stack.enter_context(_Peer(cell, name, options))
+        peers: dict[str, Peer] = {}
+        for name, start in starts.items():
+            peer = stack.enter_context(start())
             if peer.ask(1) is not None:  # loads and compiles
                 peers[name] = peer
             peer.send(signal.SIGSTOP)
-        contestants = [Contestant(name, peer.time_runs, peer.process.pid) for name, peer in peers.items()]
-        return take_turns(contestants, TurnRules(options.rounds, TURN_S, LEAST_RUNS))
+        return take_turns([Contestant(name, peer.time_runs, peer.process.pid) for name, peer in peers.items()], rules)
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -107,19 +113,23 @@ def environment(threads: int) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "TVM_NUM_THREADS": str(threads)}
 
 
-class _Peer:
-    """A process that runs the cell in one way, a turn each time it is asked."""
+def _peer(cell: str, name: str, options: argparse.Namespace) -> Peer:
+    arguments = ["bench.peers", cell, "--peer", name, "--threads", str(options.threads)]
+    return Peer(f"{cell} {name}", arguments, environment(options.threads))
 
-    def __init__(self, cell: str, name: str, options: argparse.Namespace) -> None:
-        self.label = f"{cell} {name}"
+
+class Peer:
+    """A process that runs a network in one way, a turn each time it is asked. arguments: of Python, behind -m; variables: its environment."""
+
+    def __init__(self, label: str, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
+        self.label = label
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.peers", cell, "--peer", name, "--threads", str(options.threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment(options.threads),
-            start_new_session=True,
+            [sys.executable, "-m", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            env=dict(variables), start_new_session=True,
         )  # fmt: skip
 
-    def __enter__(self) -> _Peer:
+    def __enter__(self) -> Peer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -158,7 +168,11 @@ def _serve(workspace: Workspace, cell: Cell, options: argparse.Namespace) -> Non
     if options.peer == "errors":
         print(json.dumps(_errors(workspace, cell)), flush=True)
         return
-    run = _RUNNERS[options.peer](workspace, cell, input_of(workspace, cell), options.threads)
+    serve(_RUNNERS[options.peer](workspace, cell, input_of(workspace, cell), options.threads))
+
+
+def serve(run: Callable[[], Any]) -> None:
+    """Be a Peer: time as many runs as each line of the standard input says."""
     time_runs = timed(run)
     for line in sys.stdin:
         print(json.dumps({"times_s": time_runs(int(line))}), flush=True)
