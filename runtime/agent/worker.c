@@ -123,6 +123,23 @@ static void describe(text *reply, int is_input, uint32_t count) {
   text_add(reply, "]");
 }
 
+static int is_on_gpu(const tvmflow_api *api) { return api->size >= offsetof(tvmflow_api, processor) + sizeof api->processor && api->gpu; }
+
+/* Which GPU computes the network, and what it took to open it; nothing of others. */
+static void describe_gpu(text *reply, uint64_t opened_ns) {
+  tvmflow_processor is;
+  if (!is_on_gpu(own.api) || own.api->processor(own.instance, &is)) return;
+  text_add(reply, ",\"gpu\":{\"api\":");
+  text_add_string(reply, own.api->gpu);
+  text_add(reply, ",\"device\":");
+  text_add_string(reply, is.device);
+  text_add(reply, ",\"driver\":");
+  text_add_string(reply, is.driver);
+  text_add(reply, ",\"version\":");
+  text_add_string(reply, is.version);
+  text_add(reply, "},\"opened_ns\":%llu", (unsigned long long)opened_ns);
+}
+
 static tvmflow_tensor tensor(uint32_t i) {
   tvmflow_tensor info = {0};
   if (i < own.api->inputs) own.api->input(i, &info);
@@ -145,8 +162,7 @@ static tvmflow_status make_instance(const tvmflow_api *api, const tvmflow_option
   char folder[64];
   snprintf(folder, sizeof folder, "/proc/self/fd/%d", own.files->folder);
   const tvmflow_gpu gpu = {.size = sizeof gpu, .cache = folder};
-  int on_gpu = api->size >= offsetof(tvmflow_api, create_on_gpu) + sizeof api->create_on_gpu && api->gpu;
-  return on_gpu ? api->create_on_gpu(options, &gpu, &own.instance) : api->create(options, &own.instance);
+  return is_on_gpu(api) ? api->create_on_gpu(options, &gpu, &own.instance) : api->create(options, &own.instance);
 }
 
 static void open_library(const request *asked, text *reply) {
@@ -167,13 +183,16 @@ static void open_library(const request *asked, text *reply) {
   const tvmflow_api *api = entry();
   if (api->abi_version != TVMFLOW_ABI_VERSION) return refuse(reply, "refused", "it has another version of the ABI");
   const tvmflow_options options = {.threads = (uint32_t)threads, .cpu_mask = mask};
+  const uint64_t begin = now_ns();
   if (make_instance(api, &options) != TVMFLOW_OK) return refuse(reply, "refused", api->last_error());
+  const uint64_t opened_ns = now_ns() - begin;
   own.api = api;
   const char *fault = make_tensors();
   if (fault) return refuse(reply, "refused", fault);
   say(reply, "ok", NULL);
   describe(reply, 1, api->inputs);
   describe(reply, 0, api->outputs);
+  describe_gpu(reply, opened_ns);
 }
 
 /* -- inputs and outputs -- */
@@ -342,6 +361,11 @@ static void profile(const request *asked, text *reply) {
     text_add(reply, "%s[", i ? "," : "");
     text_add_string(reply, found.kernel);
     text_add(reply, ",%llu,%llu]", (unsigned long long)found.calls, (unsigned long long)found.nanoseconds);
+  }
+  text_add(reply, "],\"copies\":[");
+  for (uint32_t i = 1; i <= 2 && is_on_gpu(own.api); ++i) { /* inputs, outputs */
+    tvmflow_profile found = {"", 0, 0};
+    if (!own.api->profile(own.instance, own.api->kernels + i, &found)) text_add(reply, "%s%llu", i > 1 ? "," : "", (unsigned long long)found.nanoseconds);
   }
   text_add(reply, "]");
   own.api->set_profiling(own.instance, 0);

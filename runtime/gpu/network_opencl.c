@@ -1,5 +1,6 @@
 /* A network on a GPU by OpenCL: one in-order queue, kernels whose arguments are set once, a buffer for each place of the plan. */
 #define _GNU_SOURCE
+#include "clock.h"
 #include "network_gpu.h"
 #include "opencl.h"
 #include "program_cache.h"
@@ -11,7 +12,7 @@
 
 #define MOST_PLATFORMS 8
 #define MOST_DEVICES 8
-#define TEXT 256
+#define TEXT GPU_NAME
 #ifndef HANGS_MS
 #define HANGS_MS 20000 /* of the first run, in which drivers may still compile */
 #endif
@@ -26,6 +27,7 @@ struct gpu_part {
   cl_kernel *kernels; /* one per step */
   cl_event *events; /* one per step, while it is timed */
   int ran, lost;    /* a run is over; the device is of no use any more */
+  int hangs;        /* a run may still be going on */
 };
 
 static int failed(char *why, const char *call, cl_int error) {
@@ -223,8 +225,9 @@ static int make_kernels(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
 
 /* -- opening and closing -- */
 
+/* What hangs stays: the GPU may still write to the memory that it was given. */
 static void close_part(gpu_part *part) {
-  if (!part) return;
+  if (!part || part->hangs) return;
   for (uint32_t i = 0; part->kernels && i < plan.step_count; ++i)
     if (part->kernels[i]) part->api.clReleaseKernel(part->kernels[i]);
   for (uint32_t i = 0; part->values && i < plan.value_count; ++i)
@@ -303,6 +306,7 @@ static int wait_for(gpu_part *part, cl_event event, char *why) {
     if (status == CL_COMPLETE) return 0;
     nanosleep(&pause, NULL);
   }
+  part->hangs = 1;
   snprintf(why, GPU_REASON, "OpenCL: the kernels did not end within %d ms", HANGS_MS);
   return -1;
 }
@@ -325,15 +329,25 @@ static int read_outputs(gpu_part *part, cl_command_queue queue, void *const *out
   return error == CL_SUCCESS ? 0 : failed(why, "clFinish", error);
 }
 
-static int run_on(gpu_part *part, cl_command_queue queue, const void *const *inputs, void *const *outputs, cl_event *events, char *why) {
+static int write_inputs(gpu_part *part, cl_command_queue queue, const void *const *inputs, char *why) {
   for (uint32_t i = 0; i < plan_api.inputs; ++i) {
     cl_mem memory = tensor(part, PLAN_INPUT, i);
     if (!memory) continue;
     cl_int error = part->api.clEnqueueWriteBuffer(queue, memory, 0, 0, plan.inputs[i].size, inputs[i], 0, NULL, NULL);
     if (error != CL_SUCCESS) return failed(why, "clEnqueueWriteBuffer", error);
   }
-  if (enqueue_kernels(part, queue, events, why) || enqueue_copies(part, queue, why)) return -1;
-  return read_outputs(part, queue, outputs, why);
+  return 0;
+}
+
+static int run_on(gpu_part *part, const void *const *inputs, void *const *outputs, char *why) {
+  if (write_inputs(part, part->queue, inputs, why)) return -1;
+  if (enqueue_kernels(part, part->queue, NULL, why) || enqueue_copies(part, part->queue, why)) return -1;
+  return read_outputs(part, part->queue, outputs, why);
+}
+
+static int finish(gpu_part *part, cl_command_queue queue, char *why) {
+  cl_int error = part->api.clFinish(queue);
+  return error == CL_SUCCESS ? 0 : failed(why, "clFinish", error);
 }
 
 static int add_times(gpu_part *part, uint64_t *nanoseconds, char *why) {
@@ -347,12 +361,25 @@ static int add_times(gpu_part *part, uint64_t *nanoseconds, char *why) {
   return 0;
 }
 
+/* As run_on, each part of it awaited. */
+static int run_in_parts(gpu_part *part, const void *const *inputs, void *const *outputs, uint64_t *nanoseconds, char *why) {
+  uint64_t *others = nanoseconds + plan.step_count, begin = now_ns();
+  if (write_inputs(part, part->timed, inputs, why) || finish(part, part->timed, why)) return -1;
+  others[PROFILE_INPUTS] += now_ns() - begin;
+  if (enqueue_kernels(part, part->timed, part->events, why) || enqueue_copies(part, part->timed, why)) return -1;
+  if (finish(part, part->timed, why)) return -1;
+  begin = now_ns();
+  if (read_outputs(part, part->timed, outputs, why)) return -1;
+  others[PROFILE_OUTPUTS] += now_ns() - begin;
+  return 0;
+}
+
 static int run_timed(gpu_part *part, const void *const *inputs, void *const *outputs, uint64_t *nanoseconds, char *why) {
   cl_int error = CL_SUCCESS;
   if (!part->timed) part->timed = part->api.clCreateCommandQueue(part->context, part->device, CL_QUEUE_PROFILING_ENABLE, &error);
   if (!part->timed) return failed(why, "clCreateCommandQueue", error);
   memset(part->events, 0, plan.step_count * sizeof *part->events);
-  int status = run_on(part, part->timed, inputs, outputs, part->events, why);
+  int status = run_in_parts(part, inputs, outputs, nanoseconds, why);
   if (!status) status = add_times(part, nanoseconds, why);
   for (uint32_t i = 0; i < plan.step_count; ++i)
     if (part->events[i]) part->api.clReleaseEvent(part->events[i]);
@@ -361,10 +388,19 @@ static int run_timed(gpu_part *part, const void *const *inputs, void *const *out
 
 static int run_part(gpu_part *part, const void *const *inputs, void *const *outputs, uint64_t *nanoseconds, char *why) {
   if (part->lost) return snprintf(why, GPU_REASON, "OpenCL: an earlier run failed: the device was given up"), -1;
-  int status = nanoseconds ? run_timed(part, inputs, outputs, nanoseconds, why) : run_on(part, part->queue, inputs, outputs, NULL, why);
+  int status = nanoseconds ? run_timed(part, inputs, outputs, nanoseconds, why) : run_on(part, inputs, outputs, why);
   part->lost = status != 0;
   part->ran = 1;
   return status;
 }
 
-const gpu_functions gpu_opencl = {open_part, run_part, close_part};
+static void identify(const gpu_part *part, gpu_identity *found) {
+  cl_platform_id platform = NULL;
+  text_of(&part->api, part->device, CL_DEVICE_NAME, found->device);
+  text_of(&part->api, part->device, CL_DRIVER_VERSION, found->version);
+  part->api.clGetDeviceInfo(part->device, CL_DEVICE_PLATFORM, sizeof platform, &platform, NULL);
+  if (!platform || part->api.clGetPlatformInfo(platform, CL_PLATFORM_NAME, GPU_NAME - 1, found->driver, NULL) != CL_SUCCESS)
+    snprintf(found->driver, GPU_NAME, "opencl");
+}
+
+const gpu_functions gpu_opencl = {open_part, run_part, close_part, identify};

@@ -1,6 +1,10 @@
 /* A network on Vulkan: its commands are recorded once and submitted for each run. */
+#define _GNU_SOURCE
 #include "network_vulkan.h"
 
+#include "clock.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -230,13 +234,24 @@ static int fetch_outputs(gpu_part *part, void *const *outputs) {
 
 static int run(gpu_part *part, const void *const *inputs, void *const *outputs, uint64_t *nanoseconds, char *why) {
   const int timed = nanoseconds && part->timestamp_bits && plan.step_count;
+  uint64_t begin = now_ns();
   part->why = why;
   if (*part->broken) return vulkan_refuse(part, "%s, and runs no more", part->broken);
   for (uint32_t i = 0; i < plan_api.inputs; ++i) memcpy(part->rooms[PLAN_INPUT].banks->mapped + part->starts[i], inputs[i], plan.inputs[i].size);
+  if (nanoseconds) nanoseconds[plan.step_count + PROFILE_INPUTS] += now_ns() - begin;
   if (timed && make_queries(part)) return -1;
   if (vulkan_submit(part, timed ? part->timed : part->commands)) return -1;
   if (timed && read_times(part, nanoseconds)) return -1;
-  return fetch_outputs(part, outputs);
+  begin = now_ns();
+  if (fetch_outputs(part, outputs)) return -1;
+  if (nanoseconds) nanoseconds[plan.step_count + PROFILE_OUTPUTS] += now_ns() - begin;
+  return 0;
 }
 
-const gpu_functions gpu_vulkan = {open_part, run, close_part};
+static void identify(const gpu_part *part, gpu_identity *found) {
+  snprintf(found->device, GPU_NAME, "%s", part->is.name);
+  snprintf(found->driver, GPU_NAME, "%s", part->driver);
+  snprintf(found->version, GPU_NAME, "%u", part->is.driver_version);
+}
+
+const gpu_functions gpu_vulkan = {open_part, run, close_part, identify};

@@ -54,6 +54,7 @@ struct gpu_part {
   VkPhysicalDeviceProperties is;
   VkPhysicalDeviceMemoryProperties memory;
   uint8_t driver_uuid[16];
+  char driver[GPU_NAME]; /* what it calls itself */
   uint64_t largest_allocation;
   room rooms[PLAN_ARENA + 1]; /* by place; inputs and outputs have one bank */
   uint64_t *starts;           /* of inputs, then outputs, in their bank */

@@ -64,10 +64,13 @@ static int choose_device(gpu_part *part, const char *named) {
 static void read_properties(gpu_part *part) {
   VkPhysicalDeviceMaintenance3Properties sizes = {.type = VK_PHYSICAL_DEVICE_MAINTENANCE_3};
   VkPhysicalDeviceIDProperties ids = {.type = VK_PHYSICAL_DEVICE_ID_PROPERTIES, .next = &sizes};
-  VkPhysicalDeviceProperties2 all = {.type = VK_PHYSICAL_DEVICE_PROPERTIES_2, .next = &ids};
+  VkPhysicalDeviceDriverProperties driver = {.type = VK_PHYSICAL_DEVICE_DRIVER_PROPERTIES, .next = &ids};
+  const int knows_driver = part->is.api_version >= VK_API_VERSION_1_2;
+  VkPhysicalDeviceProperties2 all = {.type = VK_PHYSICAL_DEVICE_PROPERTIES_2, .next = knows_driver ? (void *)&driver : &ids};
   part->api.vkGetPhysicalDeviceProperties2(part->physical, &all);
   memcpy(part->driver_uuid, ids.driver, sizeof part->driver_uuid);
   part->largest_allocation = sizes.allocation;
+  snprintf(part->driver, sizeof part->driver, "%.255s", *driver.name ? driver.name : "vulkan");
   part->api.vkGetPhysicalDeviceMemoryProperties(part->physical, &part->memory);
 }
 

@@ -34,9 +34,10 @@ enum {
   VK_COMMAND_POOL_RESETS = 2, VK_MAPPED_MEMORY_RANGE = 6, VK_QUERY_POOL_CREATE_INFO = 11, VK_PIPELINE_CACHE_CREATE_INFO = 17, VK_MEMORY_BARRIER = 46,
   VK_PHYSICAL_DEVICE_PROPERTIES_2 = 1000059001, VK_PHYSICAL_DEVICE_ID_PROPERTIES = 1000071004, VK_PHYSICAL_DEVICE_MAINTENANCE_3 = 1000168000,
   VK_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES = 1000177000, VK_PHYSICAL_DEVICE_FEATURES_2 = 1000059000, VK_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES = 1000082000,
-  VK_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES = 1000083000
+  VK_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES = 1000083000, VK_PHYSICAL_DEVICE_DRIVER_PROPERTIES = 1000196000
 };
 #define VK_API_VERSION_1_1 ((1u << 22) | (1u << 12))
+#define VK_API_VERSION_1_2 ((1u << 22) | (2u << 12))
 
 typedef struct { uint32_t type; const void *next; const char *application; uint32_t application_version; const char *engine; uint32_t engine_version, api_version; } VkApplicationInfo;
 typedef struct { uint32_t type; const void *next; uint32_t flags; const VkApplicationInfo *application; uint32_t layer_count; const char *const *layers; uint32_t extension_count; const char *const *extensions; } VkInstanceCreateInfo;
@@ -77,6 +78,7 @@ typedef struct { uint32_t type; void *next; VkPhysicalDeviceProperties is; } VkP
 typedef struct { uint32_t type; void *next; uint8_t device[16], driver[16], luid[8]; uint32_t nodes, luid_valid; } VkPhysicalDeviceIDProperties;
 typedef struct { uint32_t type; void *next; uint32_t descriptors; uint64_t allocation; } VkPhysicalDeviceMaintenance3Properties;
 typedef struct { uint32_t type; void *next; uint32_t storage, uniform_and_storage, push_constants; } VkPhysicalDevice8BitStorageFeatures;
+typedef struct { uint32_t type; void *next; uint32_t id; char name[256], info[256]; uint8_t conformance[4]; } VkPhysicalDeviceDriverProperties;
 typedef struct { char name[256]; uint32_t version; } VkExtensionProperties;
 typedef struct { uint32_t type; const void *next; VkHandle memory; uint64_t offset, size; } VkMappedMemoryRange;
 typedef struct { uint32_t type; const void *next; uint32_t source, destination; } VkMemoryBarrier;

@@ -100,6 +100,13 @@ typedef struct {
   const char *cache;   /* an existing folder for compiled programs, which only this app can write to; NULL: they are compiled at each start */
 } tvmflow_gpu;
 
+/* Who computes the runs of an instance. Texts are "" where nothing is known, and valid as long as the instance. */
+typedef struct {
+  const char *kind;                      /* "cpu" or "gpu" */
+  const char *reason;                    /* why the CPU computes in place of the GPU; an instance of create_with_gpu has one */
+  const char *device, *driver, *version; /* the GPU, its driver and its driver's version, as that tells them */
+} tvmflow_processor;
+
 /* What a kernel took since profiling was turned on. */
 typedef struct {
   const char *kernel;
@@ -151,7 +158,8 @@ typedef struct {
   const char *(*last_error)(void);
   /* Turn the profile of kernels on (and set it to zero) or off. */
   tvmflow_status (*set_profiling)(tvmflow_instance *instance, int on);
-  /* The profile of kernel call i, in the order of calls; i = kernels: what it took to prepare images. */
+  /* The profile of kernel call i, in the order of calls; i = kernels: what it took to prepare images. Where a GPU computes the network:
+   * i = kernels + 1: to bring the inputs to it, kernels + 2: the outputs from it; these of profiled runs, which wait for each part. */
   tvmflow_status (*profile)(const tvmflow_instance *instance, uint32_t i, tvmflow_profile *found);
 
   /* Names of classes, NULL where the network has none. */
@@ -177,6 +185,9 @@ typedef struct {
   /* As create, which is this with a `gpu` of zeros. TVMFLOW_DEVICE_FAILED where there is no usable GPU: last_error says why, and the app takes the
    * network's library for the CPU. */
   tvmflow_status (*create_on_gpu)(const tvmflow_options *options, const tvmflow_gpu *gpu, tvmflow_instance **instance);
+
+  /* Who computes an instance's next run. */
+  tvmflow_status (*processor)(const tvmflow_instance *instance, tvmflow_processor *found);
 } tvmflow_api;
 
 typedef const tvmflow_api *(*tvmflow_entry)(void);

@@ -86,6 +86,10 @@ class Gpu(ctypes.Structure):
         super().__init__(ctypes.sizeof(Gpu), *named)
 
 
+class _Processor(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_char_p) for name in ("kind", "reason", "device", "driver", "version"))
+
+
 class _Profile(ctypes.Structure):
     _fields_ = (("kernel", ctypes.c_char_p), ("calls", ctypes.c_uint64), ("nanoseconds", ctypes.c_uint64))
 
@@ -113,6 +117,7 @@ class _Api(ctypes.Structure):
         ("create_on", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.c_void_p, _Pointers)),
         ("gpu", ctypes.c_char_p),
         ("create_on_gpu", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.POINTER(Gpu), _Pointers)),
+        ("processor", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Processor))),
     )  # fmt: skip
 
 
@@ -127,6 +132,16 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     size: int
+
+
+class Processor(NamedTuple):
+    """Who computes: kind "cpu" or "gpu"; reason: why the CPU does in place of a GPU; device, driver, version: as the GPU's driver tells them."""
+
+    kind: str
+    reason: str
+    device: str
+    driver: str
+    version: str
 
 
 class Guess(NamedTuple):
@@ -196,6 +211,15 @@ class Network:
         """Return "opencl" or "vulkan" where a GPU computes the network, else ""."""
         named = self._api.gpu if self._api.size > _Api.gpu.offset else None
         return named.decode() if named else ""
+
+    @property
+    def processor(self) -> Processor:
+        """Return who computes the next run. Raises NetworkError for a library of an earlier version."""
+        if self._api.size <= _Api.processor.offset:
+            raise NetworkError("the library is of an earlier version, which does not say who computes it")
+        found = _Processor()
+        self._check(self._api.processor(self._handle, ctypes.byref(found)))
+        return Processor(*(getattr(found, name).decode(errors="replace") for name in Processor._fields))
 
     @property
     def images(self) -> int:

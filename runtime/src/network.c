@@ -37,6 +37,7 @@ struct tvmflow_instance {
   pool threads;
   device_part device; /* all zero where the network has none */
   gpu_part *gpu;      /* NULL where the CPU walks over the plan */
+  gpu_identity is;
   const void **gpu_inputs; /* where its inputs, then outputs, are in a run */
   pthread_mutex_t mutex;
   unsigned char *arena;
@@ -44,7 +45,7 @@ struct tvmflow_instance {
   plan_any *arguments;   /* one per argument of a step */
   place *places;         /* of inputs, then outputs */
   int moved;             /* one of them since the values were pointed at them */
-  uint64_t *calls, *nanoseconds; /* one per step, and one for images; NULL where profiling was never on */
+  uint64_t *calls, *nanoseconds; /* one per step, and PROFILE_OTHERS; NULL where profiling was never on */
   int profiling;
   void *image_memory;    /* in which images are resized; of the largest so far */
   size_t image_size;
@@ -216,6 +217,7 @@ static tvmflow_status open_gpu(tvmflow_instance *made, const tvmflow_gpu *gpu) {
   made->gpu_inputs = allocate(made, (plan_api.inputs + plan_api.outputs) * sizeof *made->gpu_inputs);
   if (!made->gpu_inputs) return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   if (plan.gpu->functions->open(gpu ? gpu : &none, &made->gpu, why)) return told(TVMFLOW_DEVICE_FAILED, "%s", why);
+  plan.gpu->functions->identify(made->gpu, &made->is);
   return TVMFLOW_OK;
 }
 
@@ -368,7 +370,7 @@ static tvmflow_status run_on_gpu(tvmflow_instance *instance) {
   void *const *outputs = (void *const *)(instance->gpu_inputs + plan_api.inputs);
   uint64_t *times = instance->profiling ? instance->nanoseconds : NULL;
   if (plan.gpu->functions->run(instance->gpu, instance->gpu_inputs, outputs, times, why)) return told(TVMFLOW_DEVICE_FAILED, "%s", why);
-  for (uint32_t i = 0; i < plan.step_count && times; ++i) instance->calls[i] += 1;
+  for (uint32_t i = 0; i < plan.step_count + PROFILE_OTHERS && times; ++i) instance->calls[i] += i != plan.step_count + PROFILE_IMAGES;
   return TVMFLOW_OK;
 }
 
@@ -446,7 +448,7 @@ static tvmflow_status settle_images(tvmflow_instance *instance, const tvmflow_im
     if (!memory) return told(TVMFLOW_NO_MEMORY, "no memory to resize an image", NULL);
     image_prepare(plan.image, &images[i], memory, &instance->threads, instance->places[0].used + i * plan.image->sample_size);
   }
-  if (instance->profiling && !status) add_to_profile(instance, plan.step_count, begin);
+  if (instance->profiling && !status) add_to_profile(instance, plan.step_count + PROFILE_IMAGES, begin);
   return status;
 }
 
@@ -510,7 +512,7 @@ tvmflow_status tvmflow_output(uint32_t i, tvmflow_tensor *info) {
 const char *tvmflow_last_error(void) { return current.error; }
 
 tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on) {
-  const size_t rows = plan.step_count + 1; /* and images */
+  const size_t rows = plan.step_count + PROFILE_OTHERS;
   if (!instance) return TVMFLOW_BAD_ARGUMENT;
   tvmflow_status status = TVMFLOW_OK;
   pthread_mutex_lock(&instance->mutex);
@@ -526,8 +528,15 @@ tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on) {
 }
 
 tvmflow_status tvmflow_profile_of(const tvmflow_instance *instance, uint32_t i, tvmflow_profile *found) {
-  if (!instance || !found || i > plan.step_count || !instance->calls) return TVMFLOW_BAD_ARGUMENT;
-  if (i == plan.step_count && !plan.image) return TVMFLOW_BAD_ARGUMENT;
-  *found = (tvmflow_profile){i < plan.step_count ? plan.steps[i].name : "images", instance->calls[i], instance->nanoseconds[i]};
+  static const char *const others[] = {"images", "inputs", "outputs"};
+  if (!instance || !found || i >= plan.step_count + PROFILE_OTHERS || !instance->calls) return TVMFLOW_BAD_ARGUMENT;
+  if (i == plan.step_count + PROFILE_IMAGES ? !plan.image : i > plan.step_count && !plan.gpu) return TVMFLOW_BAD_ARGUMENT;
+  *found = (tvmflow_profile){i < plan.step_count ? plan.steps[i].name : others[i - plan.step_count], instance->calls[i], instance->nanoseconds[i]};
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_processor_of(const tvmflow_instance *instance, tvmflow_processor *found) {
+  if (!instance || !found) return TVMFLOW_BAD_ARGUMENT;
+  *found = (tvmflow_processor){plan.gpu ? "gpu" : "cpu", "", instance->is.device, instance->is.driver, instance->is.version};
   return TVMFLOW_OK;
 }

@@ -134,7 +134,7 @@ def build(folder: Path, network: HandMade, flags: Sequence[str] = ("-O1",)) -> P
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plan.c").write_text(plan_text(network))
     sources = [folder / "plan.c", HERE / "vulkan_main.c", *(RUNTIME / "gpu" / name for name in _SOURCES)]
-    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", *flags, *include]
+    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE=", *flags, *include]
     subprocess.run([*command, "-o", str(folder / "network"), *map(str, sources), "-ldl"], check=True)
     return folder / "network"
 

@@ -237,7 +237,7 @@ def tables(plan: Plan, network: Network, gpu: GpuExecutable | None = None) -> st
         f"  tvmflow_profile_of, {'labels' if network.labels else '(void *)0'}, {len(network.labels)}, tvmflow_top_k,",
         f"  {network.inputs[0].shape[0] if network.image else 0}, tvmflow_run_image, tvmflow_classify, "
         f"{c_string(plan.design) if plan.design else '(void *)0'}, tvmflow_create_on, "
-        f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu}};",
+        f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu, tvmflow_processor_of}};",
     ]  # fmt: skip
     for name in ("tvmflow_network", network.symbol):
         lines += [
