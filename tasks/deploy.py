@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.agreement import INPUTS, agreement_on, named
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
 from tasks.golden import GOLDEN, check_outputs, golden_outputs
 from tvmflow.artifacts import sha256_of
@@ -22,6 +23,7 @@ from tvmflow.devices.remote_network import in_machine, shipped
 from tvmflow.devices.rpc import session_here
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.devices.table import transport_of
+from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import check_equal
 from tvmflow.params import Cell
 from tvmflow.stages import Stage, StageContext
@@ -56,7 +58,10 @@ def deploy(context: Context) -> dict[str, Any]:
         model = ships.start(session, remote_path)
         context.progress("running the golden inputs", 1, 2)
         outputs = golden_outputs(context, model)
-        smoke = check_outputs(context, "deploy", outputs, settings.max_relative_error)
+        try:
+            smoke = check_outputs(context, "deploy", outputs, settings.max_relative_error)
+        except AgreementError as error:
+            raise named(error, agreement_on(session, context, backend_of(target))) from None
         in_both = ships.file != in_machine(folder).file and backend_of(target).has_machine
         expected = _of_machine(context, session, folder) if in_both else None
         if expected is not None:
@@ -66,6 +71,7 @@ def deploy(context: Context) -> dict[str, Any]:
         "device_kind": transport_of(context.limits.device).kind_of(backend_of(target).device_kind),
         "unit": session.unit,
         "build": session.build or None,
+        "gpu": session.gpu.to_json() if session.gpu else None,
         "remote_path": remote_path,
         "sha256": sha256_of(ships.file),
         "smoke": smoke.to_json(),
@@ -86,7 +92,7 @@ def _of_machine(context: Context, session: DeviceSession, folder: Path) -> Array
 
 STAGE = Stage(
     name="deploy", settings=_settings, limits=device_limits, toolchain=lambda _: ("tvm", "ffi"), run=deploy,
-    inputs={**GOLDEN, "build": None},
+    inputs={**GOLDEN, **INPUTS, "build": None},
     reads=(*TARGET_READS, "targets.{target}.device.key", "build.max_relative_error.{precision}"),
     limit_reads=LIMIT_READS, measures_device=True, is_cached=False, runs=(),
 )  # fmt: skip

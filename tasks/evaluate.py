@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.agreement import INPUTS, agreement_on, named
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.devices.remote_network import in_machine, shipped
 from tvmflow.devices.table import transport_of
+from tvmflow.errors import AgreementError
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceRules, measure_on_device
 from tvmflow.evaluation.peers import open_peers
@@ -84,6 +86,7 @@ def evaluate(context: Context) -> dict[str, Any]:
         machine = in_machine(folder) if session.has_tvm and backend.has_machine else ships
         numbers = measure_on_device(session, ships, machine, samples.inputs, batch, rules, context.progress)
         part, unit = backend.verify(manifest["part"], session.call), session.unit
+        agreement = agreement_on(session, context, backend)
     device = {
         "key": settings.device_key,
         "kind": transport_of(context.limits.device).kind_of(backend.device_kind),
@@ -92,10 +95,16 @@ def evaluate(context: Context) -> dict[str, Any]:
     }
     if session.build:
         device["build"] = session.build
+    if session.gpu:
+        device["gpu"] = session.gpu.to_json()
+    try:
+        outputs = quality(context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric)
+    except AgreementError as error:
+        raise named(error, agreement) from None
     card = {
         "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": ships.file.stat().st_size,
         "coverage": manifest["coverage"], "coverage_estimated": manifest["coverage_estimated"], **numbers.to_json(),
-        **quality(context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric), "part": part,
+        **outputs, "part": part, "kernel_agreement": agreement,
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
     }  # fmt: skip
     write_scorecard(context.out, card, numbers.outputs, samples, task)
@@ -114,7 +123,7 @@ STAGE = Stage(
     name="evaluate", settings=_settings, limits=device_limits, toolchain=_toolchain, run=evaluate,
     inputs={
         "build": None, "fetch": None, "import_model": None,
-        "quantize": ("reference.npz", "quantization.json"),
+        "quantize": ("reference.npz", "quantization.json"), **INPUTS,
     },
     outputs=(
         Output("scorecard.json"), Output("metrics.json", is_metric=True), Output("confusion.csv", plot=CONFUSION),

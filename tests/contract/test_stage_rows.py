@@ -228,6 +228,7 @@ DEVICE = (  # the agent and the emulated system lie in the cache folder
     "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/network_binding.py", *SOFTWARE_GPUS, "tvmflow/targets",
     "tvmflow/vta/config.py",
 )  # fmt: skip
+KERNELS = ("tasks/agreement.py", "tvmflow/ir/ir_files.py")  # beside the CPU's: what compiles them is left out
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {
     "fetch": (
@@ -271,8 +272,8 @@ CODE = {
         "tvmflow/sources/npz_files.py",
         "tvmflow/sources/preprocessing.py",
     ),
-    "deploy": (*CHECK, *DEVICE),
-    "evaluate": (*CHECK, *DEVICE, *FRONTEND, "tvmflow/evaluation"),
+    "deploy": (*CHECK, *DEVICE, *KERNELS),
+    "evaluate": (*CHECK, *DEVICE, *FRONTEND, *KERNELS, "tvmflow/evaluation"),
 }
 
 

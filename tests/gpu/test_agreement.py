@@ -48,6 +48,9 @@ def test_every_kernel_of_a_network_agrees(name: str, api: str) -> None:
     backend = gpu_backend(api)
     with _session(backend) as session:
         found = _agreement(backend, _module(name, 64), session, 64)
+        gpu = session.gpu
+    assert gpu is not None and gpu.api == api and gpu.device and gpu.version
+    assert gpu.driver == {"opencl": "Portable Computing Language", "vulkan": "llvmpipe"}[api]
     assert len(found) > 20 and all(kernel.varies for kernel in found)
     assert [kernel for kernel in found if kernel.error > BOUNDS["float32"]] == []
 

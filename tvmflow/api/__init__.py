@@ -4,7 +4,7 @@ from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app
 from tvmflow.api.bundles import bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
-from tvmflow.api.look import devices, examine, gpus, history, plan, scorecard, status
+from tvmflow.api.look import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.opening import find_workspace, names, opened
 from tvmflow.api.phones import ask_processor, device_gpus, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
@@ -18,6 +18,7 @@ from tvmflow.api.results import (
     Latency,
     Measurement,
     PhoneState,
+    QuarantineState,
     ReadyPhone,
     RetuneResult,
     RunResult,
@@ -48,6 +49,7 @@ __all__ = [
     "Latency",
     "Measurement",
     "PhoneState",
+    "QuarantineState",
     "ReadyPhone",
     "RetuneResult",
     "RunResult",
@@ -82,6 +84,7 @@ __all__ = [
     "prepared_phone",
     "predict",
     "promote",
+    "quarantine",
     "records",
     "report_data",
     "release_app",

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmflow.api.opening import CellName, Where, cell_of, cells_of, opened
-from tvmflow.api.results import CellPlan, CellStatus, DeviceState, GpuState, Measurement, Scorecard, StagePlan, Status
+from tvmflow.api.results import (
+    CellPlan,
+    CellStatus,
+    DeviceState,
+    GpuState,
+    Measurement,
+    QuarantineState,
+    Scorecard,
+    StagePlan,
+    Status,
+)
 from tvmflow.errors import StoreError, TvmflowError
 
 if TYPE_CHECKING:
@@ -82,6 +92,16 @@ def gpus() -> tuple[GpuState, ...]:
         return gpu_states(probe(probe_program()))
     except TvmflowError:
         return ()
+
+
+def quarantine(workspace: Where = None) -> tuple[QuarantineState, ...]:
+    """Return the GPUs that computed other values than the CPU, until they agree again. Raises StoreError."""
+    from tvmflow.devices.gpu.quarantine import quarantined
+
+    return tuple(
+        QuarantineState(str(one.gpu), one.cell, one.kernel, one.reason, one.to_json())
+        for one in quarantined(opened(workspace).root)
+    )
 
 
 def gpu_states(probed: Probed) -> tuple[GpuState, ...]:

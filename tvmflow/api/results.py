@@ -113,6 +113,20 @@ class KernelState:
 
 
 @dataclass(frozen=True)
+class QuarantineState:
+    """A GPU, with its driver, that no release relies on: `kernel` of `cell` computed other values than the CPU. facts: all that is known, as JSON."""
+
+    gpu: str
+    cell: str
+    kernel: str
+    reason: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.facts, "state": "quarantine"}
+
+
+@dataclass(frozen=True)
 class PhoneState:
     """A phone at this machine. state: authorized, or what keeps it from being used; cores: what mcpu may be; battery: percent; "" and None: not told."""
 

@@ -49,11 +49,13 @@ def devices(as_json: Json = False) -> None:
     """List the devices of every target and their state, the phones that adb sees, and this machine's GPUs."""
     from tvmflow import api
 
-    rows = [device.to_json() for device in api.devices(open_workspace())]
+    workspace = open_workspace()
+    rows = [device.to_json() for device in api.devices(workspace)]
+    held = api.quarantine(workspace)
     phones = [phone.to_json() for phone in api.phones()]
     gpus = api.gpus()
     if as_json:
-        show_json([*rows, *phones, *(gpu.to_json() for gpu in gpus)])
+        show_json([*rows, *phones, *(gpu.to_json() for gpu in gpus), *(one.to_json() for one in held)])
         return
     columns = ("target", "kind", "key", "transport", "state")
     show_table("devices", columns, ([row[column] for column in columns] for row in rows))
@@ -62,6 +64,13 @@ def devices(as_json: Json = False) -> None:
         show_table("phones", names, (["" if row[name] is None else str(row[name]) for name in names] for row in phones))
     if gpus:
         show_gpus("GPUs of this machine", gpus)
+    if held:
+        show_table(
+            "GPUs in quarantine: no release relies on them",
+            ("GPU", "reason"),
+            ([one.gpu, one.reason] for one in held),
+            ("reason",),
+        )
     suggest("tvmflow run MODEL@TARGET:PRECISION")
 
 

@@ -14,11 +14,11 @@ from pydantic import Field
 from tvmflow.backends.backend import Backend
 from tvmflow.bounds import PathText
 from tvmflow.devices.adb import Phone, attached, why_not
-from tvmflow.devices.agent import MeasuringOptions, as_name, measuring_session
+from tvmflow.devices.agent import MeasuringOptions, measuring_session
 from tvmflow.devices.agent_wire import AgentConnection
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.phones import PreparedPhone, agent_for, check_architecture, prepared
-from tvmflow.devices.session import DeviceSession
+from tvmflow.devices.session import DeviceSession, as_name
 from tvmflow.devices.transport import DeviceState, SessionLimits, Transport
 from tvmflow.errors import DeviceBusyError, DeviceError, DeviceRefusedError, DeviceUnpluggedError
 from tvmflow.options import read_options

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import stat
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.bounds import Host, PathText
 from tvmflow.devices.agent_session import AgentSession
 from tvmflow.devices.agent_wire import AgentConnection
-from tvmflow.devices.session import DeviceSession
+from tvmflow.devices.session import DeviceSession, as_name
 from tvmflow.devices.transport import DeviceState, SessionLimits, Transport
 from tvmflow.errors import DeviceLostError, UsageError
 from tvmflow.options import Options, read_options
@@ -25,7 +24,6 @@ from tvmflow.targets.cores import core_of
 from tvmflow.targets.device_processor import DeviceFacts
 
 _RETRY_S = 1.0
-_LONGEST_NAME = 200
 
 
 class MeasuringOptions(Options):
@@ -106,11 +104,6 @@ def measuring_session(
     session.build = as_name(facts.get("build", ""))
     session.unit = unit or as_name(facts.get("unit", "")) or connection.place
     return session
-
-
-def as_name(said: object) -> str:
-    """Return what a device calls itself as records and filters may have it: a line of letters, digits and few signs."""
-    return re.sub(r"[^A-Za-z0-9 .,:;/+@#()~_-]", "?", str(said))[:_LONGEST_NAME]
 
 
 def read_secret(path: Path) -> bytes:

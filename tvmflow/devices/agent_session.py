@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ import numpy as np
 
 from tvmflow.devices.agent_wire import AgentConnection
 from tvmflow.devices.gpu.probe import TIME_LIMIT_S, Probed, ended_by, probed_of
-from tvmflow.devices.session import Array, Arrays, DeviceSession, RemoteKernel, RemoteModel, WorkloadBench
+from tvmflow.devices.session import (
+    Array,
+    Arrays,
+    DeviceSession,
+    GpuFacts,
+    RemoteKernel,
+    RemoteModel,
+    WorkloadBench,
+    as_name,
+)
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import DeviceHotError, DeviceLostError, StageError
 from tvmflow.targets.resolve import ResolvedTarget
@@ -100,6 +110,8 @@ class AgentNetwork(RemoteModel):
             self.kinds = [
                 (str(one["name"]), tuple(map(int, one["shape"])), _DTYPES[one["dtype"]]) for one in reply["outputs"]
             ]
+            if "gpu" in reply:
+                session.gpu = GpuFacts(*(as_name(reply["gpu"][part.name]) for part in fields(GpuFacts)))
 
     def ask(self, request: str, doing: str) -> dict[str, Any]:
         return self.session.connection.ask(request, doing, self.number, self.session.longest_s)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,18 +25,42 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
 # What an emulated device counts, in the order of runtime/emulator/count.c.
+_LONGEST_NAME = 200
 EXECUTED = ("instructions", "multiply_add_instructions", "multiply_adds", "loaded_bytes", "stored_bytes")
+
+
+def as_name(said: object) -> str:
+    """Return what a device calls itself as records and filters may have it: a line of letters, digits and few signs."""
+    return re.sub(r"[^A-Za-z0-9 .,:;/+@#()~_-]", "?", str(said))[:_LONGEST_NAME]
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What computes the networks of a session, as its driver tells it. api: opencl or vulkan; version: of the driver."""
+
+    api: str
+    device: str
+    driver: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.device} ({self.driver} {self.version}, {self.api})"
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
 
 
 class DeviceSession(ABC):
     """An open session. All device failures come out as DeviceLostError, which may be tried again, or another DeviceError.
 
-    unit: which of the devices of its key this is; build: of its system, "" where nobody knows. has_tvm: it runs libraries that need TVM's runtime; others run what
+    unit: which of the devices of its key this is; build: of its system, "" where nobody knows. gpu: that computes the networks which were opened; None for none, or before.
+    has_tvm: it runs libraries that need TVM's runtime; others run what
     needs nothing (network.so, and kernels that were linked alike).
     """
 
     has_tvm: ClassVar[bool] = False
     build = ""
+    gpu: GpuFacts | None = None
 
     def __init__(self, name: str, unit: str, target: ResolvedTarget) -> None:
         self.name, self.unit, self.target = name, unit, target

@@ -14,11 +14,11 @@ from pydantic import Field
 
 from tvmflow.backends.backend import Backend
 from tvmflow.bounds import Host, PathText
-from tvmflow.devices.agent import MeasuringOptions, as_name, measuring_session, processor_facts, read_secret
+from tvmflow.devices.agent import MeasuringOptions, measuring_session, processor_facts, read_secret
 from tvmflow.devices.agent_wire import AgentConnection
 from tvmflow.devices.registrar import AGENT, Registry, is_agent
 from tvmflow.devices.rpc import RpcTransport
-from tvmflow.devices.session import DeviceSession
+from tvmflow.devices.session import DeviceSession, as_name
 from tvmflow.devices.tracker_wire import (
     CONNECT_TIMEOUT_S,
     REQUEST,

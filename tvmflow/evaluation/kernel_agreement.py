@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from tvmflow.building.lower import lower
 from tvmflow.building.self_contained import Network, write_network
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.ir.ir_files import load_module
 from tvmflow.ir.tvm_names import tuple_type, type_of
 from tvmflow.passes import run_pass
 from tvmflow.passes.schedule_kernels import ScheduleKernels
 
 _MOST_OUTPUTS = 48  # of a library that an agent runs
+_MOST_ERROR = 0.25  # of a kernel, whatever the bound of the outputs: zeros in place of values are 1 off
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,55 @@ class KernelAgreement:
     kernel: str
     error: float
     varies: bool
+
+
+@dataclass(frozen=True)
+class NetworkAgreement:
+    """How all kernels of a network agree. bound: up to which error they do; samples: so many inputs."""
+
+    kernels: tuple[KernelAgreement, ...]
+    bound: float
+    samples: int
+
+    @property
+    def first(self) -> KernelAgreement | None:
+        """Return the first kernel that differs."""
+        return next((one for one in self.kernels if one.error > self.bound), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the agreement as scorecards have it; an error that is no number is None."""
+        errors = [one.error for one in self.kernels]
+        first = self.first
+        return {
+            "kernels": len(errors), "samples": self.samples, "bound": self.bound, "largest_error": _number(max(errors, default=0.0)),
+            "first": {"kernel": first.kernel, "error": _number(first.error)} if first else None,
+        }  # fmt: skip
+
+
+def _number(error: float) -> float | None:
+    return error if np.isfinite(error) else None
+
+
+@dataclass(frozen=True)
+class Built:
+    """What stages left of a network. packed: the folder of graph_pack; best: best.json of tune; bound: build.max_relative_error."""
+
+    packed: Path
+    best: Path
+    bound: float
+
+
+def network_agreement(
+    built: Built, golden: Arrays, batch: int, backend: Backend, session: DeviceSession, random: int = 2
+) -> NetworkAgreement:
+    """Compare on the first golden inputs, and on as many random ones, which have their values in another order. Raises StageError, DeviceError."""
+    best = json.loads(built.best.read_text(encoding="utf-8"))
+    records = {one["workload"]: one for one in best["records"] if best["device_kind"] == backend.kernel_kind}
+    draw = np.random.default_rng(0)
+    first = tuple(x[:batch] for x in golden)
+    samples = [first] + [tuple(draw.permutation(x.reshape(-1)).reshape(x.shape) for x in first) for _ in range(random)]
+    found = kernel_agreement(load_module(built.packed), backend, records, samples, session)
+    return NetworkAgreement(tuple(found), min(built.bound, _MOST_ERROR), len(samples))
 
 
 def kernel_agreement(

@@ -173,6 +173,7 @@ class _Recording:
             "device.kind": device["kind"],
             "device.unit": device.get("unit", ""),
             "device.build": device.get("build", ""),
+            **{f"gpu.{name}": text for name, text in (device.get("gpu") or {}).items()},
             "library.sha256": library.sha256,
             "library.dvc_md5": library.md5,
             "network.sha256": network.sha256 if network else "",
@@ -263,6 +264,8 @@ class _Recording:
             numbers["first_run_ms"] = sorted(card["first_run_ms"])[len(card["first_run_ms"]) // 2]
         if card.get("memory_bytes"):
             numbers["memory_bytes"] = float(card["memory_bytes"])
+        if (card.get("kernel_agreement") or {}).get("largest_error") is not None:
+            numbers["kernel_agreement.largest_error"] = card["kernel_agreement"]["largest_error"]
         numbers["library_bytes"] = float(card["library_bytes"])
         numbers["tuning.coverage"] = float(card["coverage"])
         if card.get("part"):

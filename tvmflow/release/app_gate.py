@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmflow.evaluation.scorecard import has_no_time
 from tvmflow.params import Gates
+from tvmflow.release.gpu_gate import GATE
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One gate on one cell, or on the bundle. value: None where the scorecard has none; limit: of params.yaml."""
+    """One gate on one cell, or on the bundle. value: None where the scorecard has none; limit: of params.yaml; text: what speaks against it, where that is no number."""
 
     gate: str
     what: str
     value: float | bool | None
     limit: float | bool
     passed: bool
+    text: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -26,6 +28,8 @@ class Judged:
     @property
     def reason(self) -> str:
         """What speaks against the release, in words."""
+        if self.text:
+            return f"{self.what}: {self.text} ({self.gate})"
         if isinstance(self.limit, bool):
             return f"{self.what}: its latency was too unsteady to be trusted ({self.gate})"
         value = "not measured" if self.value is None else f"{self.value:g}"
@@ -89,6 +93,13 @@ def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Ga
             continue
         judged.append(Judged(gate, cell, value, limit, value is not None and _passes(gate, value, limit)))
     return [*judged, *_size("max_library_mb", cell, library_bytes, gates.max_library_mb)]
+
+
+def judge_gpu(cell: str, reasons: Sequence[str]) -> list[Judged]:
+    """Return the gate of a cell that a GPU computes, which each such cell has."""
+    return [Judged(GATE, cell, False, True, False, reason) for reason in reasons] or [
+        Judged(GATE, cell, True, True, True)
+    ]
 
 
 def judge_bundle(size: int, gates: Gates) -> list[Judged]:

@@ -20,10 +20,12 @@ from tvmflow.bundle.part import Part
 from tvmflow.bundle.signing import keyid
 from tvmflow.bundle.verify import Trust, Verified, verify
 from tvmflow.bundle.write import Wish, write_bundle
+from tvmflow.devices.gpu.quarantine import quarantined
 from tvmflow.errors import BundleError, StoreError
 from tvmflow.ledger import app_releases as ledger
 from tvmflow.params import AppEntry
-from tvmflow.release.app_gate import Judged, judge_bundle, judge_cell
+from tvmflow.release.app_gate import Judged, judge_bundle, judge_cell, judge_gpu
+from tvmflow.release.gpu_gate import gpu_reasons, is_on_gpu
 from tvmflow.workspace import Workspace
 
 Tell = Callable[[str], None]
@@ -85,6 +87,9 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
             one for part in order.parts
             for one in judge_cell(part.cell, part.card, part.records["build"].outputs["network.so"].size if part.manifest.get("network") else 0, order.entry.gates)
         ]  # fmt: skip
+        held = quarantined(workspace.root)
+        for part in filter(lambda part: is_on_gpu(part.manifest), order.parts):
+            judged += judge_gpu(part.cell, gpu_reasons(part.card, part.manifest, held))
         reasons = [*order.missing, *(one.reason for one in judged if not one.passed)]
         if reasons:
             return AppRelease(app, "release", channel, None, current.version if current else None, tuple(reasons))

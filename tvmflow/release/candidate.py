@@ -10,10 +10,12 @@ import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tvmflow.artifacts import LIBRARIES, RECORD_NAME, read_record, sha256_of
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.table import backend_for
+from tvmflow.devices.gpu.quarantine import quarantined
 from tvmflow.devices.remote_network import Form, in_machine, shipped
 from tvmflow.devices.session import DeviceSession, RemoteModel, open_session
 from tvmflow.devices.table import transport_of
@@ -25,6 +27,7 @@ from tvmflow.ledger.history import champion_accuracy
 from tvmflow.ledger.registry import CHAMPION, Version, logged_library, version_by_alias, version_by_sha256
 from tvmflow.params import Cell
 from tvmflow.release.gate import Verdict, judge
+from tvmflow.release.gpu_gate import gpu_reasons
 from tvmflow.report.tables import scorecard
 from tvmflow.sources.datasets import Arrays, RandomInput, random_inputs
 from tvmflow.workspace import Workspace
@@ -53,11 +56,17 @@ class Candidate:
         self.champion = version_by_alias(workspace, cell, CHAMPION)
 
     @property
+    def _manifest(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "manifest.json").read_text(encoding="utf-8")))
+
+    @property
     def is_champion(self) -> bool:
         return self.champion is not None and self.champion.version == self.version.version
 
     def judge(self) -> tuple[Verdict, Comparison | None]:
         """Measure against the champion, where there is one, and apply the rules of params.yaml."""
+        if reasons := gpu_reasons(self.card, self._manifest, quarantined(self.workspace.root)):
+            return Verdict(False, tuple(reasons)), None
         rules = self.workspace.params.release
         if self.champion is None:
             return judge(self.card, None, None, rules), None
@@ -88,8 +97,7 @@ class Candidate:
 
     def _forms(self, champion: Version, folder: Path) -> tuple[Form, Form]:
         """Bring the champion into a folder; returns its form and the candidate's, both of one kind. Raises StoreError."""
-        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        new = shipped(self.folder, manifest)
+        new = shipped(self.folder, self._manifest)
         old = folder / "champion.so"
         machine = in_machine(self.folder)
         if new.file != machine.file and champion.network_sha256:

@@ -189,6 +189,13 @@ def latency_table(card: dict[str, Any]) -> Grid:
     return grid(title, columns, rows, (), "; ".join([caption, *reasons]))
 
 
+def shown_kernels(agreement: dict[str, Any]) -> str:
+    """Return how the kernels of a GPU agree with the CPU's, in words."""
+    if first := agreement["first"]:
+        return f"{first['kernel']} is the first of {agreement['kernels']} that differs"
+    return f"{agreement['kernels']} agree, largest error {agreement['largest_error']:.2g}"
+
+
 def retune_table(results: list[dict[str, Any]]) -> Grid:
     """Return what a re-tune did with the kernels of each cell, and its verdict."""
     columns = ("cell", "TVM", *ORIGINS, "latency beside the champion", "verdict")
@@ -215,6 +222,10 @@ def scorecard_markdown(card: dict[str, Any]) -> str:
         if form in (card["accuracy"] or {})
     ]
     rows += [("top-1 agreement", shown_top1(card["agreement"])), ("error", shown_error(card["agreement"]))]
+    if card["device"].get("gpu"):
+        rows.append(("GPU", "{device}, {driver} {version}, {api}".format(**card["device"]["gpu"])))
+    if card.get("kernel_agreement"):
+        rows.append(("kernels beside the CPU's", shown_kernels(card["kernel_agreement"])))
     rows += [(name, _shown_beside(card, name)) for name in sorted(card["peers"])]
     rows.append(("library", f"{card['library_bytes'] / 1e6:.2f} MB"))
     lines = [f"**{card['cell']}**", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]

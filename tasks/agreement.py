@@ -1,0 +1,42 @@
+"""Compare every kernel of a network on its GPU with the same kernel on this machine's CPU, and remember what was found of the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvmflow.artifacts import load_arrays
+from tvmflow.backends.backend import Backend
+from tvmflow.devices.gpu.quarantine import note_agreement
+from tvmflow.devices.session import DeviceSession
+from tvmflow.errors import AgreementError
+from tvmflow.frontends.source_model import read_description
+from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME
+from tvmflow.stages import StageContext
+
+INPUTS: dict[str, tuple[str, ...]] = {"graph_pack": (IR_NAME, WEIGHTS_NAME), "tune": ("best.json",)}
+"""Beside the golden inputs: what the kernels are compiled from once more, each with an output of its own."""
+
+
+def agreement_on(session: DeviceSession, context: StageContext[Any, Any], backend: Backend) -> dict[str, Any] | None:
+    """Return how the kernels agree, as the scorecard has it; None where no GPU computes. The session has opened the network."""
+    from tvmflow.evaluation.kernel_agreement import Built, network_agreement
+
+    if session.gpu is None:
+        return None
+    context.progress("comparing each kernel with the CPU", 0, 0)
+    inputs = context.inputs
+    built = Built(inputs["graph_pack"], inputs["tune"] / "best.json", context.settings.max_relative_error)
+    golden, batch = load_arrays(inputs["fetch"] / "golden.npz", "x"), read_description(inputs["fetch"]).batch
+    found = network_agreement(built, golden, batch, backend, session).to_json()
+    note_agreement(context.root, session.gpu, str(context.cell), found["first"])
+    return found
+
+
+def named(error: AgreementError, agreement: dict[str, Any] | None) -> AgreementError:
+    """Return an error of a network's outputs with the first kernel that differs."""
+    if agreement is None or agreement["first"] is None:
+        return error
+    kernel = agreement["first"]["kernel"]
+    return AgreementError(
+        f"{error.found}; {kernel} is the first kernel that differs from the CPU's", error.expected, "try another driver, or float32; the GPU is in quarantine"
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""GPUs on which a network's kernels computed other values than the CPU: remembered in a workspace until the same network agrees there.
+
+One file holds them all. A device counts with its driver's version: another version is another device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from tvmflow.artifacts import write_atomic
+from tvmflow.devices.session import GpuFacts
+from tvmflow.errors import StoreError
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """cell: whose kernels were compared; kernel: the first that differs; error: as of the comparison, None for no number; when: UTC."""
+
+    gpu: GpuFacts
+    cell: str
+    kernel: str
+    error: float | None
+    when: str
+
+    @property
+    def reason(self) -> str:
+        """Say what was found."""
+        size = "no number" if self.error is None else f"error {self.error:.2g}"
+        return f"kernel {self.kernel} of {self.cell} computes other values than the CPU ({size}, {self.when})"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "reason": self.reason}
+
+
+def quarantined(root: Path) -> tuple[Quarantined, ...]:
+    """Return what is in quarantine in a workspace. Raises StoreError for a damaged file."""
+    path = _path(root)
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(
+            Quarantined(GpuFacts(**row["gpu"]), row["cell"], row["kernel"], row["error"], row["when"]) for row in rows
+        )
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise StoreError(
+            f"{path} cannot be read: {error}", "the GPUs in quarantine, as tvmflow wrote them",
+            "delete it, then run 'tvmflow device agree' for the cells of your GPUs",
+        ) from None  # fmt: skip
+
+
+def note_agreement(root: Path, gpu: GpuFacts, cell: str, first: Mapping[str, Any] | None) -> None:
+    """Put a GPU into quarantine for a cell, or lift it. first: `kernel` and `error` of the first kernel that differs, None for none."""
+    path, lock = _path(root), root / "artifacts" / ".locks" / "quarantine.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        before = quarantined(root)
+        after = [one for one in before if (one.gpu, one.cell) != (gpu, cell)]
+        if first is not None:
+            when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+            after.append(Quarantined(gpu, cell, first["kernel"], first["error"], when))
+        if after != list(before):
+            write_atomic(path, json.dumps([asdict(one) for one in after], indent=1) + "\n")
+
+
+def _path(root: Path) -> Path:
+    return root / "artifacts" / ".quarantine.json"

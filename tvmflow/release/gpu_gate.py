@@ -1,0 +1,27 @@
+"""The gate of networks that a GPU computes: each kernel agreed with the CPU's on the device and driver that it was measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvmflow.devices.gpu.quarantine import Quarantined
+
+GATE = "gpu_agreement"
+
+
+def gpu_reasons(card: Mapping[str, Any], manifest: Mapping[str, Any], held: Sequence[Quarantined]) -> list[str]:
+    """Return what speaks against a release of a measured library; nothing of one that no GPU computes. held: what is in quarantine."""
+    if not is_on_gpu(manifest):
+        return []
+    gpu, agreement = card["device"].get("gpu"), card.get("kernel_agreement")
+    if not gpu or not agreement:
+        return ["its kernels were never compared with the CPU's on its GPU; run it again"]
+    if first := agreement["first"]:
+        return [f"kernel {first['kernel']} computes other values than the CPU on {gpu['device']}"]
+    return [f"{one.gpu} is in quarantine: {one.reason}" for one in held if one.gpu.to_json() == gpu]
+
+
+def is_on_gpu(manifest: Mapping[str, Any]) -> bool:
+    """Whether a GPU computes the network of a library."""
+    return bool((manifest.get("network") or {}).get("gpu"))
