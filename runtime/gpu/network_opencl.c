@@ -91,6 +91,23 @@ static cl_mem buffer(gpu_part *part, uint64_t size, const void *content, char *w
   return made;
 }
 
+static const plan_texture *texture_of(uint32_t at) {
+  return plan.gpu->textures && plan.gpu->textures[at].width ? &plan.gpu->textures[at] : NULL;
+}
+
+/* content: of as many rows as there are, or NULL. */
+static cl_mem texture(gpu_part *part, const plan_value *value, size_t width, size_t height, const void *content, char *why) {
+  const cl_uint floats = value->bits == 16 ? CL_HALF_FLOAT : CL_FLOAT, integers = value->bits == 8 ? CL_SIGNED_INT8 : CL_SIGNED_INT32;
+  const cl_image_format format = {CL_RGBA, value->code == 2 ? floats : value->code == 1 ? CL_UNSIGNED_INT8 : integers};
+  const cl_image_desc shape = {.type = CL_MEM_OBJECT_IMAGE2D, .width = width, .height = height};
+  cl_int error = CL_SUCCESS;
+  cl_mem made = part->api.clCreateImage(part->context, CL_MEM_READ_WRITE | (content ? CL_MEM_COPY_HOST_PTR : 0), &format, &shape,
+                                        (void *)(uintptr_t)content, &error);
+  if (made && error == CL_SUCCESS) return made;
+  snprintf(why, GPU_REASON, "OpenCL: no image of %zu x %zu vectors of four numbers of %d bits: error %d", width, height, value->bits, error);
+  return NULL;
+}
+
 static int is_at(const plan_value *value, const plan_value *other) {
   return value->place == other->place && value->index == other->index && value->offset == other->offset;
 }
@@ -99,15 +116,20 @@ static int is_at(const plan_value *value, const plan_value *other) {
  * differ in what they ask of them, and NVIDIA's ends the process when they are released. */
 static int make_value(gpu_part *part, uint32_t at, char *why) {
   const plan_value *value = &plan.values[at];
+  const void *content = value->place == PLAN_CONSTANT ? plan.constants + value->offset : NULL;
   uint64_t size = 0;
+  size_t height = 0;
   for (uint32_t i = 0; i < at; ++i)
     if (is_at(value, &plan.values[i])) {
       part->values[at] = part->values[i];
       return 0;
     }
   for (uint32_t i = at; i < plan.value_count; ++i)
-    if (is_at(value, &plan.values[i]) && size_of(&plan.values[i]) > size) size = size_of(&plan.values[i]);
-  part->values[at] = buffer(part, size, value->place == PLAN_CONSTANT ? plan.constants + value->offset : NULL, why);
+    if (is_at(value, &plan.values[i])) {
+      if (size_of(&plan.values[i]) > size) size = size_of(&plan.values[i]);
+      if (texture_of(i) && texture_of(i)->height > height) height = texture_of(i)->height;
+    }
+  part->values[at] = texture_of(at) ? texture(part, value, texture_of(at)->width, height, content, why) : buffer(part, size, content, why);
   part->owned[at] = 1;
   return part->values[at] ? 0 : -1;
 }
@@ -279,11 +301,25 @@ static int enqueue_kernels(gpu_part *part, cl_command_queue queue, cl_event *eve
   return 0;
 }
 
-/* Position of the value that an input or output of the plan is. */
-static cl_mem tensor(const gpu_part *part, plan_place place, uint32_t index) {
-  for (uint32_t i = 0; i < plan.value_count; ++i)
-    if (plan.values[i].place == place && plan.values[i].index == index && !plan.values[i].offset) return part->values[i];
-  return NULL; /* an input that nobody reads */
+/* Position of the value that an input or output of the plan is; plan.value_count for one that is none. */
+static uint32_t tensor(plan_place place, uint32_t index) {
+  uint32_t i = 0;
+  while (i < plan.value_count && (plan.values[i].place != place || plan.values[i].index != index || plan.values[i].offset)) ++i;
+  return i;
+}
+
+static cl_int enqueue_write(gpu_part *part, cl_command_queue queue, uint32_t at, size_t size, const void *from) {
+  const plan_texture *texture = texture_of(at);
+  if (!texture) return part->api.clEnqueueWriteBuffer(queue, part->values[at], 0, 0, size, from, 0, NULL, NULL);
+  const size_t origin[3] = {0}, region[3] = {texture->width, texture->height, 1};
+  return part->api.clEnqueueWriteImage(queue, part->values[at], 0, origin, region, 0, 0, from, 0, NULL, NULL);
+}
+
+static cl_int enqueue_read(gpu_part *part, cl_command_queue queue, uint32_t at, size_t size, void *to, cl_event *event) {
+  const plan_texture *texture = texture_of(at);
+  if (!texture) return part->api.clEnqueueReadBuffer(queue, part->values[at], 0, 0, size, to, 0, NULL, event);
+  const size_t origin[3] = {0}, region[3] = {texture->width, texture->height, 1};
+  return part->api.clEnqueueReadImage(queue, part->values[at], 0, origin, region, 0, 0, to, 0, NULL, event);
 }
 
 static int enqueue_copies(gpu_part *part, cl_command_queue queue, char *why) {
@@ -316,9 +352,9 @@ static int read_outputs(gpu_part *part, cl_command_queue queue, void *const *out
   cl_int error = CL_SUCCESS;
   for (uint32_t i = 0; i < plan_api.outputs && error == CL_SUCCESS; ++i) {
     cl_event *event = !part->ran && i + 1 == plan_api.outputs ? &last : NULL;
-    error = part->api.clEnqueueReadBuffer(queue, tensor(part, PLAN_OUTPUT, i), 0, 0, plan.outputs[i].size, outputs[i], 0, NULL, event);
+    error = enqueue_read(part, queue, tensor(PLAN_OUTPUT, i), plan.outputs[i].size, outputs[i], event);
   }
-  if (error != CL_SUCCESS) return failed(why, "clEnqueueReadBuffer", error);
+  if (error != CL_SUCCESS) return failed(why, "reading an output", error);
   if (!part->ran) { /* later runs wait as drivers do best */
     part->api.clFlush(queue);
     int status = wait_for(part, last, why);
@@ -331,10 +367,10 @@ static int read_outputs(gpu_part *part, cl_command_queue queue, void *const *out
 
 static int write_inputs(gpu_part *part, cl_command_queue queue, const void *const *inputs, char *why) {
   for (uint32_t i = 0; i < plan_api.inputs; ++i) {
-    cl_mem memory = tensor(part, PLAN_INPUT, i);
-    if (!memory) continue;
-    cl_int error = part->api.clEnqueueWriteBuffer(queue, memory, 0, 0, plan.inputs[i].size, inputs[i], 0, NULL, NULL);
-    if (error != CL_SUCCESS) return failed(why, "clEnqueueWriteBuffer", error);
+    uint32_t at = tensor(PLAN_INPUT, i);
+    if (at == plan.value_count) continue; /* nobody reads it */
+    cl_int error = enqueue_write(part, queue, at, plan.inputs[i].size, inputs[i]);
+    if (error != CL_SUCCESS) return failed(why, "writing an input", error);
   }
   return 0;
 }

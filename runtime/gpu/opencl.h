@@ -40,7 +40,8 @@ enum {
   CL_DEVICE_IMAGE_MAX_ARRAY_SIZE = 0x1041,
   CL_DEVICE_TYPE_CPU = 2, CL_DEVICE_TYPE_GPU = 4,
   CL_MEM_READ_WRITE = 1, CL_MEM_COPY_HOST_PTR = 32,
-  CL_RGBA = 0x10B5, CL_FLOAT = 0x10DE, CL_MEM_OBJECT_IMAGE2D_ARRAY = 0x10F3,
+  CL_RGBA = 0x10B5, CL_MEM_OBJECT_IMAGE2D = 0x10F1, CL_MEM_OBJECT_IMAGE2D_ARRAY = 0x10F3,
+  CL_SIGNED_INT8 = 0x10D7, CL_SIGNED_INT32 = 0x10D9, CL_UNSIGNED_INT8 = 0x10DA, CL_HALF_FLOAT = 0x10DD, CL_FLOAT = 0x10DE,
   CL_QUEUE_PROFILING_ENABLE = 2,
   CL_PROGRAM_BINARY_SIZES = 0x1165, CL_PROGRAM_BINARIES = 0x1166, CL_PROGRAM_BUILD_LOG = 0x1183,
   CL_KERNEL_WORK_GROUP_SIZE = 0x11B0,
@@ -77,6 +78,10 @@ enum {
   X(cl_int, clGetProgramInfo, (cl_program, cl_uint, size_t, void *, size_t *))                                                                      \
   X(cl_int, clGetKernelWorkGroupInfo, (cl_kernel, cl_device_id, cl_uint, size_t, void *, size_t *))                                                 \
   X(cl_int, clEnqueueWriteBuffer, (cl_command_queue, cl_mem, cl_uint, size_t, size_t, const void *, cl_uint, const cl_event *, cl_event *))         \
+  X(cl_int, clEnqueueReadImage, (cl_command_queue, cl_mem, cl_uint, const size_t *, const size_t *, size_t, size_t, void *, cl_uint, const cl_event *, \
+                                 cl_event *))                                                                                                       \
+  X(cl_int, clEnqueueWriteImage, (cl_command_queue, cl_mem, cl_uint, const size_t *, const size_t *, size_t, size_t, const void *, cl_uint,         \
+                                  const cl_event *, cl_event *))                                                                                    \
   X(cl_int, clEnqueueCopyBuffer, (cl_command_queue, cl_mem, cl_mem, size_t, size_t, size_t, cl_uint, const cl_event *, cl_event *))                 \
   X(cl_int, clGetEventInfo, (cl_event, cl_uint, size_t, void *, size_t *))                                                                          \
   X(cl_int, clGetEventProfilingInfo, (cl_event, cl_uint, size_t, void *, size_t *))                                                                 \

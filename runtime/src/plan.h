@@ -94,12 +94,19 @@ typedef struct {
 
 struct gpu_functions;
 
-/* What the GPU needs to run all steps. compiler_options: of its programs; alignment: of values in the arena, bytes. */
+/* Vectors of four in a row, and rows; 0: the value is a buffer. */
+typedef struct {
+  uint32_t width, height;
+} plan_texture;
+
+/* What the GPU needs to run all steps. compiler_options: of its programs; alignment: of values in the arena, bytes; textures: one per value, or NULL
+ * where all are buffers. */
 typedef struct {
   const struct gpu_functions *functions;
   const plan_gpu_kernel *kernels; /* one per step */
   const char *compiler_options;
   uint32_t alignment;
+  const plan_texture *textures;
 } plan_gpu;
 
 typedef struct {

@@ -35,13 +35,16 @@ def drivers() -> SoftwareDrivers:
     return software_drivers()
 
 
-def gpu_backend(api: str) -> Backend:
-    return backend_named(api)(replace(host_target(), kind=api, options={"software": True, "kind": "generic"}))
+def gpu_backend(api: str, *, textures: bool = False) -> Backend:
+    options: dict[str, Any] = {"software": True, "kind": "generic"}
+    if api == "opencl":
+        options["textures"] = textures
+    return backend_named(api)(replace(host_target(), kind=api, options=options))
 
 
-def write_on_gpu(module: object, api: str, path: Path, outputs: int = 2) -> object:
-    """Compile a module for a GPU; returns what was scheduled."""
-    backend = gpu_backend(api)
+def write_on_gpu(module: object, api: str, path: Path, outputs: int = 2, *, textures: bool = False) -> dict[str, Any]:
+    """Compile a module for a GPU; returns the library's manifest."""
+    backend = gpu_backend(api, textures=textures)
     packed, _ = backend.pack(module, None)
     scheduled = build_scheduled(packed, backend, {})
     inputs = tuple(
@@ -49,8 +52,7 @@ def write_on_gpu(module: object, api: str, path: Path, outputs: int = 2) -> obje
         for at, p in enumerate(packed["main"].params)
     )
     network = Network(f"any@{api}:any", inputs, tuple(f"output {at}" for at in range(outputs)), 1)
-    write_network(path, scheduled, network, Command(("g++",)))
-    return scheduled
+    return write_network(path, scheduled, network, Command(("g++",)))
 
 
 def _converted(module: Any, precision: str, samples: Samples) -> Any:
@@ -64,8 +66,10 @@ def _converted(module: Any, precision: str, samples: Samples) -> Any:
 
 def _check(module: Any, inputs: tuple[Any, ...], drivers: SoftwareDrivers, folder: Path, precision: str) -> None:
     expected = LocalRunner(host_backend().pack(module, None)[0], host_backend()).run(*inputs)
-    for api, driver in (("opencl", drivers.pocl), ("vulkan", drivers.lavapipe)):
-        write_on_gpu(module, api, folder / f"{api}.so", len(expected))
+    ways = (("opencl", drivers.pocl, False), ("opencl", drivers.pocl, True), ("vulkan", drivers.lavapipe, False))
+    for api, driver, textures in ways:
+        made = write_on_gpu(module, api, folder / f"{api}.so", len(expected), textures=textures)
+        assert bool(made["textures"]) == textures
         found = run_on(driver, folder / f"{api}.so", inputs, folder)
         assert len(found) == 2 * len(expected)
         _compare(expected, found, precision)

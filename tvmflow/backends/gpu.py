@@ -15,7 +15,7 @@ from tvmflow.options import Options
 from tvmflow.targets.gpu_features import GPUS, GpuFeatures
 
 if TYPE_CHECKING:
-    from tvmflow.gpu.executable import Api, GpuExecutable
+    from tvmflow.gpu.executable import Api, GpuExecutable, Widths
     from tvmflow.templates import Knobs, Template
 
 _CHANNELS = 4  # side by side, a vector of every GPU
@@ -32,6 +32,12 @@ class GpuOptions(Options):
 
     software: bool = False
     kind: Annotated[str, AfterValidator(_known)] = "generic"
+
+
+class OpenClOptions(GpuOptions):
+    """textures: tensors lie in images where all their kernels take whole vectors; where it is not given, as is best for the kind."""
+
+    textures: bool | None = None
 
 
 class GpuBackend(CpuBackend):
@@ -102,18 +108,41 @@ class GpuBackend(CpuBackend):
 
 
 class OpenClBackend(GpuBackend):
-    """OpenCL C by TVM."""
+    """OpenCL C by our own generator."""
+
+    options = OpenClOptions
 
     api = "opencl"
     software_name = "pocl"
 
-    def executable(self, program: Any) -> GpuExecutable:
-        from tvmflow.gpu.executable import GpuExecutable
-        from tvmflow.gpu.opencl import opencl_source, short_name
+    @property
+    def textures(self) -> bool:
+        wanted = self.target.options["textures"]
+        return self.gpu_features().textures if wanted is None else bool(wanted)
 
-        names = {launch.name for kernel in program.kernels.values() for launch in kernel.launches}
-        code = opencl_source(program).encode()
-        return GpuExecutable("opencl", program, (code,), {name: (0, short_name(name)) for name in names})
+    @property
+    def device_kind(self) -> str:
+        other = self.textures != self.gpu_features().textures
+        return super().device_kind + (("-textures" if self.textures else "-buffers") if other else "")
+
+    def executable(self, program: Any) -> GpuExecutable:
+        from tvmflow.gpu.executable import GpuCode, GpuExecutable
+        from tvmflow.gpu.kernel_text import parameters_in_vectors
+        from tvmflow.gpu.opencl import opencl_of, short_name
+
+        launches = {launch.name: launch for kernel in program.kernels.values() for launch in kernel.launches}
+        computes_float16 = self.gpu_features().opencl_float16
+        places = {name: (0, short_name(name)) for name in launches}
+
+        def code(widths: Widths) -> GpuCode:
+            texts = [
+                opencl_of(launch.function, short_name(name), widths.get(name), computes_float16=computes_float16)
+                for name, launch in launches.items()
+            ]
+            return GpuCode(("\n".join(texts).encode(),), places)
+
+        may_be = {name: parameters_in_vectors(one.function) for name, one in launches.items()} if self.textures else {}
+        return GpuExecutable("opencl", program, code, may_be)
 
 
 class VulkanBackend(GpuBackend):
@@ -123,7 +152,7 @@ class VulkanBackend(GpuBackend):
     software_name = "lavapipe"
 
     def executable(self, program: Any) -> GpuExecutable:
-        from tvmflow.gpu.executable import GpuExecutable
+        from tvmflow.gpu.executable import GpuCode, GpuExecutable
         from tvmflow.gpu.glsl import glsl_of
         from tvmflow.gpu.spirv import glslang, spirv_of
 
@@ -135,5 +164,6 @@ class VulkanBackend(GpuBackend):
             return spirv_of(glsl, compiler)
 
         with ThreadPoolExecutor() as pool:
-            codes = list(pool.map(compile_one, launches.values()))
-        return GpuExecutable("vulkan", program, tuple(codes), {name: (at, "main") for at, name in enumerate(launches)})
+            codes = tuple(pool.map(compile_one, launches.values()))
+        code = GpuCode(codes, {name: (at, "main") for at, name in enumerate(launches)})
+        return GpuExecutable("vulkan", program, lambda _: code)

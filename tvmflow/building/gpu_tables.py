@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tvmflow.building.plan import Plan
 from tvmflow.errors import StageError
-from tvmflow.gpu.executable import ALIGNMENT, Api, GpuExecutable
+from tvmflow.gpu.executable import ALIGNMENT, Api, GpuCode, GpuExecutable
 
 SOURCES = ("program_cache.c",)  # of runtime/gpu, beside those of the API
 API_SOURCES: dict[Api, tuple[str, ...]] = {
@@ -31,7 +31,7 @@ def sources_of(api: Api) -> Iterable[str]:
     return (*SOURCES, *API_SOURCES[api])
 
 
-def write_codes(folder: Path, gpu: GpuExecutable) -> str:
+def write_codes(folder: Path, gpu: GpuCode) -> str:
     """Write all programs to files of a folder; returns the assembly that includes them."""
     parts = []
     for at, code in enumerate(gpu.codes):
@@ -40,19 +40,26 @@ def write_codes(folder: Path, gpu: GpuExecutable) -> str:
     return "".join(parts)
 
 
-def gpu_tables(plan: Plan, gpu: GpuExecutable, c_string: Callable[[str], str]) -> Iterable[str]:
+def gpu_tables(plan: Plan, gpu: GpuExecutable, code: GpuCode, c_string: Callable[[str], str]) -> Iterable[str]:
     """Return the lines of C that say what the GPU does at each step. Raises StageError for a step that it does not run."""
     yield '#include "network_gpu.h"'
-    for at in range(len(gpu.codes)):
+    for at in range(len(code.codes)):
         yield f"extern const unsigned char plan_gpu_code{at}[];"
     yield "static const plan_gpu_kernel gpu_kernels[] = {"
     for step in plan.steps:
         if step.launch is None:
             raise StageError(f"{step.kernel} runs on the CPU", "a network whose kernels all run on the GPU")
-        at, name = gpu.places[step.launch.name]
+        at, name = code.places[step.launch.name]
         groups, size = (", ".join(map(str, three)) for three in (step.launch.groups, step.launch.group_size))
-        yield f"  {{{c_string(name)}, plan_gpu_code{at}, {len(gpu.codes[at])}, {{{groups}}}, {{{size}}}}},"
+        yield f"  {{{c_string(name)}, plan_gpu_code{at}, {len(code.codes[at])}, {{{groups}}}, {{{size}}}}},"
     if not plan.steps:
         yield "  {0}"
     yield "};"
-    yield f"static const plan_gpu gpu = {{&gpu_{gpu.api}, gpu_kernels, {c_string(gpu.options)}, {ALIGNMENT}}};"
+    if plan.textures:
+        yield "static const plan_texture gpu_textures[] = {"
+        for value in plan.values:
+            texture = plan.textures.get(value.memory)
+            yield f"  {{{texture.width}, {texture.height}}}," if texture else "  {0, 0},"
+        yield "};"
+    textures = "gpu_textures" if plan.textures else "(void *)0"
+    yield f"static const plan_gpu gpu = {{&gpu_{gpu.api}, gpu_kernels, {c_string(gpu.options)}, {ALIGNMENT}, {textures}}};"

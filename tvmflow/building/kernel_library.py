@@ -9,6 +9,7 @@ from typing import Any
 
 from tvmflow.building.plan import Memory, Plan, Step, Value, launch_step
 from tvmflow.building.self_contained import Network, link, runtime_objects
+from tvmflow.building.textures import textures_of
 from tvmflow.compilers import Command
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.gpu.executable import ALIGNMENT, Api, GpuExecutable
@@ -34,7 +35,11 @@ def write_kernel(path: Path, executable: Any, function: Any, target: ResolvedTar
     network = Network("kernel", inputs, ("output",), target.threads)
     gpu = executable if isinstance(executable, GpuExecutable) else None
     steps = _launches(gpu, memories, values) if gpu else [Step("main", tuple(range(len(kinds))), 1)]
-    plan = Plan(tuple(memories), tuple(values), tuple(steps), tuple(range(last)), (last,), (), ())
+    textures = {}
+    if gpu and gpu.may_be_images:
+        uses = [(step.kernel, step.given) for step in steps]
+        textures = textures_of([memory.size for memory in memories], values, uses, (), gpu.may_be_images)
+    plan = Plan(tuple(memories), tuple(values), tuple(steps), tuple(range(last)), (last,), (), (), textures=textures)
     runtime = _runtime(target.compiler, gpu.api if gpu else None)
     link(path, () if gpu else [executable.mod], plan, network, target.compiler, runtime, gpu)
 

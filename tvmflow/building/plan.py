@@ -13,8 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from tvmflow.backends.device_part import DeviceProgram
+from tvmflow.building.textures import Texture, textures_of
 from tvmflow.errors import StageError
-from tvmflow.gpu.launches import Argument, DeviceKernel, Launch
+from tvmflow.gpu.executable import GpuExecutable
+from tvmflow.gpu.launches import Argument, Launch
 from tvmflow.ir.ir_files import bytes_of
 from tvmflow.ir.tvm_names import constant_value, type_of
 from tvmflow.passes.allocate_tensors import ALIGNMENT, with_allocations
@@ -91,7 +93,10 @@ class PlacedProgram:
 
 @dataclass(frozen=True)
 class Plan:
-    """inputs, outputs: positions in `values`. copies: (from, to) values to be copied at the end, outputs that are no kernel's own."""
+    """inputs, outputs: positions in `values`. copies: (from, to) values to be copied at the end, outputs that are no kernel's own.
+
+    textures: position in `memories` -> what it is on a GPU in place of a buffer.
+    """
 
     memories: tuple[Memory, ...]
     values: tuple[Value, ...]
@@ -101,6 +106,16 @@ class Plan:
     copies: tuple[tuple[int, int], ...]
     constants: tuple[np.ndarray[Any, Any], ...] = field(repr=False)
     programs: tuple[PlacedProgram, ...] = ()
+    textures: Mapping[int, Texture] = field(default_factory=dict)
+
+    @property
+    def widths(self) -> dict[str, dict[int, int]]:
+        """Return the vectors in a row of each parameter of a GPU's function that is a texture."""
+        found: dict[str, dict[int, int]] = {}
+        for step in self.steps:
+            textures = {k: self.textures.get(self.values[at].memory) for k, at in enumerate(step.given)}
+            found[step.kernel] = {k: texture.width for k, texture in textures.items() if texture}
+        return found
 
     @property
     def design(self) -> str:
@@ -112,15 +127,13 @@ class Plan:
         return max((m.offset + m.size for m in self.memories if m.place == "arena"), default=0)
 
 
-def plan_of(
-    mod: Any, program_of: ProgramOf, on_gpu: Mapping[str, DeviceKernel] | None = None, alignment: int = ALIGNMENT
-) -> Plan:
+def plan_of(mod: Any, program_of: ProgramOf, gpu: GpuExecutable | None = None, alignment: int = ALIGNMENT) -> Plan:
     """Return the plan of a module of scheduled kernels. Raises StageError for what is no call of a kernel or of an accelerator.
 
-    program_of: of the backend; on_gpu: the kernels of a network that a GPU runs; alignment: of all values, bytes.
+    program_of: of the backend; gpu: that runs the network; alignment: of all values, bytes.
     """
     mod = with_allocations(mod)
-    reader = _Reader(mod, program_of, on_gpu, alignment)
+    reader = _Reader(mod, program_of, gpu, alignment)
     plan = reader.read(mod["main"])
     check(plan)
     return plan
@@ -136,10 +149,9 @@ class _Memory:
 
 
 class _Reader:
-    def __init__(
-        self, mod: Any, program_of: ProgramOf, on_gpu: Mapping[str, DeviceKernel] | None, alignment: int
-    ) -> None:
-        self.program_of, self.on_gpu, self.alignment = program_of, on_gpu, alignment
+    def __init__(self, mod: Any, program_of: ProgramOf, gpu: GpuExecutable | None, alignment: int) -> None:
+        self.program_of, self.gpu, self.alignment = program_of, gpu, alignment
+        self.textures: dict[int, Texture] = {}
         self.kernels = {name.name_hint for name in mod.functions if name.name_hint != "main"}
         self.memories: list[_Memory] = []
         self.values: list[Value] = []
@@ -159,10 +171,17 @@ class _Reader:
                 self.known[binding.var] = self._value(binding.value)
         found = self._look_up(main.body.body)
         outputs, copies = self._outputs(found if isinstance(found, tuple) else (found,))
+        if self.gpu and self.gpu.may_be_images:
+            uses = [(step.kernel, step.given) for step in self.steps]
+            copied = [at for copy in copies for at in copy]
+            self.textures = textures_of(
+                [m.size for m in self.memories], self.values, uses, copied, self.gpu.may_be_images
+            )
         memories = self._placed()
         programs = tuple(program for _, program in self.programs.values())
         return Plan(
-            memories, tuple(self.values), tuple(self.steps), tuple(inputs), outputs, copies, tuple(self.constants), programs
+            memories, tuple(self.values), tuple(self.steps), tuple(inputs), outputs, copies, tuple(self.constants), programs,
+            self.textures,
         )  # fmt: skip
 
     # -- values --
@@ -216,7 +235,7 @@ class _Reader:
                 return None
             if getattr(value.op, "name_hint", "") in self.kernels:
                 name = value.op.name_hint
-                return self._call(name, value.args) if self.on_gpu is None else self._launches(name, value.args)
+                return self._call(name, value.args) if self.gpu is None else self._launches(name, value.args)
             if isinstance(value.op, relax.ExternFunc):
                 function = str(value.op.global_symbol)
                 at = self._program(function, value.args)
@@ -263,8 +282,8 @@ class _Reader:
 
     def _launches(self, name: str, given: Any) -> None:
         """Add a step for each launch of a kernel, with memory of its own."""
-        assert self.on_gpu is not None
-        kernel, values = self.on_gpu[name], [self._look_up(argument) for argument in given]
+        assert self.gpu is not None
+        kernel, values = self.gpu.program.kernels[name], [self._look_up(argument) for argument in given]
         own = [self._own(shape, dtype) for shape, dtype in kernel.own]
         for launch in kernel.launches:
             self._add(launch_step(launch, lambda one: (values if one.kind == "parameter" else own)[one.index]))
@@ -318,7 +337,7 @@ class _Reader:
             if memory.place == "constant":
                 offsets[at], end = end, self._aligned(end + memory.size)
         arena = [at for at, memory in enumerate(self.memories) if memory.place == "arena"]
-        free_place = self._free_place if self.on_gpu is None else self._free_slot
+        free_place = self._free_place if self.gpu is None else self._free_slot
         for at in sorted(arena, key=lambda at: (-self.memories[at].size, at)):
             offsets[at] = free_place(at, offsets)
         return tuple(
@@ -344,13 +363,24 @@ class _Reader:
     def _free_slot(self, at: int, offsets: dict[int, int]) -> int:
         """Return the offset of a memory that is as large at least, and free meanwhile; behind all where there is none.
 
-        Memories of a GPU lie in the same place as a whole or not at all: each place is a buffer of its own there.
+        Memories of a GPU lie in the same place as a whole or not at all: each place is a buffer of its own there, or a texture with rows of one length.
         """
         arena = [other for other in offsets if self.memories[other].place == "arena"]
-        taken = {offsets[other] for other in arena if _meet(self.memories[other], self.memories[at])}
+        mine = self._form(at)
+        taken = {
+            offsets[other]
+            for other in arena
+            if _meet(self.memories[other], self.memories[at]) or self._form(other) != mine
+        }
         free = [offsets[other] for other in arena if offsets[other] not in taken]
         end = max((offsets[other] + self.memories[other].size for other in arena), default=0)
         return free[-1] if free else self._aligned(end)
+
+    def _form(self, at: int) -> tuple[int, str]:
+        """Return what memories have in common that can lie in one place of a GPU: the length of rows and the dtype of textures."""
+        texture = self.textures.get(at)
+        dtypes = (value.dtype for value in self.values if value.memory == at)
+        return (texture.width, next(dtypes)) if texture else (0, "")
 
     def _aligned(self, size: int) -> int:
         return -(-size // self.alignment) * self.alignment

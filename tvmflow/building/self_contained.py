@@ -27,7 +27,7 @@ from tvmflow.compilers import Command
 from tvmflow.errors import StageError
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.gpu.executable import ALIGNMENT as GPU_ALIGNMENT
-from tvmflow.gpu.executable import Api, GpuExecutable
+from tvmflow.gpu.executable import Api, GpuCode, GpuExecutable
 from tvmflow.network_binding import network_binding
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
@@ -82,7 +82,7 @@ def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: 
     """Write the shared object of a network; returns what its manifest says. Raises StageError where there can be none."""
     executable = scheduled.executable
     if isinstance(executable, GpuExecutable):
-        plan = plan_of(scheduled.module, scheduled.backend.device_program, executable.program.kernels, GPU_ALIGNMENT)
+        plan = plan_of(scheduled.module, scheduled.backend.device_program, executable, GPU_ALIGNMENT)
         link(path, (), plan, network, compiler, gpu=executable)
     else:
         plan = plan_of(scheduled.module, scheduled.backend.device_program)
@@ -91,7 +91,7 @@ def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: 
     return {
         "file": path.name, "sha256": file.sha256, "size": file.size, "abi_version": ABI_VERSION, "symbol": network.symbol, "soname": network.soname,
         "arena_bytes": plan.arena_bytes, "constant_bytes": constant_bytes(plan), "kernel_calls": len(plan.steps), "device": plan.design or None,
-        "gpu": executable.api if isinstance(executable, GpuExecutable) else None,
+        "gpu": executable.api if isinstance(executable, GpuExecutable) else None, "textures": len(plan.textures),
     }  # fmt: skip
 
 
@@ -106,8 +106,9 @@ def link(
         folder = Path(name)
         objects = kernel_objects(kernels, folder)
         write_constants(folder / "constants.bin", plan)
-        (folder / "plan.c").write_text(tables(plan, network, gpu), encoding="ascii")
-        assembly = (write_codes(folder, gpu) if gpu else "") + _ASSEMBLY.format(page=_PAGE, file="constants.bin")
+        code = gpu.code(plan.widths) if gpu else None
+        (folder / "plan.c").write_text(tables(plan, network, gpu, code), encoding="ascii")
+        assembly = (write_codes(folder, code) if code else "") + _ASSEMBLY.format(page=_PAGE, file="constants.bin")
         (folder / "constants.S").write_text(assembly, encoding="ascii")
         (folder / "exports.map").write_text(
             f"{{ global: tvmflow_network; {network.symbol}; local: *; }};\n", encoding="ascii"
@@ -203,7 +204,7 @@ plan_constants:
 """
 
 
-def tables(plan: Plan, network: Network, gpu: GpuExecutable | None = None) -> str:
+def tables(plan: Plan, network: Network, gpu: GpuExecutable | None = None, code: GpuCode | None = None) -> str:
     """Return the plan as C."""
     kernels = sorted({step.kernel for step in plan.steps if step.program is None and step.launch is None})
     arguments = [at for step in plan.steps for at in step.given]
@@ -228,7 +229,7 @@ def tables(plan: Plan, network: Network, gpu: GpuExecutable | None = None) -> st
         )),
         _table("char *const", "labels", map(c_string, network.labels)),
         *(image_tables(network.image, plan.values[plan.inputs[0]].shape) if network.image else ()),
-        *_programs(plan), *(gpu_tables(plan, gpu, c_string) if gpu else ()),
+        *_programs(plan), *(gpu_tables(plan, gpu, code, c_string) if gpu and code else ()),
         f"const plan_tables plan = {{values, arguments, steps, copies, inputs, outputs, plan_constants, {len(plan.values)}, "
         f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if network.image else '(void *)0'}, {'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}, {'&gpu' if gpu else '(void *)0'}}};",
         f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), {c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "

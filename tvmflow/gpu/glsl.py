@@ -1,26 +1,74 @@
-"""GLSL of a kernel's function on the device, as TVM lowers it.
+"""GLSL for Vulkan: types, numbers, functions that it lacks, and how parameters are reached.
 
-Parameter k is the storage buffer of set 0, binding k, or a buffer of texels there; of texels of one value at binding 64 + k. Sizes, strides and loops are numbers, so that a shader needs nothing else.
+Parameter k is the storage buffer of set 0, binding k, or a buffer of texels there; of texels of one value at binding 64 + k. Sizes, strides and loops are
+numbers, so that a shader needs nothing else.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
-from typing import Any
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
-from tvmflow.errors import StageError
-from tvmflow.gpu.glsl_expressions import Expressions, function_name
-from tvmflow.gpu.glsl_memory import SINGLE_TEXELS, VECTOR, Extents, Memory, memory_of, plain_name, with_known_indices
-from tvmflow.gpu.glsl_types import FUNCTIONS, LANES, GlslType, type_of
+from tvmflow.gpu.kernel_text import text_of
+from tvmflow.gpu.language import Language, Used
+from tvmflow.gpu.memory import SINGLE_TEXELS, VECTOR, Extents, Memory
+from tvmflow.gpu.types import LANES, KernelType
 
-_AXES = {
-    f"{tag}.{axis}": f"int({builtin}.{axis})"
-    for tag, builtin in (("blockIdx", "gl_WorkGroupID"), ("threadIdx", "gl_LocalInvocationID"))
-    for axis in "xyz"
+# dtype -> (in a register, in memory, prefix of vectors in registers, of vectors in memory)
+_SCALARS = {
+    "float32": ("float", "float", "vec", "vec"),
+    "float16": ("float16_t", "float16_t", "f16vec", "f16vec"),
+    "int32": ("int", "int", "ivec", "ivec"),
+    "uint32": ("uint", "uint", "uvec", "uvec"),
+    "int64": ("int64_t", "int64_t", "i64vec", "i64vec"),
+    "uint64": ("uint64_t", "uint64_t", "u64vec", "u64vec"),
+    "int16": ("int", "int16_t", "ivec", "i16vec"),
+    "uint16": ("uint", "uint16_t", "uvec", "u16vec"),
+    "int8": ("int", "int8_t", "ivec", "i8vec"),
+    "uint8": ("uint", "uint8_t", "uvec", "u8vec"),
+    "bool": ("bool", "uint8_t", "bvec", "u8vec"),
 }
-# Attributes that ask TVM's passes for something, and are of no more use.
-_IGNORED = ("reduce_scope", "storage_alignment", "compute_scope", "device_scope", "realize_scope", "virtual_thread")
+_WIDE = ("GL_EXT_shader_explicit_arithmetic_types_int64",)
+_IN_REGISTERS = {"float16": ("GL_EXT_shader_explicit_arithmetic_types_float16",), "int64": _WIDE, "uint64": _WIDE}
+_IN_MEMORY = {
+    **dict.fromkeys(("float16", "int16", "uint16"), ("GL_EXT_shader_16bit_storage",)),
+    **dict.fromkeys(("int8", "uint8", "bool"), ("GL_EXT_shader_8bit_storage",)), "int64": _WIDE, "uint64": _WIDE,
+}  # fmt: skip
+_COMPARED = {
+    "==": "equal",
+    "!=": "notEqual",
+    "<": "lessThan",
+    "<=": "lessThanEqual",
+    ">": "greaterThan",
+    ">=": "greaterThanEqual",
+}
+_REINTERPRETED = {
+    ("float32", "int32"): "intBitsToFloat", ("float32", "uint32"): "uintBitsToFloat", ("int32", "float32"): "floatBitsToInt",
+    ("uint32", "float32"): "floatBitsToUint", ("int32", "uint32"): "int", ("uint32", "int32"): "uint",
+}  # fmt: skip
+
+# erf: polynomials fitted to erf(x)/x in x^2 for |x| < 1 and to -log(erfc(x)) up to 4; the largest error in float32 is 1.3e-7.
+_ERF = """\
+float erf(float x) {
+  float a = min(abs(x), 4.0), z = x * x;
+  float small = x * (1.12837917 + z * (-0.376126269 + z * (0.112835975 + z * (-0.0268543288 + z * (0.00518931194 + z * (-0.000801885499 + z * 7.88249711e-05))))));
+  float q = -0.000303212969 + a * (1.13016668 + a * (0.631937094 + a * (0.109978245 + a * (-0.0263647174 + a * (0.00474022234 + a * (-0.000592769538
+    + a * (4.55906224e-05 + a * -1.6140616e-06)))))));
+  return abs(x) < 1.0 ? small : sign(x) * (1.0 - exp(-q));
+}"""
+_ERF4 = "vec{n} erf(vec{n} x) {{ return vec{n}({each}); }}"
+_FUNCTIONS = {
+    "erf": "\n".join([_ERF, *(_ERF4.format(n=n, each=", ".join(f"erf(x.{c})" for c in LANES[:n])) for n in (2, 3, 4))]),
+    "floor_div": "int floor_div(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }",
+    "floor_mod": "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - 1) * b : a - q * b; }",
+    "unpack_int8": "ivec4 unpack_int8(uint v) { int s = int(v); return ivec4(s << 24, s << 16, s << 8, s) >> 24; }",
+    "unpack_uint8": "uvec4 unpack_uint8(uint v) { return (uvec4(v) >> uvec4(0u, 8u, 16u, 24u)) & 255u; }",
+    "pack_int8": "uint pack_int8(ivec4 v) { uvec4 u = uvec4(v) & 255u; return u.x | u.y << 8 | u.z << 16 | u.w << 24; }",
+    "pack_uint8": "uint pack_uint8(uvec4 v) { uvec4 u = v & 255u; return u.x | u.y << 8 | u.z << 16 | u.w << 24; }",
+}
 
 
 def glsl_of(function: Any, most_texels: int = 0, *, computes_float16: bool = True) -> str:
@@ -29,188 +77,148 @@ def glsl_of(function: Any, most_texels: int = 0, *, computes_float16: bool = Tru
     most_texels: parameters that are only read become buffers of texels if they have at most so many (the device's maxTexelBufferElements; 65536 is
     what every device has). computes_float16: else float16 is computed in float32, and rounded where it is stored. Raises StageError for what GLSL cannot say, by its name.
     """
-    from tvm.sym import Analyzer
-
-    function = _unrolled(function)
-    analyzer = Analyzer()
-    buffers, extents = memory_of(function, analyzer, most_texels, is_wide=not computes_float16)
-    kernel = _Kernel(buffers, analyzer, is_wide=not computes_float16)
-    kernel.statement(function.body)
-    return kernel.text(extents)
+    return text_of(function, Glsl(), "main", most_texels=most_texels, is_wide=not computes_float16)
 
 
-def _unrolled(function: Any) -> Any:
-    import tvm
-    from tvm import tirx
+class Glsl(Language):
+    """GLSL 4.50."""
 
-    body = with_known_indices(function.body)
-    if body.same_as(function.body):
-        return function
-    passes = tvm.ir.transform.Sequential([tirx.transform.UnrollLoop(), tirx.transform.StmtSimplify()])
-    return passes(tvm.IRModule({"kernel": function.with_body(body)}))["kernel"]
+    name = "GLSL"
+    functions = _FUNCTIONS
+    exact: ClassVar[Mapping[str, str]] = {
+        "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundEven", "nearbyint": "roundEven", "fabs": "abs",
+    }  # fmt: skip
+    approximate: ClassVar[Mapping[str, str]] = {
+        "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "rsqrt": "inversesqrt", "sin": "sin", "cos": "cos", "tan": "tan",
+        "atan": "atan", "asin": "asin", "acos": "acos", "sinh": "sinh", "cosh": "cosh", "erf": "erf",
+    }  # fmt: skip
+    axes: ClassVar[Mapping[str, str]] = {
+        f"{tag}.{axis}": f"int({builtin}.{axis})"
+        for tag, builtin in (("blockIdx", "gl_WorkGroupID"), ("threadIdx", "gl_LocalInvocationID"))
+        for axis in "xyz"
+    }
+    barrier = ("memoryBarrierShared();", "barrier();")
+    shared = "shared"
 
+    def register(self, kind: KernelType) -> str:
+        scalar, _, vector, _ = _SCALARS["float32" if kind.is_wide and kind.is_float else kind.dtype]
+        return scalar if kind.lanes == 1 else f"{vector}{kind.lanes}"
 
-class _Kernel:
-    """Writes the statements of one function."""
+    def float_literal(self, value: float, kind: KernelType) -> str:
+        is_half = kind.computed == "float16"
+        if math.isnan(value) or math.isinf(value):
+            bits = 0x7FC00000 if math.isnan(value) else 0x7F800000 if value > 0 else 0xFF800000
+            text = f"uintBitsToFloat({bits:#x}u)"
+            return f"float16_t({text})" if is_half else text
+        text = exact_text(value, kind)
+        if is_half:
+            return f"float16_t({text})"
+        return f"({text})" if text.startswith("-") else text
 
-    def __init__(self, buffers: dict[Any, Memory], analyzer: Any, *, is_wide: bool) -> None:
-        self.expressions = Expressions(buffers, analyzer, is_wide=is_wide)
-        self.buffers, self.analyzer = buffers, analyzer
-        self.lines: list[str] = []
-        self.shared: list[str] = []
-        self.depth = 1
-        self.count = 0
+    def int_literal(self, value: int, kind: KernelType) -> str:
+        if kind.dtype == "bool":
+            return "true" if value else "false"
+        suffix = {"uint32": "u", "int64": "L", "uint64": "UL"}.get(kind.computed, "")
+        if kind.computed == "int32" and value == -(1 << 31):
+            return "int(0x80000000u)"
+        if kind.computed == "int64" and value == -(1 << 63):
+            return "int64_t(0x8000000000000000UL)"
+        return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
 
-    def statement(self, node: Any) -> None:
-        method = _STATEMENTS.get(type(node).__name__)
-        if method is None:
-            raise StageError(
-                f"a kernel has {type(node).__name__}, which is not known in GLSL: {str(node)[:120]}",
-                f"one of {', '.join(_STATEMENTS)}",
-            )
-        method(self, node)
+    def converted(self, kind: KernelType, given: KernelType, text: str) -> str:
+        return f"{self.register(kind)}({text})"
 
-    def write(self, line: str) -> None:
-        self.lines.append("  " * self.depth + line)
+    def broadcast(self, kind: KernelType, text: str) -> str:
+        return f"{self.register(kind)}({text})"
 
-    def name(self, variable: Any) -> str:
-        """Give a variable a name that no other has."""
-        self.count += 1
-        made = f"{plain_name(variable.name)}_{self.count}"
-        self.expressions.names[variable] = made
-        return made
+    def vector(self, kind: KernelType, elements: Sequence[str]) -> str:
+        return f"{self.register(kind)}({', '.join(elements)})"
 
-    # -- statements --
+    def component(self, kind: KernelType, text: str, lane: int) -> str:
+        return f"{text}.{LANES[lane]}"
 
-    def _sequence(self, node: Any) -> None:
-        for one in node.seq:
-            self.statement(one)
+    def compared(self, sign: str, given: KernelType, a: str, b: str) -> str:
+        return f"({a} {sign} {b})" if given.lanes == 1 else f"{_COMPARED[sign]}({a}, {b})"
 
-    def _declared(self, node: Any) -> None:
-        """Parameters are declared at the top."""
+    def both(self, sign: str, kind: KernelType, a: str, b: str) -> str:
+        if kind.lanes == 1:
+            return f"({a} {sign} {b})"
+        return self.vector(kind, [f"{a}.{c} {sign} {b}.{c}" for c in LANES[: kind.lanes]])
 
-    def _allocated(self, node: Any) -> None:
-        memory = self.buffers[node.buffer]
-        self.expressions.types.add(memory.kind)
-        lanes = VECTOR if memory.in_vectors else memory.kind.lanes
-        kind, count = memory.kind.of_lanes(lanes).register, memory.count // (VECTOR if memory.in_vectors else 1)
-        if memory.scope == "shared":
-            self.shared.append(f"shared {kind} {memory.name}[{count}];")
-        elif memory.as_variables:
-            self.write(f"{kind} {', '.join(f'{memory.name}_{at}' for at in range(count))};")
-        else:
-            self.write(f"{kind} {memory.name}[{count}];")
+    def negated(self, kind: KernelType, text: str) -> str:
+        return f"(!{text})" if kind.lanes == 1 else f"not({text})"
 
-    def _attribute(self, node: Any) -> None:
-        key = str(node.attr_key)
-        if key == "thread_extent":
-            axis = _AXES.get(str(node.node.thread_tag))
-            if axis is None:
-                raise StageError(f"a kernel is launched over {node.node.thread_tag}", f"{', '.join(_AXES)}")
-            self.write(f"const int {self.name(node.node.var)} = {axis};")
-        elif key not in _IGNORED and not key.startswith("pragma_"):
-            raise StageError(
-                f"a kernel has attribute {key}, which is not known in GLSL",
-                f"thread_extent, pragmas, {', '.join(_IGNORED)}",
-            )
-        self.statement(node.body)
+    def selected(self, kind: KernelType, condition: str, lanes: int, yes: str, no: str) -> str:
+        if kind.computed in ("int64", "uint64"):
+            return f"({condition} ? {yes} : {no})"
+        if kind.lanes != 1 and lanes == 1:
+            condition = f"bvec{kind.lanes}({condition})"
+        return f"mix({no}, {yes}, {condition})"
 
-    def _bound(self, node: Any) -> None:
-        value = self.expressions.of(node.value)
-        kind = self.expressions.kind(node.value)
-        if str(node.var.ty.dtype) in ("int32", "int64"):
-            self.analyzer.bind(node.var, node.value, allow_override=True)
-        self.write(f"const {kind.register} {self.name(node.var)} = {value};")
+    def reinterpreted(self, kind: KernelType, given: KernelType, text: str) -> str:
+        function = _REINTERPRETED.get((kind.dtype, given.dtype))
+        return f"{function}({text})" if function else ""
 
-    def _stored(self, node: Any) -> None:
-        memory, (index,) = self.buffers[node.buffer], node.indices
-        value, kind = self.expressions.of(node.value), self.expressions.kind(node.value)
-        if type(index).__name__ == "Ramp" and not memory.in_vectors:
-            self._stored_apart(memory, index, value, kind)
-            return
-        if type(index).__name__ == "Ramp":
-            to = self.expressions.vector(memory, index.base)
-        elif type_of(index.ty.dtype).lanes == 1:
-            to = self.expressions.element(memory, index)
-        else:
-            raise StageError(f"a kernel stores to {str(index)[:80]}", "an index or a range of indices")
-        self.write(f"{to} = {_as_stored(memory, value, kind)};")
+    def loaded(self, memory: Memory, index: str, kind: KernelType, used: Used) -> str:
+        register = self.register(kind)
+        if memory.texel_lanes:
+            text = f"texelFetch({memory.name}, {index})" + (".x" if memory.texel_lanes == 1 else "")
+            return f"{register}({text})" if kind.computed == "float16" else text
+        text = f"{memory.name}[{index}]"
         if memory.in_words:
-            self.expressions.functions.add(f"pack_{memory.kind.dtype}")
+            used.functions.add(f"unpack_{memory.kind.dtype}")
+            return f"unpack_{memory.kind.dtype}({text})"
+        if memory.kind.dtype == "bool":
+            lanes = f"uvec{kind.lanes}"
+            return f"(uint({text}) != 0u)" if kind.lanes == 1 else f"notEqual({lanes}({text}), {lanes}(0u))"
+        return text if _in_memory(kind) == register else f"{register}({text})"
 
-    def _stored_apart(self, memory: Memory, index: Any, value: str, kind: GlslType) -> None:
-        """Store the elements of a vector one by one."""
-        self.count += 1
-        name = f"stored_{self.count}"
-        self.write(f"const {kind.register} {name} = {value};")
-        for lane in range(kind.lanes):
-            to = self.expressions.element(memory, index.base + index.stride * lane)
-            self.write(f"{to} = {_as_stored(memory, f'{name}.{LANES[lane]}', kind.scalar())};")
+    def stored(self, memory: Memory, index: str, value: str, kind: KernelType, used: Used) -> str:
+        to = f"{memory.name}[{index}]"
+        if memory.in_words:
+            used.functions.add(f"pack_{memory.kind.dtype}")
+            return f"{to} = pack_{memory.kind.dtype}({value});"
+        made = _in_memory(memory.kind.of_lanes(kind.lanes))
+        return f"{to} = {value};" if made == self.register(kind) else f"{to} = {made}({value});"
 
-    def _loop(self, node: Any) -> None:
-        least, extent = self.expressions.of(node.min), node.extent
-        kind, name = self.expressions.kind(node.loop_var).register, self.name(node.loop_var)
-        last = self.expressions.of(self.analyzer.simplify(node.min + extent))
-        self._block(f"for ({kind} {name} = {least}; {name} < {last}; ++{name}) {{", node.body)
-        self.write("}")
+    def coordinates(self, x: str, y: str) -> str:
+        raise NotImplementedError("buffers of texels have one index")
 
-    def _block(self, head: str, body: Any) -> None:
-        self.write(head)
-        self.depth += 1
-        self.statement(body)
-        self.depth -= 1
-
-    def _choice(self, node: Any) -> None:
-        self._block(f"if ({self.expressions.of(node.condition)}) {{", node.then_case)
-        if node.else_case is not None:
-            self._block("} else {", node.else_case)
-        self.write("}")
-
-    def _evaluated(self, node: Any) -> None:
-        value = node.value
-        if type(value).__name__ == "IntImm":
-            return
-        if type(value).__name__ != "Call" or function_name(value) != "tvm_storage_sync":
-            raise StageError(f"a kernel evaluates {str(value)[:120]}", "tvm_storage_sync")
-        if str(value.args[0].value) != "warp":
-            self.write("memoryBarrierShared();")
-            self.write("barrier();")
-
-    # -- the whole --
-
-    def text(self, extents: Extents) -> str:
-        """Return the shader."""
-        expressions = self.expressions
-        parameters = sorted(
-            (memory for memory in self.buffers.values() if memory.scope == "global"), key=lambda memory: memory.binding
-        )
-        for memory in parameters:
-            if memory.accesses and not memory.texel_lanes and not memory.in_words:
-                expressions.stored.add(memory.kind)
-        names = [name for kind in expressions.types for name in kind.arithmetic_extensions]
-        names += [name for kind in expressions.stored for name in kind.memory_extensions]
-        extensions = sorted(set(names))
+    def whole(
+        self, name: str, parameters: Sequence[Memory], extents: Extents, shared: Sequence[str], body: Collection[str], used: Used
+    ) -> str:  # fmt: skip
+        names = [one for kind in used.types for one in _arithmetic(kind)]
+        in_buffers = [
+            memory for memory in parameters if memory.accesses and not memory.texel_lanes and not memory.in_words
+        ]
+        names += [one for memory in in_buffers for one in _IN_MEMORY.get(memory.kind.dtype, ())]
         x, y, z = extents.group_size()
         lines = [
             "#version 450",
-            *(f"#extension {name} : require" for name in extensions),
+            *(f"#extension {one} : require" for one in sorted(set(names))),
             f"layout(local_size_x = {x}, local_size_y = {y}, local_size_z = {z}) in;",
+            *(_block_of(memory) for memory in parameters),
+            *shared,
+            *(self.functions[one] for one in sorted(used.functions)),
         ]
-        lines += [_block_of(memory) for memory in parameters]
-        lines += self.shared
-        lines += [FUNCTIONS[name] for name in sorted(expressions.functions)]
-        return "\n".join([*lines, "void main() {", *self.lines, "}"]) + "\n"
+        return "\n".join([*lines, f"void {name}() {{", *body, "}"]) + "\n"
 
 
-def _as_stored(memory: Memory, value: str, kind: GlslType) -> str:
-    """Return a value of a register's type as memory has it."""
-    if memory.scope != "global":
-        return value
-    if memory.in_words:
-        return f"pack_{memory.kind.dtype}({value})"
-    if memory.kind.memory == memory.kind.register:
-        return value
-    return f"{memory.kind.of_lanes(kind.lanes).memory}({value})"
+def exact_text(value: float, kind: KernelType) -> str:
+    """Return a finite number of a type of float with as many digits as its dtype needs."""
+    form = "<f" if kind.dtype == "float32" else "<e"
+    return repr(struct.unpack(form, struct.pack(form, value))[0])
+
+
+def _arithmetic(kind: KernelType) -> tuple[str, ...]:
+    """Return the extensions that GLSL needs to compute with a type."""
+    return () if kind.is_wide and kind.is_float else _IN_REGISTERS.get(kind.dtype, ())
+
+
+def _in_memory(kind: KernelType) -> str:
+    """Return the type of an element in a buffer."""
+    _, scalar, _, vector = _SCALARS[kind.dtype]
+    return scalar if kind.lanes == 1 else f"{vector}{kind.lanes}"
 
 
 def _block_of(memory: Memory) -> str:
@@ -220,13 +228,9 @@ def _block_of(memory: Memory) -> str:
         prefix = {"float": "", "int": "i", "uint": "u"}[re.sub("[^a-z]", "", memory.kind.dtype)]
         return f"layout(set = 0, binding = {binding}) uniform {prefix}samplerBuffer {memory.name};"
     element = (
-        "uint" if memory.in_words else memory.kind.of_lanes(VECTOR if memory.in_vectors else memory.kind.lanes).memory
+        "uint"
+        if memory.in_words
+        else _in_memory(memory.kind.of_lanes(VECTOR if memory.in_vectors else memory.kind.lanes))
     )
     access = "" if memory.is_read and memory.is_written else "writeonly " if memory.is_written else "readonly "
     return f"layout(std430, set = 0, binding = {memory.binding}) restrict {access}buffer Block{memory.binding} {{ {element} {memory.name}[]; }};"
-
-
-_STATEMENTS: dict[str, Callable[[_Kernel, Any], None]] = {
-    "SeqStmt": _Kernel._sequence, "DeclBuffer": _Kernel._declared, "AllocBuffer": _Kernel._allocated, "AttrStmt": _Kernel._attribute,
-    "Bind": _Kernel._bound, "BufferStore": _Kernel._stored, "For": _Kernel._loop, "IfThenElse": _Kernel._choice, "Evaluate": _Kernel._evaluated,
-}  # fmt: skip

@@ -10,7 +10,8 @@ class GpuFeatures:
     """threads: as many fill it; warp: threads that run together; group: threads of a group that are tried first; registers: float32 values of a thread.
 
     texels: Vulkan reads tensors of at most so many elements as buffers of texels; llvmpipe loads storage buffers lane by lane.
-    float16: else Vulkan's shaders compute float16 in float32, and round where they store.
+    float16, opencl_float16: else Vulkan's shaders, or OpenCL's kernels, compute float16 in float32, and round where they store.
+    textures: OpenCL reads and writes tensors as images where it can.
     rows: what a row of a window reads is loaded once; else the tuner tries that later.
     Sources: vendors' optimization guides and TFLite's delegate (work-groups by vendor); software drivers, measured.
     """
@@ -21,14 +22,16 @@ class GpuFeatures:
     registers: int
     texels: int = 0
     float16: bool = True
+    opencl_float16: bool = True
+    textures: bool = False
     rows: bool = True
 
 
 GPUS: dict[str, GpuFeatures] = {
     "generic": GpuFeatures(threads=4096, warp=16, group=64, registers=64),
     "mali": GpuFeatures(threads=6144, warp=16, group=16, registers=64),
-    "adreno": GpuFeatures(threads=6144, warp=64, group=64, registers=64),
-    "nvidia": GpuFeatures(threads=131072, warp=32, group=64, registers=128, rows=False),
-    "pocl": GpuFeatures(threads=64, warp=1, group=16, registers=128, rows=False),
+    "adreno": GpuFeatures(threads=6144, warp=64, group=64, registers=64, textures=True),
+    "nvidia": GpuFeatures(threads=131072, warp=32, group=64, registers=128, opencl_float16=False, rows=False),
+    "pocl": GpuFeatures(threads=64, warp=1, group=16, registers=128, opencl_float16=False, rows=False),
     "lavapipe": GpuFeatures(threads=512, warp=8, group=32, registers=128, texels=1 << 27, float16=False),
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tvmflow.errors import StageError
-from tvmflow.gpu.glsl_types import GlslType, type_of
+from tvmflow.gpu.types import KernelType, type_of
 
 VECTOR = 4
 SINGLE_TEXELS = 64  # added to the binding of a buffer of texels of one value
@@ -33,14 +33,16 @@ class Memory:
     """A buffer. scope: global (a parameter), local or shared; binding: of a parameter.
 
     most_texels: a parameter that is only read becomes a buffer of texels, of four values where that can be, if it has at most so many.
+    width: vectors of four in a row of the image that a parameter is; 0 for a buffer.
     """
 
     name: str
-    kind: GlslType
+    kind: KernelType
     count: int
     scope: str
     binding: int = -1
     most_texels: int = 0
+    width: int = 0
     accesses: list[Access] = field(default_factory=list)
 
     @property
@@ -66,6 +68,11 @@ class Memory:
         if not known or (self.is_written and self.kind.narrow_bits):
             return False
         return any(whole) or {one.residue for one in self.accesses} == set(range(VECTOR))
+
+    @property
+    def may_be_image(self) -> bool:
+        """Whether an image of vectors of four can take its place: read or written, not both."""
+        return self.in_vectors and self.is_read != self.is_written
 
     @property
     def as_variables(self) -> bool:
@@ -146,7 +153,9 @@ def _load_type() -> type:
     return tvm.ir.TensorLoad  # type: ignore[no-any-return]
 
 
-def memory_of(function: Any, analyzer: Any, most_texels: int, *, is_wide: bool) -> tuple[dict[Any, Memory], Extents]:
+def memory_of(
+    function: Any, analyzer: Any, most_texels: int, widths: Mapping[int, int], *, is_wide: bool
+) -> tuple[dict[Any, Memory], Extents]:
     """Return the buffers of a device's function, each with all that reaches it, and tell the analyzer the range of all variables. Raises StageError."""
     from tvm import ir, tirx
     from tvm_ffi import structural_walk
@@ -164,8 +173,9 @@ def memory_of(function: Any, analyzer: Any, most_texels: int, *, is_wide: bool) 
                 f"a kernel sees buffer {buffer.name} in the memory of another", "buffers of its parameters"
             )
         buffers[buffer] = Memory(
-            names(buffer.name), type_of(buffer.dtype, is_wide), _count(buffer), "global", binding, most_texels
-        )
+            names(buffer.name), type_of(buffer.dtype, is_wide), _count(buffer), "global", binding, most_texels,
+            widths.get(binding, 0),
+        )  # fmt: skip
 
     def allocate(statement: Any) -> None:
         buffer = statement.buffer

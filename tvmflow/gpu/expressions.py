@@ -1,4 +1,4 @@
-"""Expressions of TIR in GLSL, in parentheses wherever that could matter. What is not listed here is refused."""
+"""Expressions of TIR in a language of GPUs, in parentheses wherever that could matter. What is not listed here is refused."""
 
 from __future__ import annotations
 
@@ -6,46 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 from tvmflow.errors import StageError
-from tvmflow.gpu.glsl_memory import VECTOR, Memory, constant_of
-from tvmflow.gpu.glsl_types import FUNCTIONS, LANES, GlslType, float_literal, int_literal, type_of
+from tvmflow.gpu.language import Language, Used
+from tvmflow.gpu.memory import VECTOR, Memory, constant_of
+from tvmflow.gpu.types import FLOAT32, KernelType, type_of
 
 _BINARY = {"Add": "+", "Sub": "-", "Mul": "*"}
-_COMPARED = {
-    "EQ": ("==", "equal"), "NE": ("!=", "notEqual"), "LT": ("<", "lessThan"), "LE": ("<=", "lessThanEqual"), "GT": (">", "greaterThan"),
-    "GE": (">=", "greaterThanEqual"),
-}  # fmt: skip
+_COMPARED = {"EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">="}
 _BITS = {
     "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "shift_left": "<<", "shift_right": ">>",
     "BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^", "LShift": "<<", "RShift": ">>",
-}  # fmt: skip
-# Functions of one argument that GLSL has under these names.
-_EXACT = {
-    "sqrt": "sqrt",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "round": "roundEven",
-    "nearbyint": "roundEven",
-    "fabs": "abs",
-}
-# Those that are approximations; float16 is computed in float32: half of the bits would be wrong, and llvmpipe ends the process.
-_APPROXIMATE = {
-    "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "rsqrt": "inversesqrt", "sin": "sin", "cos": "cos", "tan": "tan", "atan": "atan",
-    "asin": "asin", "acos": "acos", "sinh": "sinh", "cosh": "cosh", "erf": "erf",
 }  # fmt: skip
 _MOST_MULTIPLIED = 8  # the highest power that is written as products
 _WHOLE_TANH = 10.0  # from there on tanh is 1 in float32; some drivers return NaN for large numbers
 
 
 class Expressions:
-    """Writes expressions. names: of variables; buffers: as memory_of finds them. After it: `functions`, `types` in registers and `stored` ones that what was written uses."""
+    """Writes expressions. names: of variables; buffers: as memory_of finds them. used: by what was written."""
 
-    def __init__(self, buffers: dict[Any, Memory], analyzer: Any, *, is_wide: bool) -> None:
-        self.buffers, self.analyzer, self.is_wide = buffers, analyzer, is_wide
+    def __init__(self, buffers: dict[Any, Memory], analyzer: Any, language: Language, *, is_wide: bool) -> None:
+        self.buffers, self.analyzer, self.language, self.is_wide = buffers, analyzer, language, is_wide
         self.names: dict[Any, str] = {}
-        self.functions: set[str] = set()
-        self.types: set[GlslType] = set()
-        self.stored: set[GlslType] = set()
+        self.used = Used()
 
     def of(self, node: Any) -> str:
         """Return an expression of the type of its register. Raises StageError for one that is not known."""
@@ -53,27 +34,29 @@ class Expressions:
         if name in _BINARY:
             return self._wrapped(f"({self.of(node.a)} {_BINARY[name]} {self.of(node.b)})", self.kind(node))
         if name in _COMPARED:
-            return self._compared(node, *_COMPARED[name])
+            return self.language.compared(_COMPARED[name], self.kind(node.a), self.of(node.a), self.of(node.b))
         if name in _BITS:
             return self._wrapped(f"({self.of(node.a)} {_BITS[name]} {self.of(node.b)})", self.kind(node))
         method = _NODES.get(name)
         if method is None:
             raise StageError(
-                f"a kernel has {name}, which is not known in GLSL: {str(node)[:120]}", f"one of {', '.join(_NODES)}"
+                f"a kernel has {name}, which is not known in {self.language.name}: {str(node)[:120]}",
+                f"one of {', '.join(_NODES)}",
             )
         return method(self, node)
 
-    def kind(self, node: Any) -> GlslType:
+    def kind(self, node: Any) -> KernelType:
         found = type_of(node.ty.dtype, self.is_wide)
-        self.types.add(found)
+        self.used.types.add(found)
         return found
 
-    def _wrapped(self, text: str, kind: GlslType) -> str:
+    def _wrapped(self, text: str, kind: KernelType) -> str:
         """Return what an integer of fewer bits than its register has would be."""
         if not kind.narrow_bits:
             return text
         if kind.dtype.startswith("u"):
-            return f"({text} & {kind.register}({(1 << kind.narrow_bits) - 1}u))"
+            ones = self.language.int_literal((1 << kind.narrow_bits) - 1, kind.scalar())
+            return f"({text} & {ones if kind.lanes == 1 else self.language.broadcast(kind, ones)})"
         shift = 32 - kind.narrow_bits
         return f"(({text} << {shift}) >> {shift})"
 
@@ -85,10 +68,10 @@ class Expressions:
         return self.names[node]
 
     def _integer(self, node: Any) -> str:
-        return int_literal(int(node.value), self.kind(node))
+        return self.language.int_literal(int(node.value), self.kind(node))
 
     def _float(self, node: Any) -> str:
-        return float_literal(float(node.value), self.kind(node))
+        return self.language.float_literal(float(node.value), self.kind(node))
 
     # -- arithmetic --
 
@@ -103,7 +86,7 @@ class Expressions:
         kind, a, b = self.kind(node), self.of(node.a), self.of(node.b)
         if type(node).__name__ == "Div":
             return f"({a} / {b})"
-        if kind.register in ("uint", "uint64_t") or self._not_negative(node):
+        if kind.computed in ("uint32", "uint64") or self._not_negative(node):
             return f"({a} % {b})"
         return f"({a} - ({a} / {b}) * {b})"
 
@@ -114,43 +97,35 @@ class Expressions:
             raise StageError(f"a kernel divides {node.ty.dtype} with a floor", "integers, not in vectors")
         a, b, power = self.of(node.a), self.of(node.b), constant_of(node.b) or 0
         if power > 0 and power & (power - 1) == 0:
-            return f"({a} & {int_literal(power - 1, kind)})" if is_mod else f"({a} >> {power.bit_length() - 1})"
-        if kind.register == "uint" or self._not_negative(node):
+            return (
+                f"({a} & {self.language.int_literal(power - 1, kind)})"
+                if is_mod
+                else f"({a} >> {power.bit_length() - 1})"
+            )
+        if kind.computed == "uint32" or self._not_negative(node):
             return f"({a} {'%' if is_mod else '/'} {b})"
-        if kind.register != "int":
+        if kind.computed != "int32":
             raise StageError(f"a kernel divides {node.ty.dtype} with a floor", "int32")
         return self._function("floor_mod" if is_mod else "floor_div", a, b)
 
     def _function(self, name: str, *arguments: str) -> str:
-        if name in FUNCTIONS:
-            self.functions.add(name)
+        if name in self.language.functions:
+            self.used.functions.add(name)
         return f"{name}({', '.join(arguments)})"
 
     # -- conditions --
 
-    def _compared(self, node: Any, sign: str, function: str) -> str:
-        a, b = self.of(node.a), self.of(node.b)
-        return f"({a} {sign} {b})" if self.kind(node).lanes == 1 else f"{function}({a}, {b})"
-
     def _both(self, node: Any) -> str:
         sign = "&&" if type(node).__name__ == "And" else "||"
-        kind, a, b = self.kind(node), self.of(node.a), self.of(node.b)
-        if kind.lanes == 1:
-            return f"({a} {sign} {b})"
-        return f"{kind.register}({', '.join(f'{a}.{c} {sign} {b}.{c}' for c in LANES[: kind.lanes])})"
+        return self.language.both(sign, self.kind(node), self.of(node.a), self.of(node.b))
 
     def _not(self, node: Any) -> str:
-        return f"(!{self.of(node.a)})" if self.kind(node).lanes == 1 else f"not({self.of(node.a)})"
+        return self.language.negated(self.kind(node), self.of(node.a))
 
     def _select(self, node: Any) -> str:
         """Select, whose two values may both be computed."""
-        kind = self.kind(node)
         condition, yes, no = self.of(node.condition), self.of(node.true_value), self.of(node.false_value)
-        if kind.register in ("int64_t", "uint64_t"):
-            return f"({condition} ? {yes} : {no})"
-        if kind.lanes != 1 and type_of(node.condition.ty.dtype).lanes == 1:
-            condition = f"bvec{kind.lanes}({condition})"
-        return f"mix({no}, {yes}, {condition})"
+        return self.language.selected(self.kind(node), condition, type_of(node.condition.ty.dtype).lanes, yes, no)
 
     def _if(self, node: Any) -> str:
         condition, yes, no = node.args
@@ -160,7 +135,7 @@ class Expressions:
 
     def _cast(self, node: Any) -> str:
         kind, given = self.kind(node), self.kind(node.value)
-        text = f"{kind.register}({self.of(node.value)})"
+        text = self.language.converted(kind, given, self.of(node.value))
         fits = (
             given.is_float
             or given.dtype == "bool"
@@ -169,91 +144,99 @@ class Expressions:
         return text if fits else self._wrapped(text, kind)
 
     def _broadcast(self, node: Any) -> str:
-        return f"{self.kind(node).register}({self.of(node.value)})"
+        return self.language.broadcast(self.kind(node), self.of(node.value))
 
     def _ramp(self, node: Any) -> str:
         kind, base, stride = self.kind(node), self.of(node.base), self.of(node.stride)
-        return f"{kind.register}({', '.join(f'{base} + {stride} * {lane}' for lane in range(kind.lanes))})"
+        return self.language.vector(kind, [f"{base} + {stride} * {lane}" for lane in range(kind.lanes)])
 
     def _shuffle(self, node: Any) -> str:
         """Shuffle: elements of vectors, one behind the other."""
         kind, elements = self.kind(node), []
         for vector in node.vectors:
-            text, lanes = self.of(vector), self.kind(vector).lanes
-            elements += [text] if lanes == 1 else [f"{text}.{c}" for c in LANES[:lanes]]
+            text, given = self.of(vector), self.kind(vector)
+            lanes = range(given.lanes)
+            elements += [text] if given.lanes == 1 else [self.language.component(given, text, lane) for lane in lanes]
         picked = []
         for index in node.indices:
             at = constant_of(index)
             if at is None or not 0 <= at < len(elements):
                 raise StageError(f"a kernel shuffles by {index}", "numbers")
             picked.append(elements[at])
-        return picked[0] if kind.lanes == 1 else f"{kind.register}({', '.join(picked)})"
+        return picked[0] if kind.lanes == 1 else self.language.vector(kind, picked)
 
     # -- memory --
 
     def index(self, expression: Any) -> str:
-        """Return an index of memory as GLSL's int."""
-        text = self.of(expression)
-        return text if type_of(expression.ty.dtype).register == "int" else f"int({text})"
+        """Return an index of memory as an int."""
+        text, kind = self.of(expression), type_of(expression.ty.dtype)
+        return text if kind.computed == "int32" else self.language.converted(type_of("int32"), kind, text)
 
-    def vector_index(self, base: Any) -> str:
-        """Return which vector of four an element is in."""
+    def _at(self, memory: Memory, base: Any) -> str:
+        """Return the index of the entry that an element is in: of a vector of four, where memory has those."""
         from tvm import tirx
 
-        return self.index(self.analyzer.simplify(tirx.floordiv(base, VECTOR)))
+        if not memory.in_vectors:
+            return self.index(base)
+        at = self.analyzer.simplify(tirx.floordiv(base, VECTOR))
+        if not memory.width:
+            return self.index(at)
+        x, y = (self.index(self.analyzer.simplify(part(at, memory.width))) for part in (tirx.floormod, tirx.floordiv))
+        return self.language.coordinates(x, y)
 
-    def element(self, memory: Memory, base: Any) -> str:
-        """Return what names an element of memory, or a vector of memory whose elements are vectors."""
-        if memory.in_vectors:
-            at = int(self.analyzer.modular_set(base).base) % VECTOR
-            return f"{self.vector(memory, base)}.{LANES[at]}"
-        if memory.as_variables:
-            return f"{memory.name}_{constant_of(self.analyzer.simplify(base))}"
-        return _at(memory, self.index(base))
+    def _own(self, memory: Memory, base: Any) -> str:
+        """Return what names an entry of a thread's own memory, or of a group's."""
+        if not memory.as_variables:
+            return f"{memory.name}[{self._at(memory, base)}]"
+        at = constant_of(self.analyzer.simplify(base))
+        assert at is not None
+        return f"{memory.name}_{at // VECTOR if memory.in_vectors else at}"
 
-    def vector(self, memory: Memory, base: Any) -> str:
-        """Return what names four elements of memory that is in vectors."""
-        if memory.as_variables:
-            at = constant_of(self.analyzer.simplify(base))
-            assert at is not None
-            return f"{memory.name}_{at // VECTOR}"
-        return _at(memory, self.vector_index(base))
+    def _entry(self, memory: Memory, base: Any, kind: KernelType) -> str:
+        """Return what lies at an entry, as a register has it."""
+        if memory.scope != "global":
+            return self._own(memory, base)
+        return self.language.loaded(memory, self._at(memory, base), kind, self.used)
+
+    def _element(self, memory: Memory, base: Any, kind: KernelType) -> str:
+        """Return an element, or a vector of memory whose elements are vectors."""
+        if not memory.in_vectors:
+            return self._entry(memory, base, kind)
+        vector = kind.of_lanes(VECTOR)
+        return self.language.component(
+            vector, self._entry(memory, base, vector), int(self.analyzer.modular_set(base).base) % VECTOR
+        )
+
+    def store(self, memory: Memory, base: Any, value: str, kind: KernelType) -> str:
+        """Return the statement that stores an entry, or an element of a vector of a thread's own. base: its first element."""
+        if memory.scope == "global":
+            return self.language.stored(memory, self._at(memory, base), value, kind, self.used)
+        to = self._own(memory, base)
+        if memory.in_vectors and kind.lanes == 1:
+            to = self.language.component(kind.of_lanes(VECTOR), to, int(self.analyzer.modular_set(base).base) % VECTOR)
+        return f"{to} = {value};"
 
     def _load(self, node: Any) -> str:
         memory, (index,) = self.buffers[node.source], node.indices
         kind = self.kind(node)
-        if type(index).__name__ != "Ramp":
-            if type_of(index.ty.dtype).lanes == 1:
-                return self._loaded(memory, self.element(memory, index), kind)
-            text = self.of(index)
-            elements = [_at(memory, f"{text}.{c}") for c in LANES[: kind.lanes]]
-        elif memory.in_vectors:
-            return self._loaded(memory, self.vector(memory, index.base), kind)
-        else:
-            elements = [self.element(memory, index.base + index.stride * lane) for lane in range(kind.lanes)]
         scalar = kind.scalar()
-        return f"{kind.register}({', '.join(self._loaded(memory, one, scalar) for one in elements)})"
-
-    def _loaded(self, memory: Memory, text: str, kind: GlslType) -> str:
-        """Return what lies in memory, in its register's type."""
-        if memory.scope != "global":
-            return text
-        if memory.texel_lanes:
-            return (
-                f"{kind.register}({text})" if kind.register.startswith("f16") or kind.register == "float16_t" else text
-            )
-        if memory.in_words:
-            word, dot, element = text.partition("].")
-            return self._function(f"unpack_{memory.kind.dtype}", f"{word}]" if dot else word) + (
-                f".{element}" if dot else ""
-            )
-        if memory.kind.dtype == "bool":
-            return (
-                f"(uint({text}) != 0u)"
-                if kind.lanes == 1
-                else f"notEqual(uvec{kind.lanes}({text}), uvec{kind.lanes}(0u))"
-            )
-        return text if memory.kind.memory == memory.kind.register else f"{kind.register}({text})"
+        if type(index).__name__ != "Ramp":
+            of_index = type_of(index.ty.dtype)
+            if of_index.lanes == 1:
+                return self._element(memory, index, kind)
+            text = self.of(index)
+            lanes = [self.language.component(of_index, text, lane) for lane in range(kind.lanes)]
+            elements = [
+                f"{memory.name}[{at}]"
+                if memory.scope != "global"
+                else self.language.loaded(memory, at, scalar, self.used)
+                for at in lanes
+            ]
+        elif memory.in_vectors:
+            return self._entry(memory, index.base, kind)
+        else:
+            elements = [self._element(memory, index.base + index.stride * lane, scalar) for lane in range(kind.lanes)]
+        return self.language.vector(kind, elements)
 
     # -- calls --
 
@@ -265,22 +248,24 @@ class Expressions:
         method = _CALLS.get(short)
         if method is not None:
             return method(self, node)
-        if short in _EXACT:
-            return f"{_EXACT[short]}({self.of(node.args[0])})"
-        if short not in _APPROXIMATE:
+        exact, approximate = self.language.exact, self.language.approximate
+        if short in exact:
+            return f"{exact[short]}({self.of(node.args[0])})"
+        if short not in approximate:
             raise StageError(
-                f"a kernel calls {name}, which is not known in GLSL",
-                f"one of {', '.join([*_EXACT, *_APPROXIMATE, *_CALLS])}",
+                f"a kernel calls {name}, which is not known in {self.language.name}",
+                f"one of {', '.join([*exact, *approximate, *_CALLS])}",
             )
-        return self._in_float32(node, lambda x: self._function(_APPROXIMATE[short], x))
+        return self._in_float32(node, lambda x: self._function(approximate[short], x))
 
     def _in_float32(self, node: Any, write: Callable[..., str]) -> str:
         """Return a function of arguments that are float32, in the type of the call."""
         kind = self.kind(node)
-        wide = GlslType("float32", kind.lanes).register
-        if kind.register == wide:
+        if kind.computed == "float32":
             return write(*(self.of(argument) for argument in node.args))
-        return f"{kind.register}({write(*(f'{wide}({self.of(argument)})' for argument in node.args))})"
+        wide = FLOAT32.of_lanes(kind.lanes)
+        given = (self.language.converted(wide, kind, self.of(argument)) for argument in node.args)
+        return self.language.converted(kind, wide, write(*given))
 
     def _first(self, node: Any) -> str:
         return self.of(node.args[0])
@@ -295,10 +280,12 @@ class Expressions:
         return self._in_float32(node, lambda a, b: f"({a} - {b} * trunc({a} / {b}))")
 
     def _tanh(self, node: Any) -> str:
-        return self._in_float32(node, lambda x: f"tanh(clamp({x}, -{_WHOLE_TANH}, {_WHOLE_TANH}))")
+        least, most = (self.language.float_literal(one, FLOAT32) for one in (-_WHOLE_TANH, _WHOLE_TANH))
+        return self._in_float32(node, lambda x: f"tanh(clamp({x}, {least}, {most}))")
 
     def _sigmoid(self, node: Any) -> str:
-        return self._in_float32(node, lambda x: f"(1.0 / (1.0 + exp(-{x})))")
+        one = self.language.float_literal(1.0, FLOAT32)
+        return self._in_float32(node, lambda x: f"({one} / ({one} + exp(-{x})))")
 
     def _fma(self, node: Any) -> str:
         return f"fma({', '.join(self.of(argument) for argument in node.args)})"
@@ -309,24 +296,15 @@ class Expressions:
     def _reinterpret(self, node: Any) -> str:
         kind, given = self.kind(node), self.kind(node.args[0])
         text = self.of(node.args[0])
-        functions = {("float32", "int32"): "intBitsToFloat", ("float32", "uint32"): "uintBitsToFloat", ("int32", "float32"): "floatBitsToInt",
-                     ("uint32", "float32"): "floatBitsToUint", ("int32", "uint32"): "int", ("uint32", "int32"): "uint"}  # fmt: skip
-        function = functions.get((kind.dtype, given.dtype))
         if kind == given:
             return text
-        if function is None or kind.lanes != 1:
+        found = self.language.reinterpreted(kind, given, text) if kind.lanes == 1 else ""
+        if not found:
             raise StageError(f"a kernel reinterprets {given.dtype} as {kind.dtype}", "values of 32 bits")
-        return f"{function}({text})"
+        return found
 
     def _is(self, node: Any) -> str:
         return f"{function_name(node)}({self.of(node.args[0])})"
-
-
-def _at(memory: Memory, index: str) -> str:
-    """Return what names an entry of a buffer or array."""
-    if not memory.texel_lanes:
-        return f"{memory.name}[{index}]"
-    return f"texelFetch({memory.name}, {index})" + (".x" if memory.texel_lanes == 1 else "")
 
 
 def function_name(call: Any) -> str:
