@@ -1,4 +1,4 @@
-"""Kernels in te with a schedule, through the generator of GLSL, on lavapipe."""
+"""Kernels in te with a schedule, through the generators: GLSL on lavapipe, OpenCL C on PoCL."""
 
 from __future__ import annotations
 
@@ -9,9 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from tests.gpu.drivers import run_on
 from tests.gpu.vulkan_networks import Array, HandMade, Kernel, Value, ran
+from tvmflow.building.plan import Memory, Plan, launch_step
+from tvmflow.building.plan import Value as PlanValue
+from tvmflow.building.self_contained import Network, link
+from tvmflow.building.textures import textures_of
+from tvmflow.compilers import Command
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.gpu.executable import GpuCode, GpuExecutable, Widths
 from tvmflow.gpu.glsl import glsl_of
+from tvmflow.gpu.kernel_text import parameters_in_vectors
+from tvmflow.gpu.launches import Argument, DeviceProgram, Launch
+from tvmflow.gpu.opencl import opencl_of
 from tvmflow.gpu.spirv import spirv_of
+from tvmflow.sources.software_gpus import software_drivers
 
 
 @dataclass(frozen=True)
@@ -102,11 +114,57 @@ def network_of(cases: Sequence[Case], most_texels: int = 0, *, computes_float16:
 
 
 def check(folder: Path, cases: Sequence[Case], most_texels: int = 0, *, computes_float16: bool = True) -> None:
-    """Run kernels on lavapipe and compare with what they are to return."""
-    outputs = ran(
-        folder,
-        network_of(cases, most_texels, computes_float16=computes_float16),
-        [array for case in cases for array in case.given],
-    )
+    """Run kernels on lavapipe and on PoCL, and compare with what they are to return. most_texels: more than 0 has textures on PoCL, too."""
+    given = [array for case in cases for array in case.given]
+    _compare(cases, ran(folder, network_of(cases, most_texels, computes_float16=computes_float16), given))
+    library = folder / "opencl.so"
+    write_opencl(library, cases, textures=most_texels > 0)
+    _compare(cases, run_on(software_drivers().pocl, library, tuple(given), folder, 1))
+
+
+def _compare(cases: Sequence[Case], outputs: Sequence[Array]) -> None:
     for number, (case, output) in enumerate(zip(cases, outputs, strict=True)):
         np.testing.assert_allclose(output, case.wanted, rtol=0, atol=case.tolerance, err_msg=f"case {number}")
+
+
+def write_opencl(path: Path, cases: Sequence[Case], *, textures: bool) -> None:
+    """Link a network that runs kernels one after the other, each on inputs of its own, by OpenCL; PoCL has no float16 to compute with."""
+    memories: list[Memory] = []
+    values: list[PlanValue] = []
+    inputs, outputs, steps, launches = [], [], [], {}
+    for number, case in enumerate(cases):
+        function, groups, size = lowered(case.schedule)
+        at: dict[str, int] = {}
+        for name, array in (*((f"x{i}", array) for i, array in enumerate(case.given)), ("y0", case.wanted)):
+            at[name] = len(values)
+            held = outputs if name == "y0" else inputs
+            memories.append(Memory("output" if name == "y0" else "input", array.nbytes, len(held)))
+            values.append(PlanValue(len(memories) - 1, 0, array.shape, str(array.dtype)))
+            held.append(at[name])
+        named = [str(parameter.name).split("_")[0] for parameter in function.params]
+        arguments = tuple(Argument("parameter", at[name]) for name in named)
+        launch = Launch(
+            f"k{number}", arguments, tuple(name == "y0" for name in named), _three(groups), _three(size), function
+        )
+        launches[launch.name] = launch
+        steps.append(launch_step(launch, lambda one: one.index))
+    allowed = {name: parameters_in_vectors(one.function) for name, one in launches.items()}
+    uses = [(step.kernel, step.given) for step in steps]
+    found = textures_of([memory.size for memory in memories], values, uses, (), allowed) if textures else {}
+    plan = Plan(tuple(memories), tuple(values), tuple(steps), tuple(inputs), tuple(outputs), (), (), textures=found)
+
+    def code(widths: Widths) -> GpuCode:
+        texts = [
+            opencl_of(one.function, name, widths.get(name), computes_float16=False) for name, one in launches.items()
+        ]
+        return GpuCode(("\n".join(texts).encode(),), {name: (0, name) for name in launches})
+
+    specs = tuple(TensorSpec(f"x{i}", values[at].shape, values[at].dtype) for i, at in enumerate(inputs))
+    network = Network("cases@opencl:any", specs, tuple(f"y{i}" for i in range(len(outputs))), 1)
+    gpu = GpuExecutable("opencl", DeviceProgram({}, None), code, allowed)
+    link(path, (), plan, network, Command(("gcc",)), gpu=gpu)
+
+
+def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = sizes
+    return x, y, z
