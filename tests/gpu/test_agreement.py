@@ -42,10 +42,10 @@ def _agreement(backend: Backend, module: Any, session: DeviceSession, side: int)
     return kernel_agreement(backend.pack(module, None)[0], backend, {}, samples, session)
 
 
-@pytest.mark.parametrize("api", ["opencl", "vulkan"])
+@pytest.mark.parametrize(("api", "textures"), [("opencl", False), ("opencl", True), ("vulkan", False)])
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
-def test_every_kernel_of_a_network_agrees(name: str, api: str) -> None:
-    backend = gpu_backend(api)
+def test_every_kernel_of_a_network_agrees(name: str, api: str, textures: bool) -> None:
+    backend = gpu_backend(api, textures=textures)
     with _session(backend) as session:
         found = _agreement(backend, _module(name, 64), session, 64)
         gpu = session.gpu
@@ -56,8 +56,9 @@ def test_every_kernel_of_a_network_agrees(name: str, api: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float16", "float16_acc32"])
-def test_kernels_in_float16_agree_on_vulkan(precision: str) -> None:
-    backend = gpu_backend("vulkan")
+@pytest.mark.parametrize(("api", "textures"), [("opencl", True), ("vulkan", False)])
+def test_kernels_in_float16_agree(precision: str, api: str, textures: bool) -> None:
+    backend = gpu_backend(api, textures=textures)
     request = PrecisionRequest({"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}, Samples(()), lambda *_: None)
     module = to_precision(_module("branches", 24), precision, request)[0]
     with _session(backend) as session:
@@ -67,16 +68,15 @@ def test_kernels_in_float16_agree_on_vulkan(precision: str) -> None:
 
 def test_the_first_kernel_that_goes_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, module = gpu_backend("opencl"), _module("branches", 24)
-    whole = opencl.opencl_source
+    whole = opencl.opencl_of
 
-    def damaged(program: Any) -> str:
+    def damaged(function: Any, name: str, *others: Any, **options: Any) -> str:
         """Start the sums of the second convolution at 1."""
-        text = whole(program)
-        at = text.index("conv2d_nchwc1")
-        return text[:at] + text[at:].replace("0.000000e+00f", "1.000000e+00f", 1)
+        text = whole(function, name, *others, **options)
+        return text.replace("0.0f", "1.0f", 1) if "conv2d_nchwc1_" in name else text
 
     with _session(backend) as session:
         names = [kernel.kernel for kernel in _agreement(backend, module, session, 24)]
-        monkeypatch.setattr(opencl, "opencl_source", damaged)
+        monkeypatch.setattr(opencl, "opencl_of", damaged)
         wrong = [kernel.kernel for kernel in _agreement(backend, module, session, 24) if kernel.error > 1e-3]
     assert wrong and "conv2d_nchwc1" in wrong[0] and names.index(wrong[0]) > 0

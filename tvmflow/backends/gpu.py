@@ -117,7 +117,7 @@ class OpenClBackend(GpuBackend):
 
     @property
     def textures(self) -> bool:
-        wanted = self.target.options["textures"]
+        wanted = self.target.options.get("textures")
         return self.gpu_features().textures if wanted is None else bool(wanted)
 
     @property

@@ -212,5 +212,5 @@ def _parameter(memory: Memory) -> str:
     if memory.width:
         return f"{'__write_only' if memory.is_written else '__read_only'} image2d_t {memory.name}"
     is_apart = memory.kind.dtype == "float16" and memory.kind.is_wide  # vload_half takes them one by one
-    element = _in_memory(memory.kind.of_lanes(VECTOR if memory.in_vectors and not is_apart else memory.kind.lanes))
+    element = _in_memory(memory.kind.of_lanes(1 if is_apart else VECTOR if memory.in_vectors else memory.kind.lanes))
     return f"__global {'' if memory.is_written else 'const '}{element} *restrict {memory.name}"
