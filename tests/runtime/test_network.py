@@ -16,7 +16,8 @@ from torch import nn
 from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LoadedLibrary, Scheduled, build_scheduled
-from tvmflow.building.plan import Plan, Value, check, plan_of
+from tvmflow.building.plan import Plan, Value, plan_of
+from tvmflow.building.plan_check import check
 from tvmflow.building.runtime import RUNTIME
 from tvmflow.building.self_contained import Network, OpenedNetwork, kernel_objects, write_network
 from tvmflow.compilers import Command

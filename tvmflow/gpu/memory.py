@@ -169,9 +169,7 @@ def memory_of(
         buffer = statement.buffer
         binding = positions.get(getattr(statement.data, "name", ""), -1)
         if binding < 0:
-            raise StageError(
-                f"a kernel sees buffer {buffer.name} in the memory of another", "buffers of its parameters"
-            )
+            raise StageError(f"a kernel sees buffer {buffer.name} in another's memory", "buffers of its parameters")
         buffers[buffer] = Memory(
             names(buffer.name), type_of(buffer.dtype, is_wide), _count(buffer), "global", binding, most_texels,
             widths.get(binding, 0),
