@@ -17,7 +17,7 @@ from tvmflow.devices.agent_wire import AgentConnection
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.targets.resolve import host_target
 
-KINDS = ("DOUBLES", "FORGETS", "STOPS", "READS_NOTHING", "BAD_INSTRUCTION", "REFUSES", "EXITS", "GROWS")
+KINDS = ("DOUBLES", "FORGETS", "STOPS", "READS_NOTHING", "BAD_INSTRUCTION", "REFUSES", "EXITS", "GROWS", "LINGERS")
 X = np.arange(1024, dtype=np.float32).reshape(1, 1024) / 1024
 BACKEND = CpuBackend(host_target())
 LIMITS = SessionLimits(60.0, 0.0)

@@ -83,6 +83,16 @@ def test_more_libraries_than_may_be_open_are_opened_one_after_the_other(
         assert np.array_equal(opened(session, libraries["DOUBLES"]).run(X)[0], 2 * X)
 
 
+def test_short_kernels_that_wait_long_to_be_submitted_do_not_run_for_ever(
+    agent: RunningAgent, libraries: dict[str, Path]
+) -> None:
+    with session_with(agent) as session:
+        network = opened(session, libraries["LINGERS"])
+        begin = time.monotonic()
+        assert network.times(3, 10.0, of_kernels=True) == [1e-6] * 3
+        assert time.monotonic() - begin < 5, "10,000 runs of a microsecond would take 10 s each time"
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "says"),
     [("READS_NOTHING", DeviceLostError, "memory that is not its own"),

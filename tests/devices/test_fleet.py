@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.errors import DeviceError, DeviceHotError, DeviceLostError
+from tvmflow.errors import DeviceError, DeviceHotError, DeviceLostError, StageError
 from tvmflow.kernels.workloads import Workload
 from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured
 from tvmflow.tuning.measure import MeasureRules
-from tvmflow.tuning.records import KERNEL_TIMEOUT, OK, WRONG_OUTPUT
+from tvmflow.tuning.records import COMPILE_ERROR, KERNEL_TIMEOUT, OK, WRONG_OUTPUT
 
 RULES = FleetRules(
     slots=3, kernel_timeout_s=0.8, session_s=3600.0, canary_every=4, max_drift=0.2, cool_s=0.0, give_up_s=2.0,
@@ -38,6 +38,8 @@ class Kernel:
         if self.says.get("hangs") or (self.world.canary_hangs and self.says.get("canary")):
             time.sleep(3)
             raise DeviceLostError("closed")
+        if self.says.get("refused") or (self.world.refuses_all and self.world.loads > 3):
+            raise StageError("the library cannot be used: CL_OUT_OF_RESOURCES")
         if self.says.get("kills"):
             raise DeviceLostError("connection reset")
         found = np.array(self.unwritten)
@@ -98,7 +100,7 @@ class World:
         self.hot = 0
         self.gone_after = 10**9
         self.bug_at = -1
-        self.restless = self.canary_hangs = False
+        self.restless = self.canary_hangs = self.refuses_all = False
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
@@ -154,6 +156,18 @@ def test_a_wrong_output_is_a_result(world: World) -> None:
         [world.library("good"), world.library("bad", output=2.0), world.library("nan", output=float("nan"))]
     )
     assert _names(found) == {"good": OK, "bad": WRONG_OUTPUT, "nan": WRONG_OUTPUT}
+
+
+def test_what_the_device_refuses_is_a_result_while_it_runs_others(world: World) -> None:
+    found, fleet = world.measure([world.library("good"), world.library("bad", refused=True), world.library("fine")])
+    assert _names(found) == {"good": OK, "bad": COMPILE_ERROR, "fine": OK} and fleet.counts.lost == 0
+    assert [m.error for m in found if m.status != OK] == ["the library cannot be used: CL_OUT_OF_RESOURCES"]
+
+
+def test_a_device_that_refuses_everything_blames_no_kernel(world: World) -> None:
+    world.refuses_all = True
+    with pytest.raises(DeviceError, match="refuses a kernel that is known to be right"):
+        world.measure([world.library(f"k{at}") for at in range(4)], replace(RULES, slots=1, give_up_s=0.5))
 
 
 def test_what_a_kernel_does_not_write_is_not_taken_from_the_one_before(world: World) -> None:

@@ -20,11 +20,11 @@ from statistics import median
 from typing import Any
 
 from tvmflow.devices.session import DeviceSession
-from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, first_line
+from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, StageError, first_line
 from tvmflow.kernels.workloads import Workload
 from tvmflow.tuning.builder import Built
 from tvmflow.tuning.measure import Array, KernelBench, MeasureRules
-from tvmflow.tuning.records import KERNEL_TIMEOUT, UNKNOWN
+from tvmflow.tuning.records import COMPILE_ERROR, KERNEL_TIMEOUT, UNKNOWN
 
 OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
 _MOST_TRIES = 4  # of one candidate on devices that got lost meanwhile
@@ -264,7 +264,13 @@ class _Slot:
 
     def _run_canary(self, library: Path) -> float:
         assert self._canary is not None
-        _, seconds, _ = self._canary.measure(library)
+        try:
+            _, seconds, _ = self._canary.measure(library)
+        except StageError as error:
+            raise DeviceLostError(
+                f"device {self._canary.session.name!r} refuses a kernel that is known to be right: {first_line(error, 160)}",
+                "a device that computes", "look at its driver, or restart it",
+            ) from error  # fmt: skip
         if not seconds:
             raise DeviceLostError(
                 f"device {self._canary.session.name!r} computes a wrong output with a kernel that is known to be right",
@@ -296,7 +302,7 @@ class _Slot:
         self._session.rest()
         self.busy_since = started = time.monotonic()
         job.tries += 1
-        status, seconds, error = self._bench(job.workload).measure(job.library, job.best_s)
+        status, seconds, error = self._measured(job)
         if self.abandoned:
             return
         self.busy_since, self.job = 0.0, None
@@ -305,6 +311,15 @@ class _Slot:
         self._since_canary.append(found)
         if len(self._since_canary) >= self.fleet.rules.canary_every:
             self._check_canary()
+
+    def _measured(self, job: Job) -> tuple[str, tuple[float, ...], str]:
+        """Return status, seconds and what was wrong; what a device refuses that still runs the canary is the schedule's fault."""
+        bench = self._bench(job.workload)
+        try:
+            return bench.measure(job.library, job.best_s)
+        except StageError as error:  # of a GPU's driver, mostly: too many registers, too large a group, a bug
+            self._run_canary(self.fleet.canary[1])
+            return COMPILE_ERROR, (), first_line(error, 400)
 
     def _check_canary(self) -> None:
         """Hand out what was measured since the last canary, unless the device has become slower meanwhile."""
