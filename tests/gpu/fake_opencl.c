@@ -71,6 +71,12 @@ cl_int clEnqueueWriteBuffer(cl_command_queue q, cl_mem m, cl_uint b, size_t o, s
 cl_int clEnqueueCopyBuffer(cl_command_queue q, cl_mem a, cl_mem b, size_t x, size_t y, size_t size, cl_uint n, const cl_event *w, cl_event *e) {
   return UNUSED(q), UNUSED(a), UNUSED(b), UNUSED(x), UNUSED(y), UNUSED(size), UNUSED(n), UNUSED(w), UNUSED(e), 0;
 }
+cl_int clEnqueueReadImage(cl_command_queue q, cl_mem m, cl_uint b, const size_t *o, const size_t *r, size_t x, size_t y, void *to, cl_uint n, const cl_event *w, cl_event *e) {
+  return UNUSED(q), UNUSED(m), UNUSED(b), UNUSED(o), UNUSED(r), UNUSED(x), UNUSED(y), UNUSED(to), UNUSED(n), UNUSED(w), UNUSED(e), -59;
+}
+cl_int clEnqueueWriteImage(cl_command_queue q, cl_mem m, cl_uint b, const size_t *o, const size_t *r, size_t x, size_t y, const void *from, cl_uint n, const cl_event *w, cl_event *e) {
+  return UNUSED(q), UNUSED(m), UNUSED(b), UNUSED(o), UNUSED(r), UNUSED(x), UNUSED(y), UNUSED(from), UNUSED(n), UNUSED(w), UNUSED(e), -59;
+}
 cl_int clGetEventInfo(cl_event e, cl_uint what, size_t size, void *to, size_t *n) {
   return UNUSED(e), UNUSED(what), UNUSED(size), UNUSED(n), *(cl_int *)to = FAULT == 'h' ? 1 : FAULT == 'r' ? -14 : CL_COMPLETE, 0;
 }

@@ -41,7 +41,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _library(tmp_path_factory.mktemp("opencl"), "-DHANGS_MS=300")
 
 
-def _driver(folder: Path, fault: str) -> Path:
+def opencl_driver(folder: Path, fault: str) -> Path:
     path = folder / f"libfake-{ord(fault)}.so"
     command = [
         "gcc",
@@ -65,7 +65,7 @@ def _driver(folder: Path, fault: str) -> Path:
 def test_a_driver_that_fails_at_the_start_says_why(fault: str, reason: str, library: Path, tmp_path: Path) -> None:
     binding = network_binding()
     with pytest.raises(binding.NetworkError, match=reason):
-        binding.Network(library, gpu=binding.Gpu(_driver(tmp_path, fault)))
+        binding.Network(library, gpu=binding.Gpu(opencl_driver(tmp_path, fault)))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_driver_that_fails_at_the_start_says_why(fault: str, reason: str, libr
 )  # fmt: skip
 def test_a_device_that_fails_in_a_run_is_given_up(fault: str, reason: str, library: Path, tmp_path: Path) -> None:
     binding = network_binding()
-    with binding.Network(library, gpu=binding.Gpu(_driver(tmp_path, fault))) as network:
+    with binding.Network(library, gpu=binding.Gpu(opencl_driver(tmp_path, fault))) as network:
         with pytest.raises(binding.NetworkError, match=reason):
             network(SAMPLE)
         with pytest.raises(binding.NetworkError, match="an earlier run failed"):
@@ -87,7 +87,7 @@ def test_a_device_that_fails_in_a_run_is_given_up(fault: str, reason: str, libra
 def test_a_device_that_is_not_there_and_a_library_that_is_none(library: Path, tmp_path: Path) -> None:
     binding = network_binding()
     with pytest.raises(binding.NetworkError, match="lists no device with this in its name: Mali"):
-        binding.Network(library, gpu=binding.Gpu(_driver(tmp_path, "."), "Mali"))
+        binding.Network(library, gpu=binding.Gpu(opencl_driver(tmp_path, "."), "Mali"))
     (tmp_path / "libOpenCL.so").write_bytes(b"no library")
     with pytest.raises(binding.NetworkError, match="libOpenCL"):
         binding.Network(library, gpu=binding.Gpu(tmp_path / "libOpenCL.so"))
