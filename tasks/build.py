@@ -112,7 +112,16 @@ def _network_of(
     labels = tuple(names_of(context.inputs["fetch"], classes) or ()) if classes else ()
     names = tuple(one["name"] for one in outputs)
     image = _image_input(description.inputs, context.settings.preprocess)
-    return Network(str(context.cell), description.inputs, names, context.settings.target.threads, labels, image)
+    settings = context.settings
+    return Network(
+        str(context.cell),
+        description.inputs,
+        names,
+        settings.target.threads,
+        labels,
+        image,
+        settings.max_relative_error,
+    )
 
 
 def _image_input(inputs: tuple[TensorSpec, ...], how: Preprocess) -> Any:

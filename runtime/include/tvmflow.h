@@ -134,7 +134,7 @@ typedef struct {
 typedef struct tvmflow_instance tvmflow_instance;
 
 /* The functions of one network. Those that return a status leave their outputs alone unless it is TVMFLOW_OK. */
-typedef struct {
+typedef struct tvmflow_api {
   uint32_t abi_version; /* TVMFLOW_ABI_VERSION of the library */
   uint32_t size;        /* bytes of this struct in the library: members of a newer header lie beyond it */
   const char *network;  /* model@target:precision */
@@ -180,14 +180,23 @@ typedef struct {
   /* As create, of a network with a device, which needs a driver for it. The driver is copied; its context lives as long as the instance. */
   tvmflow_status (*create_on)(const tvmflow_options *options, const tvmflow_driver *driver, tvmflow_instance **instance);
 
-  /* "opencl" or "vulkan" where a GPU computes the network, else NULL. */
+  /* "opencl" or "vulkan" where a GPU computes the network, else NULL: also in a library that create_with_gpu makes use one. */
   const char *gpu;
-  /* As create, which is this with a `gpu` of zeros. TVMFLOW_DEVICE_FAILED where there is no usable GPU: last_error says why, and the app takes the
-   * network's library for the CPU. */
+  /* As create, which is this with a `gpu` of zeros. TVMFLOW_DEVICE_FAILED where there is no usable GPU: last_error says why. With the network's
+   * library for the CPU an app takes that one's create_with_gpu. */
   tvmflow_status (*create_on_gpu)(const tvmflow_options *options, const tvmflow_gpu *gpu, tvmflow_instance **instance);
 
   /* Who computes an instance's next run. */
   tvmflow_status (*processor)(const tvmflow_instance *instance, tvmflow_processor *found);
+
+  /* Largest error of an output, in its spread over the classes, that the precision allows. */
+  double tolerance;
+  /* As create, of a network for the CPU, with the library of the same network for a GPU, which computes the runs while it can be trusted: it is opened,
+   * and has to compute what the CPU does on `sample`, pointers to the inputs of a run (NULL: on numbers that are the same each time). Where it does not,
+   * or fails in a later run, the CPU computes that run and all that follow: processor says so, with the reason. other: its functions; NULL: the app has
+   * none for this device. gpu: as of create_on_gpu. */
+  tvmflow_status (*create_with_gpu)(const tvmflow_options *options, const struct tvmflow_api *other, const tvmflow_gpu *gpu, const void *const *sample,
+                                    tvmflow_instance **instance);
 } tvmflow_api;
 
 typedef const tvmflow_api *(*tvmflow_entry)(void);

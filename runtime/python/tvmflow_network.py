@@ -118,6 +118,8 @@ class _Api(ctypes.Structure):
         ("gpu", ctypes.c_char_p),
         ("create_on_gpu", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.POINTER(Gpu), _Pointers)),
         ("processor", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Processor))),
+        ("tolerance", ctypes.c_double),
+        ("create_with_gpu", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.c_void_p, ctypes.POINTER(Gpu), _Pointers, _Pointers)),
     )  # fmt: skip
 
 
@@ -157,6 +159,8 @@ class Network:
 
     driver: of the accelerator that computes a part of it, a Driver, or a function that returns one for the accelerator's design.
     gpu: which GPU runs it, of a network that was compiled for one; None for the first.
+    gpu_library: the same network's for a GPU, which computes while it can be trusted, see create_with_gpu; `processor` says who does. sample: arrays
+    for its self-test, None for numbers that are the same each time.
     """
 
     def __init__(
@@ -166,28 +170,49 @@ class Network:
         cpu_mask: int = 0,
         driver: Any = None,
         gpu: Gpu | None = None,
+        gpu_library: str | os.PathLike[str] | None = None,
+        sample: Sequence[Any] | None = None,
     ) -> None:
-        library = ctypes.CDLL(os.path.realpath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
-        library.tvmflow_network.restype = ctypes.POINTER(_Api)
         self._handle = ctypes.c_void_p()
-        self._api = library.tvmflow_network().contents
-        if self._api.abi_version != ABI_VERSION:
-            raise NetworkError(f"{path} has ABI version {self._api.abi_version}, this module has {ABI_VERSION}")
+        self._api = _api_of(path)
         self.name = str(self._api.network.decode())
         self.inputs = tuple(self._tensor(self._api.input, i) for i in range(self._api.inputs))
         self.outputs = tuple(self._tensor(self._api.output, i) for i in range(self._api.outputs))
         self.labels = tuple(self._api.labels[i].decode() for i in range(self._api.label_count))
         options = _Options(threads=threads, cpu_mask=cpu_mask)
         self._driver = driver(self.device) if callable(driver) and self.device else None if callable(driver) else driver
-        if gpu is not None and not self.gpu:
+        if gpu is not None and not self.gpu and gpu_library is None:
             raise NetworkError(f"{path} was compiled for the CPU, not for a GPU")
-        if gpu is not None:
+        if gpu_library is not None:
+            self._create_with_gpu(options, gpu_library, gpu, sample)
+        elif gpu is not None:
             self._check(self._api.create_on_gpu(ctypes.byref(options), ctypes.byref(gpu), ctypes.byref(self._handle)))
         elif self._driver is None:
             self._check(self._api.create(ctypes.byref(options), ctypes.byref(self._handle)))
         else:
             pointer = ctypes.addressof(self._driver)
             self._check(self._api.create_on(ctypes.byref(options), pointer, ctypes.byref(self._handle)))
+
+    def _create_with_gpu(
+        self, options: _Options, path: str | os.PathLike[str], gpu: Gpu | None, sample: Sequence[Any] | None
+    ) -> None:
+        if self._api.size <= _Api.create_with_gpu.offset:
+            raise NetworkError("the library for the CPU is of an earlier version, which knows none for a GPU")
+        try:
+            other = ctypes.addressof(_api_of(path))
+        except (OSError, AttributeError):  # not there, not for this processor, or no network: as an app that has none
+            other = None
+        held = (
+            None
+            if sample is None
+            else [self._input(array, spec) for array, spec in zip(sample, self.inputs, strict=True)]
+        )
+        given = None if held is None else _pointers(held)
+        self._check(
+            self._api.create_with_gpu(
+                ctypes.byref(options), other, gpu and ctypes.byref(gpu), given, ctypes.byref(self._handle)
+            )
+        )
 
     def __call__(self, *arrays: Any) -> Any:
         """Run once. arrays: one per input, exactly of its shape; numbers are converted to its dtype."""
@@ -325,6 +350,16 @@ class Network:
             raise NetworkError(
                 ": ".join(filter(None, (_STATUS[status] if status < len(_STATUS) else str(status), said)))
             )
+
+
+def _api_of(path: str | os.PathLike[str]) -> Any:
+    """Return the functions of a library. Raises OSError, AttributeError where it is none."""
+    library = ctypes.CDLL(os.path.realpath(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    library.tvmflow_network.restype = ctypes.POINTER(_Api)
+    found = library.tvmflow_network().contents
+    if found.abi_version != ABI_VERSION:
+        raise NetworkError(f"{path} has ABI version {found.abi_version}, this module has {ABI_VERSION}")
+    return found
 
 
 def _aligned(spec: Tensor) -> np.ndarray[Any, Any]:

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "clock.h"
 #include "device.h"
+#include "fallback.h"
 #include "image.h"
 #include "network_gpu.h"
 #include "plan.h"
@@ -38,6 +39,7 @@ struct tvmflow_instance {
   device_part device; /* all zero where the network has none */
   gpu_part *gpu;      /* NULL where the CPU walks over the plan */
   gpu_identity is;
+  fallback other;     /* the library for a GPU that computes while it can */
   const void **gpu_inputs; /* where its inputs, then outputs, are in a run */
   pthread_mutex_t mutex;
   unsigned char *arena;
@@ -172,6 +174,7 @@ static void bind(tvmflow_instance *made) {
 }
 
 static void free_memory(tvmflow_instance *freed) {
+  fallback_close(&freed->other);
   for (uint32_t thread = 0; thread < TVMFLOW_MAX_THREADS; ++thread)
     for (uint32_t i = 0; i < MAX_WORKSPACES; ++i) release(freed, freed->workspaces[thread][i].memory);
   if (freed->places)
@@ -250,6 +253,24 @@ tvmflow_status tvmflow_create_on_gpu(const tvmflow_options *options, const tvmfl
   if (!plan.gpu) return told(TVMFLOW_BAD_ARGUMENT, "a GPU for a network that was compiled for the CPU", NULL);
   if (gpu && gpu->size < sizeof *gpu) return told(TVMFLOW_BAD_ARGUMENT, "a GPU of an older header", NULL);
   return create(options, NULL, gpu, instance);
+}
+
+tvmflow_status tvmflow_create_with_gpu(const tvmflow_options *options, const tvmflow_api *other, const tvmflow_gpu *gpu, const void *const *sample,
+                                       tvmflow_instance **instance) {
+  const char *fault = fallback_fault(other);
+  tvmflow_instance *made = NULL;
+  current.error[0] = 0;
+  if (!instance) return told(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
+  if (fault) return told(TVMFLOW_BAD_ARGUMENT, "%s", fault);
+  tvmflow_status status = create(options, NULL, NULL, &made);
+  if (status) return status;
+  if (fallback_start(&made->other, other, gpu, made, sample)) {
+    tvmflow_destroy(made);
+    return told(TVMFLOW_NO_MEMORY, "no memory for the self-test of the GPU", NULL);
+  }
+  current.error[0] = 0; /* of the self-test */
+  *instance = made;
+  return TVMFLOW_OK;
 }
 
 static tvmflow_status create(const tvmflow_options *options, const tvmflow_driver *driver, const tvmflow_gpu *gpu, tvmflow_instance **instance) {
@@ -398,6 +419,13 @@ static tvmflow_status leave(tvmflow_instance *instance, tvmflow_status status) {
   return status;
 }
 
+/* Leave with TVMFLOW_OK where the library for a GPU computes and this call of it does not fail. */
+#define LEAVE_IF_GPU(instance, call)                                                                                                  \
+  do {                                                                                                                                \
+    fallback *other = &(instance)->other;                                                                                             \
+    if (other->computes && fallback_did(other, other->api->call)) return leave(instance, TVMFLOW_OK);                                 \
+  } while (0)
+
 static tvmflow_status check_outputs(void *const *outputs) {
   for (uint32_t i = 0; i < plan_api.outputs; ++i)
     if (!outputs[i]) return told(TVMFLOW_BAD_ARGUMENT, "output %s is NULL", plan.outputs[i].name);
@@ -412,6 +440,7 @@ tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs
   tvmflow_status status = check_outputs(outputs);
   if (status) return status;
   enter(instance);
+  LEAVE_IF_GPU(instance, run(other->instance, inputs, outputs));
   status = settle_inputs(instance, inputs);
   if (!status) status = run_settled(instance, outputs);
   return leave(instance, status);
@@ -459,6 +488,7 @@ tvmflow_status tvmflow_run_image(tvmflow_instance *instance, const tvmflow_image
   if (!status) status = check_outputs(outputs);
   if (status) return status;
   enter(instance);
+  LEAVE_IF_GPU(instance, run_image(other->instance, images, outputs));
   status = settle_images(instance, images);
   if (!status) status = run_settled(instance, outputs);
   return leave(instance, status);
@@ -489,6 +519,7 @@ tvmflow_status tvmflow_classify(tvmflow_instance *instance, const tvmflow_image 
   if (!class_count()) return told(TVMFLOW_BAD_ARGUMENT, "output %s is no scores of the classes of one image", plan.outputs[0].name);
   if (!k || k > class_count()) return told(TVMFLOW_BAD_ARGUMENT, "k is 1 to the number of classes", NULL);
   enter(instance);
+  LEAVE_IF_GPU(instance, classify(other->instance, image, k, indices, probabilities));
   status = settle_images(instance, image);
   if (!status) status = run_settled(instance, NULL);
   if (!status) status = classes_of(instance, k, indices, probabilities);
@@ -537,6 +568,12 @@ tvmflow_status tvmflow_profile_of(const tvmflow_instance *instance, uint32_t i, 
 
 tvmflow_status tvmflow_processor_of(const tvmflow_instance *instance, tvmflow_processor *found) {
   if (!instance || !found) return TVMFLOW_BAD_ARGUMENT;
-  *found = (tvmflow_processor){plan.gpu ? "gpu" : "cpu", "", instance->is.device, instance->is.driver, instance->is.version};
+  const fallback *other = &instance->other;
+  if (other->instance) {
+    tvmflow_status status = other->api->processor(other->instance, found);
+    if (!status && !other->computes) found->kind = "cpu", found->reason = other->reason;
+    return status;
+  }
+  *found = (tvmflow_processor){plan.gpu ? "gpu" : "cpu", other->reason, instance->is.device, instance->is.driver, instance->is.version};
   return TVMFLOW_OK;
 }

@@ -132,6 +132,8 @@ tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance *
 tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs, void *const *outputs);
 tvmflow_status tvmflow_create_on(const tvmflow_options *options, const tvmflow_driver *driver, tvmflow_instance **instance);
 tvmflow_status tvmflow_create_on_gpu(const tvmflow_options *options, const tvmflow_gpu *gpu, tvmflow_instance **instance);
+tvmflow_status tvmflow_create_with_gpu(const tvmflow_options *options, const tvmflow_api *other, const tvmflow_gpu *gpu, const void *const *sample,
+                                       tvmflow_instance **instance);
 tvmflow_status tvmflow_processor_of(const tvmflow_instance *instance, tvmflow_processor *found);
 void tvmflow_destroy(tvmflow_instance *instance);
 const char *tvmflow_last_error(void);

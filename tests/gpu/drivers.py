@@ -49,3 +49,29 @@ def run_on(
         raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr else f"status {done.returncode}")
     held = np.load(found)
     return [held[name] for name in held.files]
+
+
+# Runs a library for the CPU with one for a GPU beside it; writes the outputs, and prints who computed them.
+_BESIDE = """
+import sys
+import numpy as np
+from tvmflow_network import Network
+cpu, gpu, samples, found = sys.argv[1:]
+held = np.load(samples)
+with Network(cpu, gpu_library=gpu) as network:
+    np.savez(found, *network(*(held[name] for name in held.files)))
+    print(network.processor.kind, network.processor.reason)
+"""
+
+
+def run_beside(
+    driver: SoftwareDriver, cpu: Path, gpu: Path, inputs: tuple[Any, ...], folder: Path
+) -> tuple[list[Any], str]:
+    """Return the outputs of a library for the CPU that has one for a GPU beside it, and who computed them and why."""
+    samples, found = folder / "samples.npz", folder / "found.npz"
+    np.savez(samples, *inputs)
+    environment = {**os.environ, **driver.environment, "PYTHONPATH": str(RUNTIME / "python")}
+    command = [sys.executable, "-c", _BESIDE, *map(str, (cpu, gpu, samples, found))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True)
+    held = np.load(found)
+    return [held[name] for name in held.files], done.stdout.strip()

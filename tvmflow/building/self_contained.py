@@ -32,7 +32,7 @@ from tvmflow.network_binding import network_binding
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
 _OBJECT_KINDS = ("llvm",)  # of TVM's modules: those that are written as an object file
-_SOURCES = ("network.c", "device.c", "pool.c", "image.c", "scores.c", "arithmetic.c")
+_SOURCES = ("network.c", "device.c", "pool.c", "image.c", "scores.c", "arithmetic.c", "fallback.c")
 _PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
 _COMPILE = (
     "-x", "c", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra", "-Werror",
@@ -53,7 +53,7 @@ _DTYPES = {
 class Network:
     """What a library says of itself. cell: model@target:precision; threads: that it was tuned for; labels: of classes, or none.
 
-    image: how images become its input; None where it takes none.
+    image: how images become its input; None where it takes none. tolerance: error of an output that the precision allows, relative to its spread.
     """
 
     cell: str
@@ -62,6 +62,7 @@ class Network:
     threads: int
     labels: tuple[str, ...] = ()
     image: ImageInput | None = None
+    tolerance: float = 2.0e-3
 
     @property
     def symbol(self) -> str:
@@ -238,7 +239,7 @@ def tables(plan: Plan, network: Network, gpu: GpuExecutable | None = None, code:
         f"  tvmflow_profile_of, {'labels' if network.labels else '(void *)0'}, {len(network.labels)}, tvmflow_top_k,",
         f"  {network.inputs[0].shape[0] if network.image else 0}, tvmflow_run_image, tvmflow_classify, "
         f"{c_string(plan.design) if plan.design else '(void *)0'}, tvmflow_create_on, "
-        f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu, tvmflow_processor_of}};",
+        f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu, tvmflow_processor_of, {network.tolerance!r}, tvmflow_create_with_gpu}};",
     ]  # fmt: skip
     for name in ("tvmflow_network", network.symbol):
         lines += [

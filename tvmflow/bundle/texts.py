@@ -126,8 +126,9 @@ five functions that `include/tvmflow.h` declares.
 _API_NAMES = {"opencl": "OpenCL", "vulkan": "Vulkan"}
 _GPU = """
 `{file}` runs on a GPU by {api}, whose driver it finds on the system. Where there is none, or it fails, `create` returns
-`TVMFLOW_DEVICE_FAILED`, and `last_error` says why: take the network's library for the CPU then. `create_on_gpu` in its place names
-a folder of the app's for compiled programs, so that later starts do not compile them.
+`TVMFLOW_DEVICE_FAILED`, and `last_error` says why. `create_on_gpu` in its place names a folder of the app's for compiled programs, so
+that later starts do not compile them. With the network's library for the CPU take that one's `create_with_gpu`: it compares both and
+computes on the GPU while that can be trusted, else on the CPU; `processor` says who does and why.
 """
 
 
