@@ -35,9 +35,13 @@ class GpuOptions(Options):
 
 
 class OpenClOptions(GpuOptions):
-    """textures: tensors lie in images where all their kernels take whole vectors; where it is not given, as is best for the kind."""
+    """textures: tensors lie in images where all their kernels take whole vectors; where it is not given, as is best for the kind.
+
+    clml: layers run by Qualcomm's library for Adreno; refused, see `OpenClBackend.pack`.
+    """
 
     textures: bool | None = None
+    clml: bool = False
 
 
 class GpuBackend(CpuBackend):
@@ -114,6 +118,16 @@ class OpenClBackend(GpuBackend):
 
     api = "opencl"
     software_name = "pocl"
+
+    def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
+        """As GpuBackend has it. Raises StageError for CLML: TVM splits networks for it, but its wheels neither generate its code nor run it."""
+        if self.target.options.get("clml"):
+            raise StageError(
+                "clml: true, and this version has no code for CLML, Qualcomm's library for Adreno",
+                "clml: false",
+                "the kernels of this project run on Adreno without it",
+            )
+        return super().pack(mod, block)
 
     @property
     def textures(self) -> bool:
