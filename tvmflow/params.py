@@ -136,6 +136,9 @@ class Gates(Frozen):
     max_cold_start_ms: PositiveFloat | None = None
     max_first_run_ms: PositiveFloat | None = None
     max_memory_mb: PositiveFloat | None = None
+    max_gpu_compile_ms: PositiveFloat | None = None
+    max_gpu_open_ms: PositiveFloat | None = None
+    max_gpu_copy_out_ms: PositiveFloat | None = None
     max_library_mb: PositiveFloat | None = None
     max_bundle_mb: PositiveFloat | None = None
 

@@ -157,20 +157,21 @@ static const char *make_tensors(void) {
   return NULL;
 }
 
-/* Make the instance; programs of a GPU are kept in the agent's folder. */
-static tvmflow_status make_instance(const tvmflow_api *api, const tvmflow_options *options) {
+/* Make the instance; programs of a GPU are kept in the agent's folder, unless they are to be compiled anew. */
+static tvmflow_status make_instance(const tvmflow_api *api, const tvmflow_options *options, int keeps) {
   char folder[64];
   snprintf(folder, sizeof folder, "/proc/self/fd/%d", own.files->folder);
-  const tvmflow_gpu gpu = {.size = sizeof gpu, .cache = folder};
+  const tvmflow_gpu gpu = {.size = sizeof gpu, .cache = keeps ? folder : NULL};
   return is_on_gpu(api) ? api->create_on_gpu(options, &gpu, &own.instance) : api->create(options, &own.instance);
 }
 
 static void open_library(const request *asked, text *reply) {
   char path[STORE_PATH];
-  uint64_t threads, mask;
+  uint64_t threads, mask, keeps;
   if (own.api) return refuse(reply, "bad_request", "the library is open");
-  if (request_number(asked, "threads", 0, TVMFLOW_MAX_THREADS, 0, &threads) || request_number(asked, "mask", 0, UINT64_MAX, 0, &mask))
-    return refuse(reply, "bad_request", "threads or mask");
+  if (request_number(asked, "threads", 0, TVMFLOW_MAX_THREADS, 0, &threads) || request_number(asked, "mask", 0, UINT64_MAX, 0, &mask) ||
+      request_number(asked, "keep", 0, 1, 1, &keeps))
+    return refuse(reply, "bad_request", "threads, mask or keep");
   if (!store_path(own.files, request_value(asked, "sha256"), path)) return refuse(reply, "no_such_file", "the library was not uploaded");
   if (!is_for_here(path, reply)) return;
   if (set_mask(mask)) return refuse(reply, "refused", "the system refuses the CPU mask");
@@ -184,7 +185,7 @@ static void open_library(const request *asked, text *reply) {
   if (api->abi_version != TVMFLOW_ABI_VERSION) return refuse(reply, "refused", "it has another version of the ABI");
   const tvmflow_options options = {.threads = (uint32_t)threads, .cpu_mask = mask};
   const uint64_t begin = now_ns();
-  if (make_instance(api, &options) != TVMFLOW_OK) return refuse(reply, "refused", api->last_error());
+  if (make_instance(api, &options, (int)keeps) != TVMFLOW_OK) return refuse(reply, "refused", api->last_error());
   const uint64_t opened_ns = now_ns() - begin;
   own.api = api;
   const char *fault = make_tensors();

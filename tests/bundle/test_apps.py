@@ -236,6 +236,7 @@ def test_killed_inside_dvc_the_former_release_is_whole_and_the_next_one_works(
 
 
 CARD = scorecard()
+ON_GPU = CARD | {"gpu": {"compile_ms": 100.0, "open_ms": 10.0, "copy_in_ms": 0.25, "copy_out_ms": 0.5}}
 
 
 def _with(**changes: Any) -> dict[str, Any]:
@@ -255,6 +256,9 @@ def _with(**changes: Any) -> dict[str, Any]:
         (CARD, {"max_cold_start_ms": 2.0}, "cold start in ms is 3, at most 2"),
         (CARD | {"first_run_ms": [5.0, 9.0, 7.0]}, {"max_first_run_ms": 6.0}, "first run in ms is 7, at most 6"),
         (CARD, {"max_first_run_ms": 6.0}, "first run in ms is not measured, at most 6"),
+        (ON_GPU, {"max_gpu_compile_ms": 90.0}, "opening without kept programs in ms is 100, at most 90"),
+        (ON_GPU, {"max_gpu_open_ms": 9.0}, "opening with kept programs in ms is 10, at most 9"),
+        (ON_GPU, {"max_gpu_copy_out_ms": 0.1}, "copy of the outputs from the GPU in ms is 0.5, at most 0.1"),
         (CARD | {"memory_bytes": 5_000_000}, {"max_memory_mb": 4.0}, "memory of a process in MB is 5, at most 4"),
         (CARD, {"max_library_mb": 0.01}, "library in MB is 0.05, at most 0.01"),
     ],

@@ -82,6 +82,21 @@ def test_a_busy_machine_is_told_once_for_each_measurement() -> None:
     assert f"1 ms ({reason})" in scorecard_table([measured]).rows[0]
 
 
+def test_a_scorecard_of_a_gpu_says_what_it_is_and_whether_it_agrees() -> None:
+    card = _card(NAMES[0]) | {
+        "gpu": {"compile_ms": 812.0, "open_ms": 25.0, "copy_in_ms": 0.25, "copy_out_ms": 0.5}, "first_run_ms": [3.0],
+        "kernel_agreement": {"kernels": 7, "samples": 3, "bound": 1e-3, "largest_error": 7e-7, "first": None},
+    }  # fmt: skip
+    card["device"] |= {"gpu": {"api": "opencl", "device": "Mali-G72", "driver": "ARM Platform", "version": "2.1"}}
+    starts = "opened in 25 ms, 812 ms without kept programs; inputs copied in 0.25 ms, outputs in 0.5 ms"
+    text = scorecard_markdown(card)
+    assert "| GPU | Mali-G72, ARM Platform 2.1, opencl |" in text and f"| {starts} |" in text
+    assert "| 7 agree, largest error 7e-07 |" in text
+    assert f"first run 3.00 ms; GPU: {starts}" in str(latency_table(card).caption)
+    card["kernel_agreement"]["first"] = {"kernel": "conv2d", "error": None}
+    assert "conv2d is the first of 7 that differs" in scorecard_markdown(card)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.text(max_size=60), min_size=4, max_size=4), min_size=1, max_size=4), st.sampled_from(WIDTHS)

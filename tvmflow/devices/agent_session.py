@@ -59,6 +59,9 @@ class AgentSession(DeviceSession):
     def bench(self, arrays: Sequence[Array]) -> WorkloadBench:
         return _AgentBench(self, arrays)
 
+    def opening_ms(self, remote_name: str, keeps_programs: bool) -> float | None:
+        return AgentNetwork(self, remote_name, keeps_programs).opened_ms
+
     def probe(self) -> dict[str, Any]:
         """Return what the device says of itself."""
         return self.connection.ask("probe", "asking what it is")
@@ -97,12 +100,15 @@ def hottest(reply: dict[str, Any]) -> float | None:
 class AgentNetwork(RemoteModel):
     """A library without TVM in its own process of an agent, which ends with this object.
 
-    kinds: name, shape and dtype of each output, as the library says them. Raises StageError where it refuses.
+    kinds: name, shape and dtype of each output, as the library says them; opened_ms: of a GPU's, what opening it took. Raises StageError where it refuses.
     """
 
-    def __init__(self, session: AgentSession, digest: str) -> None:
+    def __init__(self, session: AgentSession, digest: str, keeps_programs: bool = True) -> None:
         self.session, self.number = session, 0
-        request = f"open sha256={digest} threads={session.target.threads} mask={session.mask}"
+        self.opened_ms: float | None = None
+        request = (
+            f"open sha256={digest} threads={session.target.threads} mask={session.mask} keep={int(keeps_programs)}"
+        )
         reply = session.connection.ask(request, "opening the library", within_s=session.longest_s)
         self.number = int(reply["library"])
         with _understood(session.name):
@@ -111,6 +117,7 @@ class AgentNetwork(RemoteModel):
                 (str(one["name"]), tuple(map(int, one["shape"])), _DTYPES[one["dtype"]]) for one in reply["outputs"]
             ]
             if "gpu" in reply:
+                self.opened_ms = float(reply["opened_ns"]) / 1e6
                 session.gpu = GpuFacts(*(as_name(reply["gpu"][part.name]) for part in fields(GpuFacts)))
 
     def ask(self, request: str, doing: str) -> dict[str, Any]:
@@ -160,6 +167,12 @@ class AgentNetwork(RemoteModel):
         reply = self.ask(f"profile runs={runs}", "profiling the library")
         with _understood(self.session.name):
             return [(str(name), int(calls), int(ns)) for name, calls, ns in reply["kernels"]]
+
+    def copies_ms(self, runs: int) -> tuple[float, float] | None:
+        reply = self.ask(f"profile runs={runs}", "profiling the library")
+        with _understood(self.session.name):
+            found = [float(one) / 1e6 / runs for one in reply["copies"]]
+            return (found[0], found[1]) if found else None
 
     def close(self) -> None:
         """End the process with the next request."""

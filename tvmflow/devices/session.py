@@ -102,6 +102,13 @@ class DeviceSession(ABC):
             "reach it through transport: agent or adb; 'tvmflow devices' tries those of this machine",
         )  # fmt: skip
 
+    def opening_ms(self, remote_name: str, keeps_programs: bool) -> float | None:
+        """Return what opening a library that was uploaded takes on the device; None where no GPU computes it.
+
+        keeps_programs: it takes the programs that an earlier start compiled, and keeps them; else it compiles them anew.
+        """
+        return None
+
     def rest(self) -> None:  # noqa: B027 (most know nothing of it)
         """Wait until the device is cool enough to be measured, where it tells. Raises DeviceHotError."""
 
@@ -134,6 +141,10 @@ class RemoteModel(ABC):
 
     def executed(self) -> dict[str, int] | None:
         """Run once on the inputs that were set and return what that executed, by name of EXECUTED; None where nothing counts."""
+        return None
+
+    def copies_ms(self, runs: int) -> tuple[float, float] | None:
+        """Return the mean time that it takes to bring the inputs to a GPU, and its outputs to the host's memory; None where none computes."""
         return None
 
     def memory_bytes(self) -> int | None:

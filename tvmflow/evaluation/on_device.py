@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.progress import Progress
 
 NOT_A_TIME = "emulated: not a time"
+_COPIED_RUNS = 20
 MACHINE = "tvm_machine"  # the contestant that is our own library in TVM's virtual machine
 
 Array = np.ndarray[Any, Any]
@@ -49,6 +50,17 @@ class ColdStart:
 
 
 @dataclass(frozen=True)
+class GpuNumbers:
+    """Milliseconds on a GPU's device, with the code that ships: to open the library, with all programs compiled anew and with those that are kept; to
+    bring the inputs there, and the outputs to the host's memory."""
+
+    compile_ms: float
+    open_ms: float
+    copy_in_ms: float
+    copy_out_ms: float
+
+
+@dataclass(frozen=True)
 class DeviceNumbers:
     """latency: of compute, copy_in and copy_out; beside: the library, its peers and, where it is another, its form in TVM's machine.
 
@@ -60,6 +72,7 @@ class DeviceNumbers:
     beside: Measured
     outputs: Arrays
     executed: dict[str, int] | None = None
+    gpu: GpuNumbers | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as the scorecard has them: without the outputs."""
@@ -73,6 +86,7 @@ class DeviceNumbers:
             "latency": {name: latency.to_json() for name, latency in self.latency.items()},
             "peers": beside,
             "executed": self.executed,
+            "gpu": self.gpu and asdict(self.gpu),
             "advantages": advantages,
             "machine": machine and {"latency": machine, "advantage": over_machine},
         }
@@ -111,11 +125,12 @@ def measure_on_device(
     latency = {"compute": beside.latency[LIBRARY], **_copy_latency(model, first, rules.latency)}
     if rules.emulated:
         latency = {name: _no_time(found) for name, found in latency.items()}
+    gpu = _gpu_numbers(session, ships, model, rules.cold_starts)
     executed = model.executed()
     outputs = run_in_batches(
         model, inputs, batch, lambda done, total: progress("evaluating on the device", done, total)
     )
-    return DeviceNumbers(cold, latency, beside, outputs, executed)
+    return DeviceNumbers(cold, latency, beside, outputs, executed, gpu)
 
 
 def _no_time(latency: Latency) -> Latency:
@@ -129,6 +144,17 @@ def _copy_latency(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> di
         "copy_in": measure(timed(lambda: model.set_inputs(*inputs)), copies),
         "copy_out": measure(timed(model.outputs), copies),
     }
+
+
+def _gpu_numbers(session: DeviceSession, form: Form, model: RemoteModel, starts: int) -> GpuNumbers | None:
+    """Measure what only a GPU's library has; its programs are kept by now."""
+    copies = model.copies_ms(_COPIED_RUNS) if session.gpu else None
+    name = session.upload(form.file) if copies else ""
+    compiled = session.opening_ms(name, keeps_programs=False) if copies else None
+    if copies is None or compiled is None:
+        return None
+    opened = sorted(session.opening_ms(name, keeps_programs=True) or compiled for _ in range(max(starts, 1)))
+    return GpuNumbers(compiled, opened[len(opened) // 2], *copies)
 
 
 def _cold_starts(session: DeviceSession, form: Form, inputs: Arrays, count: int) -> list[ColdStart]:

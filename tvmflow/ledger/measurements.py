@@ -264,6 +264,7 @@ class _Recording:
             numbers["first_run_ms"] = sorted(card["first_run_ms"])[len(card["first_run_ms"]) // 2]
         if card.get("memory_bytes"):
             numbers["memory_bytes"] = float(card["memory_bytes"])
+        numbers |= {f"gpu.{name}": float(value) for name, value in (card.get("gpu") or {}).items()}
         if (card.get("kernel_agreement") or {}).get("largest_error") is not None:
             numbers["kernel_agreement.largest_error"] = card["kernel_agreement"]["largest_error"]
         numbers["library_bytes"] = float(card["library_bytes"])

@@ -41,6 +41,7 @@ _NAMES = {
     "min_accuracy": "accuracy", "max_accuracy_drop": "accuracy lost beside the source", "min_top1_agreement": "top-1 agreement",
     "min_coverage": "share of measured schedules", "max_latency_ms": "median latency in ms", "max_cold_start_ms": "cold start in ms",
     "max_first_run_ms": "first run in ms", "max_memory_mb": "memory of a process in MB", "max_library_mb": "library in MB", "max_bundle_mb": "bundle in MB",
+    "max_gpu_compile_ms": "opening without kept programs in ms", "max_gpu_open_ms": "opening with kept programs in ms", "max_gpu_copy_out_ms": "copy of the outputs from the GPU in ms",
 }  # fmt: skip
 
 
@@ -65,19 +66,27 @@ def _median_of(name: str) -> Callable[[Mapping[str, Any]], float | None]:
     return median
 
 
+def _of_gpu(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    def number(card: Mapping[str, Any]) -> float | None:
+        return float(card["gpu"][name]) if card.get("gpu") else None
+
+    return number
+
+
 def _memory(card: Mapping[str, Any]) -> float | None:
     memory_bytes = card.get("memory_bytes")
     return None if memory_bytes is None else float(memory_bytes) / 1e6
 
 
-# Gate -> its value of a scorecard. A model without labels or top-1 has nothing that the gates of `_OPTIONAL` could be about.
+# Gate -> its value of a scorecard. A model without labels or top-1, or whose network no GPU computes, has nothing that the gates of `_OPTIONAL` could be about.
 _VALUES: dict[str, Callable[[Mapping[str, Any]], float | bool | None]] = {
     "steady": lambda card: bool(card["latency"]["compute"]["steady"]), "min_accuracy": _accuracy, "max_accuracy_drop": _drop,
     "min_top1_agreement": lambda card: card["agreement"]["top1_agreement"], "min_coverage": lambda card: float(card.get("coverage", 0.0)),
     "max_latency_ms": _latency, "max_cold_start_ms": _median_of("cold_start_ms"),
     "max_first_run_ms": _median_of("first_run_ms"), "max_memory_mb": _memory,
+    "max_gpu_compile_ms": _of_gpu("compile_ms"), "max_gpu_open_ms": _of_gpu("open_ms"), "max_gpu_copy_out_ms": _of_gpu("copy_out_ms"),
 }  # fmt: skip
-_OPTIONAL = ("max_accuracy_drop", "min_top1_agreement")
+_OPTIONAL = ("max_accuracy_drop", "min_top1_agreement", "max_gpu_compile_ms", "max_gpu_open_ms", "max_gpu_copy_out_ms")
 
 
 def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Gates) -> list[Judged]:

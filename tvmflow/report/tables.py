@@ -185,8 +185,17 @@ def latency_table(card: dict[str, Any]) -> Grid:
         title = f"{card['cell']}: {shown_executed(card['executed'])}"
     cold = sorted(card["cold_start_ms"])
     caption = f"cold start (load and first run): {cold[len(cold) // 2]:.2f} ms, median of {len(cold)}"
+    if card.get("gpu"):
+        first = sorted(card["first_run_ms"])
+        caption += f", first run {first[len(first) // 2]:.2f} ms; GPU: {shown_gpu(card['gpu'])}"
     reasons = [f"{name}: {shown_latency(latency)}" for name, latency in measured.items() if not latency["steady"]]
     return grid(title, columns, rows, (), "; ".join([caption, *reasons]))
+
+
+def shown_gpu(numbers: dict[str, float]) -> str:
+    """Return what opening a GPU's library and its copies take, in words."""
+    opening = f"opened in {numbers['open_ms']:.3g} ms, {numbers['compile_ms']:.3g} ms without kept programs"
+    return f"{opening}; inputs copied in {numbers['copy_in_ms']:.3g} ms, outputs in {numbers['copy_out_ms']:.3g} ms"
 
 
 def shown_kernels(agreement: dict[str, Any]) -> str:
@@ -224,6 +233,8 @@ def scorecard_markdown(card: dict[str, Any]) -> str:
     rows += [("top-1 agreement", shown_top1(card["agreement"])), ("error", shown_error(card["agreement"]))]
     if card["device"].get("gpu"):
         rows.append(("GPU", "{device}, {driver} {version}, {api}".format(**card["device"]["gpu"])))
+    if card.get("gpu"):
+        rows.append(("GPU, start and copies", shown_gpu(card["gpu"])))
     if card.get("kernel_agreement"):
         rows.append(("kernels beside the CPU's", shown_kernels(card["kernel_agreement"])))
     rows += [(name, _shown_beside(card, name)) for name in sorted(card["peers"])]
