@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from tvmflow.artifacts import RECORD_NAME, Record, digest_of, read_record, write_atomic
 from tvmflow.errors import StoreError
@@ -264,9 +265,7 @@ class _Recording:
             numbers["first_run_ms"] = sorted(card["first_run_ms"])[len(card["first_run_ms"]) // 2]
         if card.get("memory_bytes"):
             numbers["memory_bytes"] = float(card["memory_bytes"])
-        numbers |= {f"gpu.{name}": float(value) for name, value in (card.get("gpu") or {}).items()}
-        if (card.get("kernel_agreement") or {}).get("largest_error") is not None:
-            numbers["kernel_agreement.largest_error"] = card["kernel_agreement"]["largest_error"]
+        numbers |= _of_gpu(card)
         numbers["library_bytes"] = float(card["library_bytes"])
         numbers["tuning.coverage"] = float(card["coverage"])
         if card.get("part"):
@@ -330,6 +329,13 @@ class _Recording:
                 source=json.dumps({"md5": file.md5, "sha256": file.sha256}), profile=json.dumps({"num_rows": count}),
             )  # fmt: skip
             self.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "evaluation")])])
+
+
+def _of_gpu(card: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers that only libraries of a GPU have."""
+    numbers = {f"gpu.{name}": float(value) for name, value in (card.get("gpu") or {}).items()}
+    largest = (card.get("kernel_agreement") or {}).get("largest_error")
+    return numbers | ({} if largest is None else {"kernel_agreement.largest_error": float(largest)})
 
 
 def _agreement(prefix: str, agreement: dict[str, float | None]) -> dict[str, float]:
