@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.gpu.test_networks import gpu_backend
 from tests.runtime.test_network import Branches
+from tvmflow.artifacts import sha256_of
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.self_contained import Network, write_network
 from tvmflow.bundle.abis import ABIS
 from tvmflow.bundle.elf import check_shared_object
 from tvmflow.compilers import Command, compiler_for, compiler_named
-from tvmflow.errors import BundleError
+from tvmflow.errors import BundleError, UsageError
+from tvmflow.evaluation.in_process import LoadedLibrary
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.canonicalize import canonicalize
@@ -38,3 +41,17 @@ def test_a_network_of_a_gpu_asks_for_no_more_than_its_list(api: str, abi: str, t
     assert "dlopen" in facts["undefined"]
     with pytest.raises(BundleError, match="dlopen"):
         check_shared_object(path, found, network.soname, network.symbol)
+
+
+def test_a_network_of_a_gpu_is_not_loaded_as_one_of_the_cpu(tmp_path: Path) -> None:
+    """No GPU is looked for: the library's form says it."""
+    library = tmp_path / "library.so"
+    library.write_bytes(b"any")
+    cell = {"model": "any", "target": "local-vulkan", "precision": "float32"}
+    manifest = {
+        "library": {"sha256": sha256_of(library)}, "target": gpu_backend("vulkan").target.to_json(), "cell": cell,
+        "inputs": [{"name": "x", "shape": [1, 3, 16, 16], "dtype": "float32"}],
+    }  # fmt: skip
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match=r"any@local-vulkan:float32 runs on a GPU"):
+        LoadedLibrary(tmp_path)

@@ -43,10 +43,16 @@ class LoadedLibrary:
         target = from_json(manifest["target"])
         self.cell = "{model}@{target}:{precision}".format(**manifest["cell"])
         self.inputs = input_specs(manifest)
+        backend = backend_of(target)
+        if not backend.has_machine:
+            raise UsageError(
+                f"the library of {self.cell} runs on a GPU, not in this process",
+                "a cell of a CPU or of VTA",
+                "tvmflow.api.predict runs it on its device, and tvmflow_network.Network opens its network.so",
+            )
         _ask_for_threads(target.threads)
         _check_runs_here(target, self.cell)
         self.threads = _use_threads(target.threads, self.cell)
-        backend = backend_of(target)
         backend.provide()
         import tvm
 
