@@ -10,7 +10,7 @@
 #define NAME(function) Java_tvmflow_Network_##function
 
 typedef struct {
-  void *library;
+  void *library, *gpu_library;
   const tvmflow_api *api;
   tvmflow_instance *instance;
 } network;
@@ -41,33 +41,68 @@ static jbyteArray bytes_of(JNIEnv *env, const char *text) {
 
 static void drop(network *net) {
   if (net->instance) net->api->destroy(net->instance);
+  if (net->gpu_library) dlclose(net->gpu_library);
   if (net->library) dlclose(net->library);
   free(net);
 }
 
-/* Return what is wrong, NULL for nothing. */
-static const char *open_library(network *net, const char *path, const tvmflow_options *options) {
-  net->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (!net->library) return dlerror();
-  void *symbol = dlsym(net->library, "tvmflow_network");
+/* Open a library and find its functions; returns what is wrong, NULL for nothing. */
+static const char *functions_of(const char *path, void **library, const tvmflow_api **api) {
+  *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!*library) return dlerror();
+  void *symbol = dlsym(*library, "tvmflow_network");
   tvmflow_entry entry;
   if (!symbol) return "the library is no network";
   memcpy(&entry, &symbol, sizeof entry);
-  net->api = entry();
-  if (net->api->abi_version != TVMFLOW_ABI_VERSION || net->api->size < sizeof *net->api) return "the library was made for another tvmflow.h";
-  return net->api->create(options, &net->instance) ? net->api->last_error() : NULL;
+  *api = entry();
+  return (*api)->abi_version != TVMFLOW_ABI_VERSION || (*api)->size < sizeof **api ? "the library was made for another tvmflow.h" : NULL;
 }
 
-JNIEXPORT jlong JNICALL NAME(open)(JNIEnv *env, jclass self, jbyteArray path, jint threads, jlong cpu_mask) {
+/* gpu_path: of the library for a GPU, with which the network's library computes while it can be trusted, and without where it cannot be opened. */
+static const char *open_library(network *net, const char *path, const tvmflow_options *options, const char *gpu_path, const char *programs) {
+  const tvmflow_gpu gpu = {.size = sizeof gpu, .cache = programs};
+  const tvmflow_api *other = NULL;
+  const char *fault = functions_of(path, &net->library, &net->api);
+  if (fault) return fault;
+  if (!gpu_path) return net->api->create(options, &net->instance) ? net->api->last_error() : NULL;
+  if (functions_of(gpu_path, &net->gpu_library, &other)) other = NULL;
+  return net->api->create_with_gpu(options, other, &gpu, NULL, &net->instance) ? net->api->last_error() : NULL;
+}
+
+/* paths: of the library, of that for a GPU or NULL, and of a folder for its programs or NULL; they end in a zero. */
+JNIEXPORT jlong JNICALL NAME(open)(JNIEnv *env, jclass self, jobjectArray paths, jint threads, jlong cpu_mask) {
   (void)self;
   const tvmflow_options options = {.threads = (uint32_t)threads, .cpu_mask = (uint64_t)cpu_mask};
   network *net = calloc(1, sizeof *net);
-  jbyte *text = (*env)->GetByteArrayElements(env, path, NULL);
-  const char *fault = net && text ? open_library(net, (const char *)text, &options) : "no memory";
+  jbyteArray held[3] = {NULL};
+  const char *texts[3] = {NULL};
+  for (int i = 0; i < 3; ++i) {
+    held[i] = (*env)->GetObjectArrayElement(env, paths, i);
+    if (held[i]) texts[i] = (const char *)(*env)->GetByteArrayElements(env, held[i], NULL);
+  }
+  const char *fault = net && texts[0] ? open_library(net, texts[0], &options, texts[1], texts[2]) : "no memory";
   if (fault) throw_as(env, "java/lang/IllegalArgumentException", fault); /* before dlclose, which may own the text */
-  if (text) (*env)->ReleaseByteArrayElements(env, path, text, JNI_ABORT);
+  for (int i = 0; i < 3; ++i)
+    if (texts[i]) (*env)->ReleaseByteArrayElements(env, held[i], (jbyte *)(uintptr_t)texts[i], JNI_ABORT);
   if (fault && net) drop(net);
   return fault ? 0 : (jlong)(intptr_t)net;
+}
+
+JNIEXPORT jobjectArray JNICALL NAME(processor)(JNIEnv *env, jclass self, jlong handle) {
+  (void)self;
+  const network *net = of(handle);
+  tvmflow_processor is = {"", "", "", "", ""};
+  net->api->processor(net->instance, &is);
+  const char *const texts[] = {is.kind, is.reason, is.device, is.driver, is.version};
+  jclass class = (*env)->FindClass(env, "[B");
+  jobjectArray found = class ? (*env)->NewObjectArray(env, 5, class, NULL) : NULL;
+  for (jsize i = 0; i < 5 && found; ++i) {
+    jbyteArray text = bytes_of(env, texts[i]);
+    if (!text) return NULL;
+    (*env)->SetObjectArrayElement(env, found, i, text);
+    (*env)->DeleteLocalRef(env, text);
+  }
+  return found;
 }
 
 JNIEXPORT void JNICALL NAME(close)(JNIEnv *env, jclass self, jlong handle) {

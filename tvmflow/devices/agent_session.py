@@ -106,6 +106,7 @@ class AgentNetwork(RemoteModel):
     def __init__(self, session: AgentSession, digest: str, keeps_programs: bool = True) -> None:
         self.session, self.number = session, 0
         self.opened_ms: float | None = None
+        self.ran_ms: float | None = None
         request = (
             f"open sha256={digest} threads={session.target.threads} mask={session.mask} keep={int(keeps_programs)}"
         )
@@ -133,7 +134,12 @@ class AgentNetwork(RemoteModel):
             self.session.connection.send(f"input index={at}", "copying an input", self.number, content)
 
     def invoke(self) -> None:
-        self.ask("run", "running the library")
+        reply = self.ask("run", "running the library")
+        with _understood(self.session.name):
+            self.ran_ms = float(reply["ns"]) / 1e6
+
+    def last_run_ms(self) -> float | None:
+        return self.ran_ms
 
     def outputs(self) -> Arrays:
         return tuple(self.output(at) for at in range(len(self.kinds)))

@@ -143,6 +143,10 @@ class RemoteModel(ABC):
         """Run once on the inputs that were set and return what that executed, by name of EXECUTED; None where nothing counts."""
         return None
 
+    def last_run_ms(self) -> float | None:
+        """Return what the last run took on the device's own clock; None where that is not told."""
+        return None
+
     def copies_ms(self, runs: int) -> tuple[float, float] | None:
         """Return the mean time that it takes to bring the inputs to a GPU, and its outputs to the host's memory; None where none computes."""
         return None

@@ -63,6 +63,23 @@ public final class Network implements AutoCloseable {
     }
   }
 
+  /** Who computes: kind is cpu or gpu; reason says why the CPU does in place of a GPU; the rest is what the GPU's driver says. */
+  public static final class Processor {
+    public final String kind;
+    public final String reason;
+    public final String device;
+    public final String driver;
+    public final String version;
+
+    Processor(byte[][] texts) {
+      kind = text(texts[0]);
+      reason = text(texts[1]);
+      device = text(texts[2]);
+      driver = text(texts[3]);
+      version = text(texts[4]);
+    }
+  }
+
   private static final String[] DTYPES = {"float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"};
   private static final int ALIGNMENT = 64;
   private static final int MAX_SIDE = 32768;
@@ -85,7 +102,15 @@ public final class Network implements AutoCloseable {
 
   /** threads: 0 for as many as it was tuned for; cpuMask: bit i allows CPU i, 0 leaves it open. */
   public Network(String library, int threads, long cpuMask) {
-    handle = open((library + "\0").getBytes(StandardCharsets.UTF_8), threads, cpuMask);
+    this(library, threads, cpuMask, null, null);
+  }
+
+  /**
+   * With the same network's library for a GPU, which computes while it can be trusted; see {@link #getProcessor}. programs: an existing folder
+   * for its compiled programs, or null.
+   */
+  public Network(String library, int threads, long cpuMask, String gpuLibrary, String programs) {
+    handle = open(new byte[][] {path(library), path(gpuLibrary), path(programs)}, threads, cpuMask);
     name = text(name(handle));
     inputs = tensors(false);
     outputs = tensors(true);
@@ -111,6 +136,11 @@ public final class Network implements AutoCloseable {
   /** Names of classes; none where the network has none. */
   public List<String> getLabels() {
     return labels;
+  }
+
+  /** Who computes the next run, and why. */
+  public synchronized Processor getProcessor() {
+    return new Processor(processor(opened()));
   }
 
   /** How many images a run takes; 0 where the network takes none. */
@@ -199,11 +229,17 @@ public final class Network implements AutoCloseable {
     return pixels.slice();
   }
 
+  private static byte[] path(String name) {
+    return name == null ? null : (name + "\0").getBytes(StandardCharsets.UTF_8);
+  }
+
   private static String text(byte[] bytes) {
     return new String(bytes, StandardCharsets.UTF_8);
   }
 
-  private static native long open(byte[] library, int threads, long cpuMask);
+  private static native long open(byte[][] paths, int threads, long cpuMask);
+
+  private static native byte[][] processor(long handle);
 
   private static native void close(long handle);
 

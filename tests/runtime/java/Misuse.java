@@ -67,6 +67,12 @@ public final class Misuse {
 
   public static void main(String[] words) throws InterruptedException {
     Network network = new Network(words[0], 2, 0);
+    check(network.getProcessor().kind.equals("cpu") && network.getProcessor().reason.isEmpty(), "the CPU computes");
+    try (Network beside = new Network(words[0], 2, 0, "libnowhere.so", null)) {
+      check(beside.getProcessor().kind.equals("cpu") && beside.getProcessor().reason.equals("no library for a GPU was given"), "no GPU");
+      numbers(beside);
+    }
+    refused(IllegalArgumentException.class, "for the CPU, too", () -> new Network(words[0], 2, 0, words[0], "."));
     check(network.getName().equals("tiny@host:float32") && network.getImages() == 1 && network.getLabels().size() == 6, "information");
     check(network.getInputs().toString().equals("[x: float32[1, 1, 2, 3]]"), network.getInputs().toString());
     check(Arrays.equals(network.getOutputs().get(0).shape, new long[] {1, 6}), "the output's shape");
