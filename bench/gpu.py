@@ -54,9 +54,11 @@ from tvmflow.sources.software_gpus import software_drivers
 from tvmflow.sources.torch_networks import build
 from tvmflow.targets.gpu_features import GPUS
 from tvmflow.targets.resolve import host_target
+from tvmflow.tuning.algorithms import unmeasured
 
 NETWORKS = ("resnet18", "mobilenet_v2", "squeezenet1_1")
 _SHAPE = (1, 3, 224, 224)
+_WINOGRAD_ERROR = {"float32": 2e-5}  # as the default of tune.winograd_max_error
 _MIXED = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
 
 
@@ -192,7 +194,9 @@ def _software(driver: str) -> Backend:
 
 def _make_tvmflow(network: str, driver: str, folder: Path) -> bool:
     backend = _software(driver)
-    _write(build_scheduled(backend.pack(_module(network, "float32"), None)[0], backend, {}), folder / "tvmflow.so")
+    packed, _ = backend.pack(_module(network, "float32"), None)
+    winograd = unmeasured(packed, backend, _WINOGRAD_ERROR)
+    _write(build_scheduled(packed, backend, {}, winograd=winograd), folder / "tvmflow.so")
     return True
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.gpu.test_networks import gpu_backend
 from tests.runtime.test_network import Branches
 from tvmflow.backends.backend import Backend
+from tvmflow.building.lower import lower
 from tvmflow.devices.local_agent import LocalAgentTransport
 from tvmflow.devices.session import DeviceSession
 from tvmflow.devices.transport import SessionLimits
@@ -39,7 +40,7 @@ def _module(name: str, side: int) -> Any:
 def _agreement(backend: Backend, module: Any, session: DeviceSession, side: int) -> list[KernelAgreement]:
     draw = np.random.default_rng(0)
     samples = [(draw.standard_normal((1, 3, side, side), dtype=np.float32),) for _ in range(2)]
-    return kernel_agreement(backend.pack(module, None)[0], backend, {}, samples, session)
+    return kernel_agreement(lower(backend.pack(module, None)[0], backend), backend, {}, samples, session)
 
 
 @pytest.mark.parametrize(("api", "textures"), [("opencl", False), ("opencl", True), ("vulkan", False)])

@@ -1,13 +1,15 @@
-"""The choice of algorithms: by kernels, then in the whole network, never without a measurement but on arm64."""
+"""The choice of algorithms: by kernels, then in the whole network, never without a measurement but on arm64 and GPUs in software."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
 from tvmflow.backends.cpu import CpuBackend
+from tvmflow.backends.table import backend_named
 from tvmflow.ir.emit import constant
 from tvmflow.kernels.workloads import Workload
 from tvmflow.passes.pack_channels import PackChannels
@@ -51,6 +53,16 @@ def test_without_a_measurement_arm64_takes_the_way_of_fewest_multiplications() -
     assert set(unmeasured(packed, arm, {"float32": 1e-6}).values()) <= {2}
     assert unmeasured(packed, arm, {"float32": 1e-9}) == unmeasured(packed, arm, {}) == {}
     assert unmeasured(_packed(16, (64, 64, 28)), _backend("znver4", "x86_64-linux-gnu"), bound) == {}
+
+
+def test_without_a_measurement_gpus_in_software_take_it_where_there_are_tiles_enough() -> None:
+    packed, bound = _packed(4, (64, 64, 28), (256, 256, 14), (64, 64, 7)), {"float32": 2e-5}
+    for api in ("opencl", "vulkan"):
+        backend = backend_named(api)
+        target = ResolvedTarget(api, "znver4", "x86_64-linux-gnu", (), 1, "cc", {"software": True, "kind": "generic"})
+        chosen = {key.split()[0]: m for key, m in unmeasured(packed, backend(target), bound).items()}
+        assert chosen == {"1x16x28x28x4": 4, "1x64x14x14x4": 2}
+        assert unmeasured(packed, backend(replace(target, options={"software": False, "kind": "mali"})), bound) == {}
 
 
 def _kernel(name: str, calls: int = 1) -> Workload:

@@ -105,6 +105,11 @@ class Backend(ABC):
         winograd: convolution key -> tile size, of those to be computed by Winograd's algorithm.
         """
 
+    @property
+    def prefers_winograd(self) -> bool:
+        """Whether Winograd's algorithm was seen to be faster on such processors, and is used where nothing is measured."""
+        return False
+
     @abstractmethod
     def cpu_features(self) -> CpuFeatures:
         """Return what schedules must know of the processor."""

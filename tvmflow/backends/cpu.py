@@ -89,6 +89,10 @@ class CpuBackend(Backend):
             ("concatenate_in_place", ConcatenateInPlace()),
         ]
 
+    @property
+    def prefers_winograd(self) -> bool:
+        return "neon" in self.cpu_features().dots
+
     def cpu_features(self) -> CpuFeatures:
         return cpu_features_of(self.target)
 

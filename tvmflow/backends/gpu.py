@@ -65,6 +65,10 @@ class GpuBackend(CpuBackend):
         beside = f"-{self.target.cpu_kind}" if options["software"] else ""
         return f"{self.api}-{self.software_driver or options['kind']}{beside}"
 
+    @property
+    def prefers_winograd(self) -> bool:
+        return self.gpu_features().winograd
+
     def gpu_features(self) -> GpuFeatures:
         """Return what schedules must know of the GPU."""
         return GPUS[self.software_driver or self.target.options["kind"]]
@@ -88,12 +92,13 @@ class GpuBackend(CpuBackend):
         return super().pack(mod, block or _CHANNELS)
 
     def phases(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
-        return [(name, step) for name, step in super().phases({}) if name != "concatenate_in_place"]
+        return [(name, step) for name, step in super().phases(winograd) if name != "concatenate_in_place"]
 
     def templates(self) -> tuple[Template, ...]:
-        from tvmflow.gpu.templates import GPU_TEMPLATES
+        from tvmflow.gpu.templates import GPU_PLAIN, GPU_WINDOW
+        from tvmflow.gpu.winograd import GPU_WINOGRAD
 
-        return GPU_TEMPLATES
+        return (GPU_WINOGRAD, GPU_WINDOW, GPU_PLAIN)
 
     @property
     def plain(self) -> CpuBackend:

@@ -80,22 +80,23 @@ def network_agreement(
 ) -> NetworkAgreement:
     """Compare on the first golden inputs, and on as many random ones, which have their values in another order. Raises StageError, DeviceError."""
     best = json.loads(built.best.read_text(encoding="utf-8"))
-    records = {one["workload"]: one for one in best["records"] if best["device_kind"] == backend.kernel_kind}
+    is_for_it = best["device_kind"] == backend.kernel_kind
+    records = {one["workload"]: one for one in best["records"] if is_for_it}
+    lowered = lower(load_module(built.packed), backend, winograd=best["winograd"] if is_for_it else {})
     draw = np.random.default_rng(0)
     first = tuple(x[:batch] for x in golden)
     samples = [first] + [tuple(draw.permutation(x.reshape(-1)).reshape(x.shape) for x in first) for _ in range(random)]
-    found = kernel_agreement(load_module(built.packed), backend, records, samples, session)
+    found = kernel_agreement(lowered, backend, records, samples, session)
     return NetworkAgreement(tuple(found), min(built.bound, _MOST_ERROR), len(samples))
 
 
 def kernel_agreement(
-    packed: Any, backend: Backend, best: dict[str, Any], samples: Sequence[Arrays], session: DeviceSession
+    lowered: Any, backend: Backend, best: dict[str, Any], samples: Sequence[Arrays], session: DeviceSession
 ) -> list[KernelAgreement]:
-    """Run a packed module on a device and here, with all that its kernels compute; return how they agree, in the order of the calls.
+    """Run a module of kernels on a device and here, with all that its kernels compute; return how they agree, in the order of the calls.
 
     best: workload key -> tuning record; samples: inputs of one run each. Raises StageError, DeviceError.
     """
-    lowered = lower(packed, backend)
     names = with_all_outputs(lowered)[1]
     found: list[KernelAgreement] = []
     for first in range(0, len(names), _MOST_OUTPUTS):

@@ -16,16 +16,16 @@ from tvmflow.kernels.blocks import Kernel, axes, block_ref, extents
 from tvmflow.targets.gpu_features import GpuFeatures
 from tvmflow.templates.primitives import MOST_DEFAULTS, Knobs, Template, divisors, merge_epilogue
 
-_LANES = 4
+LANES = 4
 _PACKED_AXES = 5  # (n, c, h, w, lane)
 _ROW_LATER = 1.2
-_MOST_TILE = 16  # vectors of sums in a thread
+MOST_TILE = 16  # vectors of sums in a thread
 _MOST_CANDIDATES = 256
 _AS_PLAIN = {"tile": 1, "together": 1, "across": 64, "down": 1, "parts": 0, "row": 0}  # where no tile can be scheduled
-_GROUPS = (64, 16, 32, 128, 256)  # threads; every device runs as many
+GROUPS = (64, 16, 32, 128, 256)  # threads; every device runs as many
 
 
-def _bind_flat(schedule: Any, loops: list[Any], lanes: Any, group: int) -> Any:
+def bind_flat(schedule: Any, loops: list[Any], lanes: Any, group: int) -> Any:
     """Give nested loops to groups of threads, `lanes` to a vector where there are any; return the loop of threads."""
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
     total = extents(schedule, [fused])[0]
@@ -43,9 +43,9 @@ def _in_vectors(schedule: Any, loops: list[Any]) -> tuple[list[Any], Any]:
     if not loops:
         return loops, None
     extent = extents(schedule, loops[-1:])[0]
-    if extent % _LANES:
+    if extent % LANES:
         return loops, None
-    outer, lanes = schedule.split(loops[-1], [None, _LANES])
+    outer, lanes = schedule.split(loops[-1], [None, LANES])
     return [*loops[:-1], outer], lanes
 
 
@@ -76,7 +76,7 @@ def _plain_elements(schedule: Any, name: str, knobs: Knobs) -> None:
     if not loops:
         loops = [schedule.add_unit_loop(block_ref(schedule, name))]
     loops, lanes = _in_vectors(schedule, loops) if knobs["vector"] else (loops, None)
-    _bind_flat(schedule, loops, lanes, knobs["group"])
+    bind_flat(schedule, loops, lanes, knobs["group"])
 
 
 def _plain_reduction(schedule: Any, name: str, knobs: Knobs) -> None:
@@ -88,11 +88,11 @@ def _plain_reduction(schedule: Any, name: str, knobs: Knobs) -> None:
     loops, spatial = found
     if not knobs["register"]:
         outer = loops[:spatial] if spatial else [schedule.add_unit_loop(loops[0])]
-        _bind_flat(schedule, outer, None, knobs["group"])
+        bind_flat(schedule, outer, None, knobs["group"])
         return
     copy = schedule.cache_write(block, 0, "local")
     outer = list(schedule.get_loops(copy)) if spatial else [schedule.add_unit_loop(copy)]
-    thread = _bind_flat(schedule, outer, None, knobs["group"])
+    thread = bind_flat(schedule, outer, None, knobs["group"])
     schedule.compute_at(block, thread, preserve_unit_loops=True)
     inner = schedule.get_loops(block)
     schedule.decompose_reduction(block, inner[len(inner) - (len(loops) - spatial)])
@@ -100,7 +100,7 @@ def _plain_reduction(schedule: Any, name: str, knobs: Knobs) -> None:
 
 def _plain_candidates(_schedule: Any, kernel: Kernel, _gpu: GpuFeatures) -> list[Knobs]:
     ways = ((0, 1), (0, 0)) if kernel.reductions else ((1, 0), (0, 0))
-    return [{"group": group, "vector": vector, "register": register} for vector, register in ways for group in _GROUPS]
+    return [{"group": group, "vector": vector, "register": register} for vector, register in ways for group in GROUPS]
 
 
 GPU_PLAIN = Template("gpu_plain", lambda _schedule, _kernel: True, _plain_candidates, _plain)
@@ -116,7 +116,7 @@ def _window_covers(schedule: Any, kernel: Kernel) -> bool:
     if found is None or found[1] != _PACKED_AXES or len(found[0]) == _PACKED_AXES:
         return False
     sizes = extents(schedule, found[0][:_PACKED_AXES])
-    if sizes[-1] != _LANES or len(schedule.get(block_ref(schedule, kernel.anchor)).reads) not in (1, 2):
+    if sizes[-1] != LANES or len(schedule.get(block_ref(schedule, kernel.anchor)).reads) not in (1, 2):
         return False
     return not kernel.after or _same_loops(schedule, kernel.after[-1], sizes)
 
@@ -135,11 +135,11 @@ def _window_candidates(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[
     found: dict[tuple[int, ...], tuple[float, Knobs]] = {}
     for tile in (1, 2, 4, 7, 8, 3, 5, 6, 13, 14):
         for together in (1, 2, 4) if whole else (1,):
-            if width % tile or channels % together or tile * together > _MOST_TILE:
+            if width % tile or channels % together or tile * together > MOST_TILE:
                 continue
             for parts in _parts(summed[0]) if whole else (1,):
                 pixels, blocks = height * width // tile, batch * channels // together
-                for threads, row in itertools.product(_GROUPS, (1, 0) if summed[_column(summed)] > 1 else (0,)):
+                for threads, row in itertools.product(GROUPS, (1, 0) if summed[_column(summed)] > 1 else (0,)):
                     across = max(divisors(pixels, threads))
                     down = max(divisors(blocks, max(threads // across, 1)))
                     knobs = {
@@ -172,16 +172,16 @@ def _cost(knobs: Knobs, outputs: int, summed: list[int], gpu: GpuFeatures) -> fl
     group = knobs["across"] * knobs["down"]
     threads = outputs * parts / (tile * together)
     loads = (
-        held / (columns if knobs["row"] else 1) + _LANES * together + tile * together * _LANES / 2
+        held / (columns if knobs["row"] else 1) + LANES * together + tile * together * LANES / 2
     )  # and multiplications, two a load
     rounds = max(1.0, threads / gpu.threads)
     waste = gpu.warp * math.ceil(group / gpu.warp) / group
-    spilled = max(1.0, (tile * together + held + _LANES * together) * _LANES / gpu.registers)
+    spilled = max(1.0, (tile * together + held + LANES * together) * LANES / gpu.registers)
     added = outputs * (parts + 1) / gpu.threads + 64 if parts > 1 else 0.0  # a second launch, and what it reads
     fits = 1.0 + 0.02 * abs(math.log2(group / gpu.group))
     if knobs["row"] and not gpu.rows:
         fits *= _ROW_LATER
-    return rounds * waste * spilled * fits * loads * math.prod(summed) / _LANES / parts + added
+    return rounds * waste * spilled * fits * loads * math.prod(summed) / LANES / parts + added
 
 
 def _window(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
@@ -202,7 +202,7 @@ def _window(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     else:
         outer = block_ref(schedule, last)
         schedule.set_scope(anchor, 0, "local")
-    thread = _tiled(schedule, outer, knobs)
+    thread = tiled(schedule, outer, knobs)
     schedule.compute_at(anchor, thread, preserve_unit_loops=True)
     _summed(schedule, anchor, data, is_row=bool(knobs["row"]))
 
@@ -219,15 +219,15 @@ def _in_parts(schedule: Any, anchor: Any, last: str | None, knobs: Knobs) -> Any
         total = block_ref(schedule, last)
     batch, channel, row, column, lanes = schedule.get_loops(total)
     schedule.bind(schedule.fuse(batch, channel), "blockIdx.y")
-    thread = _bind_flat(schedule, [row, column], lanes, 64)
+    thread = bind_flat(schedule, [row, column], lanes, 64)
     schedule.compute_at(anchor, thread, preserve_unit_loops=True)
-    sums, spatial = _sums_first(schedule, anchor)
+    sums, spatial = sums_first(schedule, anchor)
     schedule.vectorize(spatial[-1])
     schedule.decompose_reduction(anchor, sums[0])
     return partial
 
 
-def _sums_first(schedule: Any, block: Any) -> tuple[list[Any], list[Any]]:
+def sums_first(schedule: Any, block: Any) -> tuple[list[Any], list[Any]]:
     """Reorder a thread's loops of a reduction: over what is summed, then its outputs. Return both."""
     inner = list(schedule.get_loops(block))[-len(schedule.get(block).iter_vars) :]
     realize = schedule.get(inner[-1]).body
@@ -253,16 +253,16 @@ def _uses(value: Any, variable: Any) -> bool:
 
 def _summed(schedule: Any, anchor: Any, data: Any, *, is_row: bool) -> None:
     """Schedule a thread's sums, side by side in registers. is_row: what a row of the window reads is loaded once."""
-    sums, spatial = _sums_first(schedule, anchor)
+    sums, spatial = sums_first(schedule, anchor)
     column = _column(sums)
-    _read_into_registers(schedule, data, anchor, sums[column - 1 if is_row else column], sums[column])
+    read_into_registers(schedule, data, anchor, sums[column - 1 if is_row else column], sums[column])
     for loop in (*sums[column if is_row else 3 :], *spatial[:-1]):  # neighbouring channels, and the tile
         schedule.unroll(loop)
     schedule.vectorize(spatial[-1])
     schedule.decompose_reduction(anchor, sums[0])
 
 
-def _tiled(schedule: Any, block: Any, knobs: Knobs) -> Any:
+def tiled(schedule: Any, block: Any, knobs: Knobs) -> Any:
     """Give each thread a tile of pixels of a row and of channels; return its loop."""
     *parts, batch, channel, row, column, lanes = schedule.get_loops(block)
     columns, pixel = schedule.split(column, [None, knobs["tile"]])
@@ -285,7 +285,7 @@ def _tiled(schedule: Any, block: Any, knobs: Knobs) -> Any:
     return thread_x
 
 
-def _read_into_registers(schedule: Any, data: Any, anchor: Any, data_at: Any, weights_at: Any) -> None:
+def read_into_registers(schedule: Any, data: Any, anchor: Any, data_at: Any, weights_at: Any) -> None:
     """Load what a step of the sums needs once for all of a thread's outputs, each as a vector. data: a block that pads, or None."""
     if data is None:
         data = schedule.cache_read(anchor, 0, "local")
@@ -299,11 +299,10 @@ def _read_into_registers(schedule: Any, data: Any, anchor: Any, data_at: Any, we
         inner = list(schedule.get_loops(block))[-len(schedule.get(block).iter_vars) :]
         for axis in inner[:-1]:
             schedule.unroll(axis)
-        if extents(schedule, inner[-1:])[0] == _LANES:
+        if extents(schedule, inner[-1:])[0] == LANES:
             schedule.vectorize(inner[-1])
         else:
             schedule.unroll(inner[-1])
 
 
 GPU_WINDOW = Template("gpu_window", _window_covers, _window_candidates, _window)
-GPU_TEMPLATES = (GPU_WINDOW, GPU_PLAIN)

@@ -12,6 +12,7 @@ class GpuFeatures:
     texels: Vulkan reads tensors of at most so many elements as buffers of texels; llvmpipe loads storage buffers lane by lane.
     float16, opencl_float16: else Vulkan's shaders, or OpenCL's kernels, compute float16 in float32, and round where they store.
     textures: OpenCL reads and writes tensors as images where it can.
+    winograd: 3x3 convolutions of float32 are computed by Winograd's algorithm where nothing is measured; the tuner tries it on all.
     rows: what a row of a window reads is loaded once; else the tuner tries that later.
     Sources: vendors' optimization guides and TFLite's delegate (work-groups by vendor); software drivers, measured.
     """
@@ -25,6 +26,7 @@ class GpuFeatures:
     opencl_float16: bool = True
     textures: bool = False
     rows: bool = True
+    winograd: bool = False
 
 
 GPUS: dict[str, GpuFeatures] = {
@@ -32,6 +34,6 @@ GPUS: dict[str, GpuFeatures] = {
     "mali": GpuFeatures(threads=6144, warp=16, group=16, registers=64),
     "adreno": GpuFeatures(threads=6144, warp=64, group=64, registers=64, textures=True),
     "nvidia": GpuFeatures(threads=131072, warp=32, group=64, registers=128, opencl_float16=False, rows=False),
-    "pocl": GpuFeatures(threads=64, warp=1, group=16, registers=128, opencl_float16=False, rows=False),
-    "lavapipe": GpuFeatures(threads=512, warp=8, group=32, registers=128, texels=1 << 27, float16=False),
+    "pocl": GpuFeatures(threads=64, warp=1, group=16, registers=128, opencl_float16=False, rows=False, winograd=True),
+    "lavapipe": GpuFeatures(threads=512, warp=8, group=32, registers=128, texels=1 << 27, float16=False, winograd=True),
 }

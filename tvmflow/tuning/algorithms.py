@@ -23,6 +23,9 @@ from tvmflow.tuning.records import TuningRecord
 Speedup = Callable[[dict[str, int], dict[str, int]], float]
 LARGE_WEIGHTS = 9 * 128 * 128  # fewer stay in the caches of any machine, transformed or not
 _TRANSFORMED = 24  # what transforming a value costs, in multiplications of vectors; from instructions counted on arm64
+_GPU_TILES = (
+    32  # of fewer tiles a GPU computes as long: weights are loaded for few pixels each; measured on PoCL and lavapipe
+)
 _GAIN = 0.01  # what more weights have to bring
 _LOSS = 0.0025  # what fewer weights may cost: they start faster, and take less memory and disk
 
@@ -77,14 +80,15 @@ def _difference(of: list[Workload], without: list[Workload]) -> tuple[Workload, 
 
 
 def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) -> dict[str, int]:
-    """Return key -> m where nothing is measured: float32 on arm64, weights that stay in caches, the way of fewest multiplications."""
+    """Return key -> m where nothing is measured: float32, where the backend prefers it, the way of fewest multiplications; on CPUs weights that stay in caches."""
     bound, chosen = max_error.get("float32", 0.0), {}
-    if not backend.is_cpu or "neon" not in backend.cpu_features().dots:
+    if not backend.prefers_winograd:
         return {}
     for key, weights in _weights_by_key(packed).items():
-        if str(weights[0].dtype) != "float32" or weight_values(key) > LARGE_WEIGHTS:
+        if str(weights[0].dtype) != "float32" or (backend.is_cpu and weight_values(key) > LARGE_WEIGHTS):
             continue
-        costs = {m: _multiplications(key, m) for m in TILES}
+        least = 1 if backend.is_cpu else _GPU_TILES
+        costs = {m: _multiplications(key, m, least) for m in TILES}
         for m in sorted(TILES, key=lambda m: costs[m]):
             if costs[m] < _multiplications(key, 0) and max(winograd_error(weight, m) for weight in weights) <= bound:
                 chosen[key] = m
@@ -92,15 +96,18 @@ def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) ->
     return chosen
 
 
-def _multiplications(key: str, m: int) -> int:
-    """Return how many multiplications the convolution of a key takes with tiles of m x m, its transforms among them; 0: without."""
+def _multiplications(key: str, m: int, least_tiles: int = 1) -> int:
+    """Return how many multiplications the convolution of a key takes with tiles of m x m, its transforms among them; 0: without.
+
+    least_tiles: fewer count as so many.
+    """
     data, weight, padding = (part.lstrip("p").replace(",", "x").split("x") for part in key.split()[:3])
     n, blocks, height, width, lanes = (int(d) for d in data)
     inputs, outputs, (top, left, bottom, right) = blocks * lanes, int(weight[0]) * lanes, (int(p) for p in padding)
     rows, columns = height + top + bottom - 2, width + left + right - 2
     if m == 0:
         return n * rows * columns * 9 * inputs * outputs
-    tiles = n * -(-rows // m) * -(-columns // m)
+    tiles = max(n * -(-rows // m) * -(-columns // m), least_tiles)
     return tiles * (m + 2) ** 2 * (inputs * outputs + _TRANSFORMED * (inputs + outputs))
 
 

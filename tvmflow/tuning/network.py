@@ -80,8 +80,8 @@ def tune_network(
         with tempfile.TemporaryDirectory() as folder:
             report.best = estimate_workloads(workloads, backend, rules.search, journal, Path(folder), progress)
     elif rules.search.trials:
-        # Whole networks are compared on the device; until build, what is not the CPU's there is its slow definition.
-        bound = rules.winograd_max_error if backend.is_cpu else {}
+        # Whole networks are compared on the device; until build, what an accelerator computes is its slow definition there.
+        bound = rules.winograd_max_error if backend.accelerator is None else {}
         others = alternatives(packed, backend, base, bound)
         workloads = _distinct([*workloads, *(w for other in others for w in other.added)])
         with tempfile.TemporaryDirectory() as folder, live_table(progress) as (watch, say):
