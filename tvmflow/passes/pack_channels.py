@@ -1,12 +1,13 @@
 """PackChannels: let a whole network compute on packed channels, NCHW{block}c, from its first convolution to its head.
 
-Every 4-D value, and every (N, C) as an image of one pixel, gets a packed twin (N, C/block, H, W, block); channels that do not divide are filled up with zeros, which
+Every 4-D value, and all rows, (N, C) or (B, N, C), as an image of one row of pixels, get a packed twin (N, C/block, H, W, block); channels that do not divide are filled up with zeros, which
 the weights of the next convolution ignore. Weights are transformed here, once. Operators that do not care are computed on
 the twin; what cannot be packed (a flatten of an image, an odd concatenation) reads the plain layout, which is made there only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from tvm import relax
 
 from tvmflow.ir.emit import call_again, constant, straight_line
 from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
+from tvmflow.ir.tvm_names import type_of
 from tvmflow.passes.legalize_convolutions import convolutions
 
 # Operators on single elements that leave a zero of the filling finite.
@@ -30,6 +32,8 @@ _BINARY = {
 _POOLS = {
     "relax.nn.max_pool2d": relax.op.nn.max_pool2d, "relax.nn.avg_pool2d": relax.op.nn.avg_pool2d,
 }  # fmt: skip
+_TILES = range(6, 15)  # pixels whose sums registers hold
+_FILLED_SHARE = 16
 
 
 @tvm.transform.module_pass(opt_level=0, name="PackChannels")
@@ -68,11 +72,14 @@ class _Packer:
 
     def _as_packed(self, name: str) -> Any:
         if name not in self.packed:
-            value, (n, c, h, w) = self.plain[name], _as_image(self.shapes[name])
+            value, shape = self.plain[name], self.shapes[name]
+            if len(shape) != 4:
+                self.packed[name] = self.builder.emit(self._rows_packed(value, shape), f"{name}_packed")
+                return self.packed[name]
+            n, c, h, w = shape
             fill = self._filled(c) - c
             if fill:
-                widths = [0, 0, 0, fill] + [0, 0] * (len(self.shapes[name]) - 2)
-                value = self.builder.emit(relax.op.nn.pad(value, widths))
+                value = self.builder.emit(relax.op.nn.pad(value, [0, 0, 0, fill, 0, 0, 0, 0]))
             if (h, w) == (1, 1):
                 flat = relax.op.reshape(value, (n, (c + fill) // self.block, 1, 1, self.block))
                 self.packed[name] = self.builder.emit(flat, f"{name}_packed")
@@ -81,28 +88,47 @@ class _Packer:
             self.packed[name] = self.builder.emit(relax.op.permute_dims(split, [0, 1, 3, 4, 2]), f"{name}_packed")
         return self.packed[name]
 
+    def _rows_packed(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """Return a value of rows as an image (1, C/block, 1, rows, block)."""
+        _, channels, _, width = _as_image(shape)
+        rows, filled = math.prod(shape[:-1]), self._filled(channels)
+        if len(shape) != 2:
+            value = relax.op.reshape(value, (rows, channels))
+        if (rows, channels) != (width, filled):
+            value = relax.op.nn.pad(self.builder.emit(value), [0, width - rows, 0, filled - channels])
+        split = relax.op.reshape(self.builder.emit(value), (width, filled // self.block, 1, 1, self.block))
+        return split if width == 1 else relax.op.permute_dims(self.builder.emit(split), [2, 1, 3, 0, 4])
+
     def _as_plain(self, name: str) -> Any:
         if name not in self.plain:
-            n, c, h, w = _as_image(self.shapes[name])
-            value = self.packed[name]
-            if (h, w) != (1, 1):
+            shape = self.shapes[name]
+            n, c, h, w = _as_image(shape)
+            value, rows = self.packed[name], n
+            if len(shape) != 4:
+                n, rows = w, math.prod(shape[:-1])
+                if w > 1:
+                    value = relax.op.permute_dims(value, [3, 1, 0, 2, 4])
+            elif (h, w) != (1, 1):
                 value = relax.op.permute_dims(value, [0, 1, 4, 2, 3])
-            value = relax.op.reshape(value, (n, self._filled(c), *self.shapes[name][2:]))
-            self.plain[name] = self.builder.emit(self._without_filling(value, c), f"{name}_plain")
+            value = relax.op.reshape(value, (n, self._filled(c), *(shape[2:] if len(shape) == 4 else ())))
+            value = self._without_filling(value, rows, c)
+            value = relax.op.reshape(self.builder.emit(value), shape) if len(shape) == 3 else value
+            self.plain[name] = self.builder.emit(value, f"{name}_plain")
         return self.plain[name]
 
-    def _without_filling(self, value: Any, channels: int) -> Any:
-        if self._filled(channels) == channels:
+    def _without_filling(self, value: Any, rows: int, channels: int) -> Any:
+        value = self.builder.emit(value)
+        if [rows, channels] == [int(extent) for extent in type_of(value).shape][:2]:
             return value
-        return relax.op.strided_slice(self.builder.emit(value), axes=[1], begin=[0], end=[channels])
+        return relax.op.strided_slice(value, axes=[0, 1], begin=[0, 0], end=[rows, channels])
 
     # -- operators --
 
     def _step(self, step: Step) -> None:
         twin = self._twin(step)
         if twin is not None:
-            result = self.builder.emit(twin(), step.name)
-            self.packed[step.name] = result
+            value = twin()  # a variable where it is what another step packed: a second name would keep kernels apart
+            self.packed[step.name] = value if isinstance(value, relax.Var) else self.builder.emit(value, step.name)
             return
         value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._as_plain)
         self.plain[step.name] = self.builder.emit(value, step.name)
@@ -115,9 +141,9 @@ class _Packer:
             return self._dense(step)
         if not any(name in self.packed for name in step.refs):
             return None
-        if step.op in _UNARY and len(step.shape) in (2, 4):
+        if step.op in _UNARY and len(step.shape) in (2, 3, 4):
             return lambda: call_again(step, self._as_packed)
-        if step.op in _BINARY and len(step.shape) in (2, 4):
+        if step.op in _BINARY and len(step.shape) in (2, 3, 4):
             return self._binary(step)
         if step.op in _POOLS and str(step.call.attrs.layout) == "NCHW":
             return lambda: self._pool(step)
@@ -133,7 +159,7 @@ class _Packer:
             return self._concat(step)
         if step.op == "relax.nn.pad" and len(step.shape) == 4:
             return self._pad(step)
-        if step.op == "relax.reshape" and len(step.shape) == 2:
+        if step.op == "relax.reshape" and len(step.shape) in (2, 3):
             return self._flatten(step)
         return None
 
@@ -207,10 +233,12 @@ class _Packer:
                 shape = self.shapes[argument.name]
                 if len(shape) != len(step.shape) or shape[1] != step.shape[1]:
                     return None
+                if len(shape) == 3 and (shape != step.shape or argument.name not in self.packed):
+                    return None  # what is added to rows is often needed as rows again
                 moved.append(argument)
             elif isinstance(argument, np.ndarray):
-                if len(step.shape) == 2:  # (N, C) is an image of one pixel
-                    argument = argument.reshape(*(1,) * (2 - argument.ndim), *argument.shape, 1, 1)
+                if len(step.shape) != 4:
+                    argument = _rows_as_image(argument, step.shape)
                 moved.append(self._packed_constant(argument, 1 if step.op == "relax.divide" else 0))
             else:
                 return None
@@ -271,14 +299,16 @@ class _Packer:
 
     def _flatten(self, step: Step) -> Callable[[], Any] | None:
         shape = self.shapes[step.refs[0]]
-        if len(shape) != 4 or shape[2:] != (1, 1) or step.shape != shape[:2]:
+        if len(shape) in (2, 3) and shape[-1] == step.shape[-1]:
+            return lambda: self.packed[step.refs[0]]  # other rows, the same image
+        if len(shape) != 4 or shape[2:] != (1, 1) or step.shape != shape[:2] or shape[0] > 1:
             return None
         return lambda: self.packed[step.refs[0]]
 
     def _dense(self, step: Step) -> Callable[[], Any] | None:
-        """A dense layer is a convolution of one pixel with one pixel."""
+        """A dense layer is a convolution of one row of pixels, one for each of its rows, with one pixel."""
         weight, data = step.args[1], step.refs[0]
-        if not isinstance(weight, np.ndarray) or weight.ndim != 2 or len(self.shapes[data]) != 2:
+        if not isinstance(weight, np.ndarray) or weight.ndim != 2 or len(self.shapes[data]) not in (2, 3):
             return None
         b = self.block
         kernel = _pack_both(weight.T[:, :, None, None], b)
@@ -289,8 +319,28 @@ class _Packer:
 
 
 def _as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return (N, C) as the shape of an image of one pixel."""
-    return (*shape, 1, 1) if len(shape) == 2 else shape
+    """Return rows, (N, C) or (B, N, C), as the shape of an image of one row, whose width is their number and perhaps a few more."""
+    return (1, shape[-1], 1, _filled_rows(math.prod(shape[:-1]))) if len(shape) != 4 else shape
+
+
+def _filled_rows(rows: int) -> int:
+    """Return a number of pixels that tiles of registers divide, at most a sixteenth more than there are."""
+    few = range(rows, rows + rows // _FILLED_SHARE + 1)
+    return next((filled for filled in few if any(filled % tile == 0 for tile in _TILES)), rows)
+
+
+def _rows_as_image(value: Array, shape: tuple[int, ...]) -> Array:
+    """Return a constant that broadcasts against rows of a shape as one that broadcasts against their image."""
+    if value.size == 1:
+        return value
+    rows, channels = math.prod(shape[:-1]), value.shape[-1]
+    if value.size != channels:  # other numbers for each row
+        value = np.broadcast_to(value, (*shape[:-1], channels))
+    else:
+        rows = 1
+    image = value.reshape(rows, channels).T.reshape(1, channels, 1, rows)
+    filled = _filled_rows(rows) if rows > 1 else rows
+    return np.pad(image, ((0, 0), (0, 0), (0, 0), (0, filled - rows)), mode="edge")
 
 
 def _fill(weight: Array, axis: int, block: int) -> Array:
