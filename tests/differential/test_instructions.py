@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -109,12 +110,36 @@ def test_exp_is_right_to_one_unit_in_the_last_place(length: int, mcpu: str) -> N
     assert (np.abs(computed[limited] - wanted[limited]) <= np.spacing(rounded[limited])).all()
 
 
+@pytest.mark.parametrize("length", [1, 6, 20, 96])
+@pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
+def test_erf_is_right_to_two_units_of_one(length: int, mcpu: str) -> None:
+    """Also near 0, where its own size counts, from where it is 1, and of what is no number."""
+    target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
+    executable = build_scheduled(of_one_operator(relax.op.erf, (64, length)), target, {})[0]
+    draw = np.random.default_rng(length)
+    x = (draw.uniform(-5, 5, (64, length)) * 10.0 ** draw.integers(-6, 1, (64, 1))).astype(np.float32)
+    x[:7, 0] = 0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0
+    computed = run(executable, x)
+    wanted = np.vectorize(math.erf)(x.astype(np.float64))
+    assert np.array_equal(np.isnan(computed), np.isnan(x))
+    known = ~np.isnan(x)
+    assert (np.abs(computed - wanted)[known] <= 2.5e-7 * np.abs(wanted)[known]).all()
+
+
 @pytest.mark.parametrize(("mcpu", "mtriple"), [("znver4", "x86_64-linux-gnu"), ("cortex-a72", "aarch64-linux-gnu")])
 @pytest.mark.parametrize(
-    "operator", [relax.op.exp, relax.op.sigmoid, relax.op.tanh, relax.op.nn.silu, relax.op.nn.softmax]
+    "operator",
+    [
+        relax.op.exp,
+        relax.op.sigmoid,
+        relax.op.tanh,
+        relax.op.nn.silu,
+        relax.op.nn.softmax,
+        relax.op.nn.gelu,
+    ],
 )
-def test_no_exp_is_a_call_for_single_values(operator: Callable[[Any], Any], mcpu: str, mtriple: str) -> None:
+def test_no_function_is_a_call_for_single_values(operator: Callable[[Any], Any], mcpu: str, mtriple: str) -> None:
     target = CpuBackend(ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++"))
     executable = build_scheduled(of_one_operator(operator, (4, 96)), target, {})[0]
     code = "".join(m.inspect_source("asm") for m in [executable.mod, *executable.mod.imports] if m.kind == "llvm")
-    assert not re.search(r"\b(expf?|tanhf?)\b", code)
+    assert not re.search(r"\b(expf?|tanhf?|erff?)\b", code)

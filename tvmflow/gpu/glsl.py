@@ -16,6 +16,7 @@ from tvmflow.gpu.kernel_text import text_of
 from tvmflow.gpu.language import Language, Used
 from tvmflow.gpu.memory import SINGLE_TEXELS, VECTOR, Extents, Memory
 from tvmflow.gpu.types import LANES, KernelType
+from tvmflow.kernels.erf import ERF_IS_ONE, ERF_LARGE, ERF_SMALL
 
 # dtype -> (in a register, in memory, prefix of vectors in registers, of vectors in memory)
 _SCALARS = {
@@ -50,15 +51,20 @@ _REINTERPRETED = {
     ("uint32", "float32"): "floatBitsToUint", ("int32", "uint32"): "int", ("uint32", "int32"): "uint",
 }  # fmt: skip
 
-# erf: polynomials fitted to erf(x)/x in x^2 for |x| < 1 and to -log(erfc(x)) up to 4; the largest error in float32 is 1.3e-7.
-_ERF = """\
-float erf(float x) {
-  float a = min(abs(x), 4.0), z = x * x;
-  float small = x * (1.12837917 + z * (-0.376126269 + z * (0.112835975 + z * (-0.0268543288 + z * (0.00518931194 + z * (-0.000801885499 + z * 7.88249711e-05))))));
-  float q = -0.000303212969 + a * (1.13016668 + a * (0.631937094 + a * (0.109978245 + a * (-0.0263647174 + a * (0.00474022234 + a * (-0.000592769538
-    + a * (4.55906224e-05 + a * -1.6140616e-06)))))));
+
+def _polynomial(coefficients: Sequence[float], variable: str) -> str:
+    """Return a polynomial by Horner's rule. coefficients: lowest power first."""
+    first, *others = coefficients
+    return f"{first!r} + {variable} * ({_polynomial(others, variable)})" if others else repr(first)
+
+
+_ERF = f"""\
+float erf(float x) {{
+  float a = min(abs(x), {ERF_IS_ONE!r}), z = x * x;
+  float small = x * ({_polynomial(ERF_SMALL, "z")});
+  float q = {_polynomial(ERF_LARGE, "a")};
   return abs(x) < 1.0 ? small : sign(x) * (1.0 - exp(-q));
-}"""
+}}"""
 _ERF4 = "vec{n} erf(vec{n} x) {{ return vec{n}({each}); }}"
 _FUNCTIONS = {
     "erf": "\n".join([_ERF, *(_ERF4.format(n=n, each=", ".join(f"erf(x.{c})" for c in LANES[:n])) for n in (2, 3, 4))]),
