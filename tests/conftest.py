@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
 import os
 import shutil
@@ -74,7 +75,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield home
     os.environ.clear()
     os.environ.update(before)
-    waiting = [thread for thread in threading.enumerate() if not thread.daemon and thread not in threads]
+    pools = set(concurrent.futures.thread._threads_queues)  # type: ignore[attr-defined]  # which Python ends by itself
+    waiting = [t for t in threading.enumerate() if not t.daemon and t not in threads | pools]
     for thread in waiting:
         thread.join(10)
     alive = [t.name for t in waiting if t.is_alive()]

@@ -42,7 +42,7 @@ cl_int clGetDeviceInfo(cl_device_id d, cl_uint what, size_t size, void *to, size
 /* what only networks need */
 void clCreateProgramWithBinary(void) {} void clGetProgramInfo(void) {} void clGetKernelWorkGroupInfo(void) {}
 void clEnqueueWriteBuffer(void) {} void clEnqueueCopyBuffer(void) {} void clGetEventInfo(void) {} void clGetEventProfilingInfo(void) {}
-void clReleaseEvent(void) {} void clFlush(void) {}
+void clReleaseEvent(void) {} void clFlush(void) {} void clEnqueueReadImage(void) {} void clEnqueueWriteImage(void) {}
 static float memory[4096]; static size_t used;
 cl_context clCreateContext(const intptr_t *p, cl_uint n, const cl_device_id *d, void (*f)(const char *, const void *, size_t, void *), void *u, cl_int *e) {
   (void)p; (void)n; (void)d; (void)f; (void)u; *e = 0; return ONE(3); }
