@@ -18,6 +18,7 @@ from tvm import relax
 from tvmflow.ir.emit import call_again, constant, straight_line
 from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.ir.tvm_names import type_of
+from tvmflow.passes.images import tileable_width
 from tvmflow.passes.legalize_convolutions import convolutions
 
 # Operators on single elements that leave a zero of the filling finite.
@@ -32,8 +33,6 @@ _BINARY = {
 _POOLS = {
     "relax.nn.max_pool2d": relax.op.nn.max_pool2d, "relax.nn.avg_pool2d": relax.op.nn.avg_pool2d,
 }  # fmt: skip
-_TILES = range(6, 15)  # pixels whose sums registers hold
-_FILLED_SHARE = 16
 
 
 @tvm.transform.module_pass(opt_level=0, name="PackChannels")
@@ -320,13 +319,7 @@ class _Packer:
 
 def _as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return rows, (N, C) or (B, N, C), as the shape of an image of one row, whose width is their number and perhaps a few more."""
-    return (1, shape[-1], 1, _filled_rows(math.prod(shape[:-1]))) if len(shape) != 4 else shape
-
-
-def _filled_rows(rows: int) -> int:
-    """Return a number of pixels that tiles of registers divide, at most a sixteenth more than there are."""
-    few = range(rows, rows + rows // _FILLED_SHARE + 1)
-    return next((filled for filled in few if any(filled % tile == 0 for tile in _TILES)), rows)
+    return (1, shape[-1], 1, tileable_width(math.prod(shape[:-1]))) if len(shape) != 4 else shape
 
 
 def _rows_as_image(value: Array, shape: tuple[int, ...]) -> Array:
@@ -339,7 +332,7 @@ def _rows_as_image(value: Array, shape: tuple[int, ...]) -> Array:
     else:
         rows = 1
     image = value.reshape(rows, channels).T.reshape(1, channels, 1, rows)
-    filled = _filled_rows(rows) if rows > 1 else rows
+    filled = tileable_width(rows) if rows > 1 else rows
     return np.pad(image, ((0, 0), (0, 0), (0, 0), (0, filled - rows)), mode="edge")
 
 
