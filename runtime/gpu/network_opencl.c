@@ -153,11 +153,11 @@ static void key_of(const gpu_part *part, char *key, size_t size) {
   text_of(&part->api, part->device, CL_DEVICE_NAME, name);
   text_of(&part->api, part->device, CL_DRIVER_VERSION, driver);
   text_of(&part->api, part->device, CL_DEVICE_VERSION, version);
-  snprintf(key, size, "opencl|%s|%s|%s|%s", name, driver, version, plan.gpu->compiler_options);
+  snprintf(key, size, "opencl|%s|%s|%s", name, driver, version);
 }
 
 static int compile(gpu_part *part, cl_program program, char *why) {
-  cl_int error = part->api.clBuildProgram(program, 1, &part->device, plan.gpu->compiler_options, NULL, NULL);
+  cl_int error = part->api.clBuildProgram(program, 1, &part->device, "", NULL, NULL);
   if (error == CL_SUCCESS) return 0;
   char *log = calloc(1, 1 << 16);
   if (log) part->api.clGetProgramBuildInfo(program, part->device, CL_PROGRAM_BUILD_LOG, (1 << 16) - 1, log, NULL);

@@ -99,13 +99,10 @@ typedef struct {
   uint32_t width, height;
 } plan_texture;
 
-/* What the GPU needs to run all steps. compiler_options: of its programs; alignment: of values in the arena, bytes; textures: one per value, or NULL
- * where all are buffers. */
+/* What the GPU needs to run all steps. textures: one per value, or NULL where all are buffers. */
 typedef struct {
   const struct gpu_functions *functions;
   const plan_gpu_kernel *kernels; /* one per step */
-  const char *compiler_options;
-  uint32_t alignment;
   const plan_texture *textures;
 } plan_gpu;
 

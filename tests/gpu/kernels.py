@@ -161,7 +161,7 @@ def write_opencl(path: Path, cases: Sequence[Case], *, textures: bool) -> None:
 
     specs = tuple(TensorSpec(f"x{i}", values[at].shape, values[at].dtype) for i, at in enumerate(inputs))
     network = Network("cases@opencl:any", specs, tuple(f"y{i}" for i in range(len(outputs))), 1)
-    gpu = GpuExecutable("opencl", DeviceProgram({}, None), code, allowed)
+    gpu = GpuExecutable("opencl", DeviceProgram({}), code, allowed)
     link(path, (), plan, network, Command(("gcc",)), gpu=gpu)
 
 

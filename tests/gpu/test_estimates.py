@@ -115,4 +115,4 @@ def test_a_loop_of_unknown_length_is_refused() -> None:
     loop = tirx.For(tirx.Var("i", "int32"), 0, tirx.Var("n", "int32"), tirx.ForKind.SERIAL, launch.function.body)
     unknown = DeviceKernel((replace(launch, function=launch.function.with_body(loop)),), ())
     with pytest.raises(StageError, match="loop over n"):
-        estimate(DeviceProgram({"k0": unknown}, None), {"k0": 1})
+        estimate(DeviceProgram({"k0": unknown}), {"k0": 1})

@@ -118,7 +118,7 @@ def plan_text(network: HandMade) -> str:
         "};", f"static const uint32_t arguments[] = {{{_numbers(arguments)}}};", _table("plan_step", "steps", steps), _table("plan_copy", "copies", copies),
         _table("plan_gpu_kernel", "kernels", kernels),
         _tensors("inputs", network.of("INPUT")), _tensors("outputs", network.of("OUTPUT")),
-        f'static const plan_gpu gpu = {{&gpu_vulkan, kernels, "", {ALIGNMENT}, 0}};',
+        'static const plan_gpu gpu = {&gpu_vulkan, kernels, 0};',
         "const plan_tables plan = {.values = values, .arguments = arguments, .steps = steps, .copies = copies, .inputs = inputs, .outputs = outputs,",
         f"  .constants = constants, .value_count = {len(network.values)}, .argument_count = {len(arguments)}, .step_count = {len(steps)},",
         f"  .copy_count = {len(copies)}, .gpu = &gpu}};",

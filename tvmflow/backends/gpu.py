@@ -149,7 +149,7 @@ class OpenClBackend(GpuBackend):
         from tvmflow.gpu.kernel_text import parameters_in_vectors
         from tvmflow.gpu.opencl import opencl_of, short_name
 
-        launches = {launch.name: launch for kernel in program.kernels.values() for launch in kernel.launches}
+        launches = program.launches
         computes_float16 = self.gpu_features().opencl_float16
         places = {name: (0, short_name(name)) for name in launches}
 
@@ -175,7 +175,7 @@ class VulkanBackend(GpuBackend):
         from tvmflow.gpu.glsl import glsl_of
         from tvmflow.gpu.spirv import glslang, spirv_of
 
-        launches = {launch.name: launch for kernel in program.kernels.values() for launch in kernel.launches}
+        launches = program.launches
         compiler, gpu = glslang(), self.gpu_features()
 
         def compile_one(launch: Any) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tvmflow.building.plan import Plan
 from tvmflow.errors import StageError
-from tvmflow.gpu.executable import ALIGNMENT, Api, GpuCode, GpuExecutable
+from tvmflow.gpu.executable import Api, GpuCode, GpuExecutable
 
 SOURCES = ("program_cache.c",)  # of runtime/gpu, beside those of the API
 API_SOURCES: dict[Api, tuple[str, ...]] = {
@@ -62,4 +62,4 @@ def gpu_tables(plan: Plan, gpu: GpuExecutable, code: GpuCode, c_string: Callable
             yield f"  {{{texture.width}, {texture.height}}}," if texture else "  {0, 0},"
         yield "};"
     textures = "gpu_textures" if plan.textures else "(void *)0"
-    yield f"static const plan_gpu gpu = {{&gpu_{gpu.api}, gpu_kernels, {c_string(gpu.options)}, {ALIGNMENT}, {textures}}};"
+    yield f"static const plan_gpu gpu = {{&gpu_{gpu.api}, gpu_kernels, {textures}}};"

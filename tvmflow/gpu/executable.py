@@ -26,11 +26,9 @@ class GpuExecutable:
     """code: what the driver is given, for the images that the plan chose: function of the device -> parameter -> vectors of four in its row.
 
     may_be_images: function of the device -> for each parameter whether an image can take its place; empty where there are only buffers.
-    options: of the driver's compiler.
     """
 
     api: Api
     program: DeviceProgram = field(repr=False)
     code: Callable[[Widths], GpuCode] = field(repr=False)
     may_be_images: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
-    options: str = ""

@@ -60,10 +60,14 @@ class DeviceKernel:
 
 @dataclass(frozen=True)
 class DeviceProgram:
-    """The kernels of a network by name, and the module of all their functions, lowered for the device."""
+    """The kernels of a network by name."""
 
     kernels: Mapping[str, DeviceKernel]
-    functions: Any = field(repr=False)
+
+    @property
+    def launches(self) -> dict[str, Launch]:
+        """Return all launches by the names of their functions."""
+        return {launch.name: launch for kernel in self.kernels.values() for launch in kernel.launches}
 
 
 def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
@@ -78,7 +82,7 @@ def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
         if isinstance(function, tirx.PrimFunc)
     }
     plain = tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in kernels.items()})
-    lower, _, of_device = compilation_pipeline.get_tir_pipeline("default")
+    lower, *_ = compilation_pipeline.get_tir_pipeline("default")
     with target:
         lowered = lower(tirx.transform.BindTarget(target)(plain))
     functions = {
@@ -86,10 +90,7 @@ def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
         for variable, function in lowered.functions.items()
         if int(function.attrs.get("calling_conv", 0)) == 2
     }
-    found = {name: _device_kernel(name, lowered[name], functions) for name in kernels}
-    with target:
-        device = of_device()(tvm.IRModule(functions))
-    return DeviceProgram(found, device)
+    return DeviceProgram({name: _device_kernel(name, lowered[name], functions) for name in kernels})
 
 
 def _device_kernel(name: str, host: Any, functions: Mapping[str, Any]) -> DeviceKernel:
