@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.drivers import run_on
+from tests.gpu.test_networks import gpu_backend
 from tests.gpu.vulkan_networks import Array, HandMade, Kernel, Value, ran
 from tvmflow.building.plan import Memory, Plan, launch_step
 from tvmflow.building.plan import Value as PlanValue
@@ -17,11 +18,8 @@ from tvmflow.building.self_contained import Network, link
 from tvmflow.building.textures import textures_of
 from tvmflow.compilers import Command
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.gpu.executable import GpuCode, GpuExecutable, Widths
 from tvmflow.gpu.glsl import glsl_of
-from tvmflow.gpu.kernel_text import parameters_in_vectors
-from tvmflow.gpu.launches import Argument, DeviceProgram, Launch
-from tvmflow.gpu.opencl import opencl_of
+from tvmflow.gpu.launches import Argument, DeviceKernel, DeviceProgram, Launch
 from tvmflow.gpu.spirv import spirv_of
 from tvmflow.sources.software_gpus import software_drivers
 
@@ -131,7 +129,9 @@ def write_opencl(path: Path, cases: Sequence[Case], *, textures: bool) -> None:
     """Link a network that runs kernels one after the other, each on inputs of its own, by OpenCL; PoCL has no float16 to compute with."""
     memories: list[Memory] = []
     values: list[PlanValue] = []
-    inputs, outputs, steps, launches = [], [], [], {}
+    inputs: list[int] = []
+    outputs: list[int] = []
+    launches = []
     for number, case in enumerate(cases):
         function, groups, size = lowered(case.schedule)
         at: dict[str, int] = {}
@@ -143,25 +143,15 @@ def write_opencl(path: Path, cases: Sequence[Case], *, textures: bool) -> None:
             held.append(at[name])
         named = [str(parameter.name).split("_")[0] for parameter in function.params]
         arguments = tuple(Argument("parameter", at[name]) for name in named)
-        launch = Launch(
-            f"k{number}", arguments, tuple(name == "y0" for name in named), _three(groups), _three(size), function
-        )
-        launches[launch.name] = launch
-        steps.append(launch_step(launch, lambda one: one.index))
-    allowed = {name: parameters_in_vectors(one.function) for name, one in launches.items()}
-    uses = [(step.kernel, step.given) for step in steps]
-    found = textures_of([memory.size for memory in memories], values, uses, (), allowed) if textures else {}
-    plan = Plan(tuple(memories), tuple(values), tuple(steps), tuple(inputs), tuple(outputs), (), (), textures=found)
-
-    def code(widths: Widths) -> GpuCode:
-        texts = [
-            opencl_of(one.function, name, widths.get(name), computes_float16=False) for name, one in launches.items()
-        ]
-        return GpuCode(("\n".join(texts).encode(),), {name: (0, name) for name in launches})
-
+        written = tuple(name == "y0" for name in named)
+        launches.append(Launch(f"k{number}", arguments, written, _three(groups), _three(size), function))
+    program = DeviceProgram({launch.name: DeviceKernel((launch,), ()) for launch in launches})
+    gpu = gpu_backend("opencl", textures=textures).executable(program)
+    steps = tuple(launch_step(launch, lambda one: one.index) for launch in launches)
+    found = textures_of([memory.size for memory in memories], values, steps, (), gpu.may_be_images)
+    plan = Plan(tuple(memories), tuple(values), steps, tuple(inputs), tuple(outputs), (), (), textures=found)
     specs = tuple(TensorSpec(f"x{i}", values[at].shape, values[at].dtype) for i, at in enumerate(inputs))
     network = Network("cases@opencl:any", specs, tuple(f"y{i}" for i in range(len(outputs))), 1)
-    gpu = GpuExecutable("opencl", DeviceProgram({}), code, allowed)
     link(path, (), plan, network, Command(("gcc",)), gpu=gpu)
 
 

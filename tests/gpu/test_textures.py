@@ -16,7 +16,7 @@ from tests.gpu.test_opencl_faults import INPUTS, opencl_driver
 from tests.runtime.test_network import Branches
 from tvmflow.backends.table import backend_named
 from tvmflow.building.library import build_scheduled
-from tvmflow.building.plan import Value
+from tvmflow.building.plan import Step, Value
 from tvmflow.building.self_contained import Network, write_network
 from tvmflow.building.textures import MOST_EXTENT, VECTOR, texture_for, textures_of
 from tvmflow.compilers import Command
@@ -54,9 +54,10 @@ def test_a_functions_textures_have_rows_of_one_length(data: st.DataObject) -> No
         st.sampled_from(sorted(functions)), st.lists(st.integers(0, count), min_size=2, max_size=2).map(tuple)
     )
     uses = data.draw(st.lists(use, max_size=8))
-    copied = data.draw(st.lists(st.integers(0, count), max_size=1))
+    copies = data.draw(st.lists(st.tuples(st.integers(0, count), st.integers(0, count)), max_size=1))
     sizes = [max(value.offset + value.size for value in values if value.memory == at) for at in range(count)]
-    found = textures_of(sizes, values, uses, copied, functions)
+    calls = [Step(name, given_values, 0, launch=None) for name, given_values in uses]
+    found = textures_of(sizes, values, calls, copies, functions)
     widths = defaultdict(set)
     for function, given_values in uses:
         for parameter, at in enumerate(given_values):
@@ -64,7 +65,7 @@ def test_a_functions_textures_have_rows_of_one_length(data: st.DataObject) -> No
             widths[function, parameter].add(texture.width if texture else 0)
             assert not texture or functions[function][parameter]
     assert all(len(one) == 1 for one in widths.values())
-    assert not {values[at].memory for at in copied} & set(found)
+    assert not {values[at].memory for copy in copies for at in copy} & set(found)
     for value in values:
         if texture := found.get(value.memory):
             assert not value.offset and texture.width * texture.height * VECTOR == math.prod(value.shape)

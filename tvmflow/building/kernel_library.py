@@ -35,10 +35,7 @@ def write_kernel(path: Path, executable: Any, function: Any, target: ResolvedTar
     network = Network("kernel", inputs, ("output",), target.threads)
     gpu = executable if isinstance(executable, GpuExecutable) else None
     steps = _launches(gpu, memories, values) if gpu else [Step("main", tuple(range(len(kinds))), 1)]
-    textures = {}
-    if gpu and gpu.may_be_images:
-        uses = [(step.kernel, step.given) for step in steps]
-        textures = textures_of([memory.size for memory in memories], values, uses, (), gpu.may_be_images)
+    textures = textures_of([one.size for one in memories], values, steps, (), gpu.may_be_images) if gpu else {}
     plan = Plan(tuple(memories), tuple(values), tuple(steps), tuple(range(last)), (last,), (), (), textures=textures)
     runtime = _runtime(target.compiler, gpu.api if gpu else None)
     link(path, () if gpu else [executable.mod], plan, network, target.compiler, runtime, gpu)

@@ -172,12 +172,9 @@ class _Reader:
                 self.known[binding.var] = self._value(binding.value)
         found = self._look_up(main.body.body)
         outputs, copies = self._outputs(found if isinstance(found, tuple) else (found,))
-        if self.gpu and self.gpu.may_be_images:
-            uses = [(step.kernel, step.given) for step in self.steps]
-            copied = [at for copy in copies for at in copy]
-            self.textures = textures_of(
-                [m.size for m in self.memories], self.values, uses, copied, self.gpu.may_be_images
-            )
+        if self.gpu:
+            sizes = [memory.size for memory in self.memories]
+            self.textures = textures_of(sizes, self.values, self.steps, copies, self.gpu.may_be_images)
         memories = self._placed()
         programs = tuple(program for _, program in self.programs.values())
         return Plan(

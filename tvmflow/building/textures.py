@@ -35,7 +35,15 @@ class _Tensor(Protocol):
     def size(self) -> int: ...
 
 
-Use = tuple[str, tuple[int, ...]]  # a function of the device, and the values that it is called with
+class _Call(Protocol):
+    """kernel: a function of the device; given: positions of the values that it is called with."""
+
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def given(self) -> tuple[int, ...]: ...
+
+
 _Node = int | tuple[str, int]  # a memory, or a parameter of a function
 
 
@@ -56,12 +64,14 @@ def texture_for(shape: Sequence[int]) -> Texture | None:
 
 
 def textures_of(
-    sizes: Sequence[int], values: Sequence[_Tensor], uses: Iterable[Use], copied: Iterable[int], allowed: Mapping[str, Sequence[bool]],
+    sizes: Sequence[int], values: Sequence[_Tensor], calls: Iterable[_Call], copies: Iterable[tuple[int, int]], allowed: Mapping[str, Sequence[bool]],
 ) -> dict[int, Texture]:  # fmt: skip
     """Return the memories of a plan that are textures.
 
-    sizes: of the memories, bytes; copied: values that are copied as bytes; allowed: as `GpuExecutable.may_be_images`.
+    sizes: of the memories, bytes; copies: values that are copied as bytes, from and to; allowed: as `GpuExecutable.may_be_images`.
     """
+    if not allowed:
+        return {}
     parents: dict[_Node, _Node] = {}
     refused: set[_Node] = set()
     touched: set[int] = set()
@@ -74,9 +84,9 @@ def textures_of(
     for value in values:
         if value.offset or value.size != sizes[value.memory]:
             refused.add(value.memory)
-    for at in copied:
-        refused.add(values[at].memory)
-    for function, given in uses:
+    refused.update(values[at].memory for copy in copies for at in copy)
+    for call in calls:
+        function, given = call.kernel, call.given
         touched.update(values[at].memory for at in given)
         for parameter, at in enumerate(given):
             if not allowed[function][parameter]:
