@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
-from tvmflow.templates.primitives import decompose_sums, divisors, register_intrinsic
+from tvmflow.templates.primitives import decompose_sums, divisors, register_intrinsic, steps_of
 
 _LANES = 4  # outputs of a register, and columns of the image in one
 _MOST_COLUMNS = 7
@@ -135,8 +134,7 @@ def columns_for(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Columns | No
 
 def _steps(block: Any) -> list[int]:
     """Return how many columns of the image lie between neighbouring outputs, and between columns of the filter."""
-    found = linear_factors(list(block.reads)[-2].region[3].min, [block.iter_vars[index].var for index in (3, 7)])
-    return [int(step) for step in found]
+    return steps_of(list(block.reads)[-2], 3, block, (3, 7))
 
 
 def column_points(schedule: Any, kernel: Kernel, row: Columns) -> list[tuple[int, int, int]]:

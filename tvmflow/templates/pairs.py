@@ -13,10 +13,9 @@ from dataclasses import astuple, dataclass, fields
 from functools import cache
 from typing import Any
 
-from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import PAIRS_FOR, CpuFeatures
-from tvmflow.templates.primitives import decompose_sums, divisors, register_intrinsic
+from tvmflow.templates.primitives import divisors, meaning_of_axes, register_intrinsic, steps_of, tensorize_tile
 
 PAIRED_CONVOLUTION = "conv2d_paired"  # name of the block whose weights lie (OC, IC, KH, KW, words, 8, 8 bytes)
 PAIRED_LANES = 8  # channels of a block, of the image and of the outputs
@@ -239,10 +238,7 @@ def _are_neighbours(pair: list[tuple[int, int]], stride: int) -> bool:
 def _steps(block: Any) -> list[list[int]]:
     """Return stride and dilation of rows, and of columns."""
     image = list(block.reads)[-2]
-    return [
-        linear_factors(image.region[axis].min, [block.iter_vars[index].var for index in pair])
-        for axis, pair in ((2, (2, 6)), (3, (3, 7)))
-    ]
+    return [steps_of(image, 2, block, (2, 6)), steps_of(image, 3, block, (3, 7))]
 
 
 def pair_points(schedule: Any, kernel: Kernel, row: Pairs) -> list[tuple[int, int, int]]:
@@ -283,20 +279,11 @@ def pair_points(schedule: Any, kernel: Kernel, row: Pairs) -> list[tuple[int, in
 
 def sum_in_pairs(schedule: Any, row: Pairs, anchor: Any, outermost: Any) -> None:
     """Let the innermost tile of a convolution's outputs be one intrinsic."""
-    loops = schedule.get_loops(anchor)[-9:]
-    sizes = extents(schedule, loops)
     block = schedule.get(anchor)
     (sh, dh), (sw, dw) = _steps(block)
-    c, h, w, _, blocks, kh, kw, _, _ = sizes
+    c, h, w, _, blocks, kh, kw, _, _ = extents(schedule, schedule.get_loops(anchor)[-9:])
     tile = _Tile(row.number, c, h, w, blocks, kh, kw, sh, sw, dh, dw)
-    # What runs once is no part of the intrinsic: TVM drops such loops on one side of its comparison only.
-    once = [loop for loop, size in zip(loops, sizes, strict=True) if size == 1]
-    summed_once = [loop for loop, size in zip(loops[4:], sizes[4:], strict=True) if size == 1]
-    inner = [loop for loop, size in zip(loops, sizes, strict=True) if size > 1]
-    schedule.reorder(*once, *inner)
-    init = decompose_sums(schedule, anchor, [*summed_once, *inner][0])
-    schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(inner[0], _intrinsic(tile))
+    tensorize_tile(schedule, anchor, _intrinsic(tile))
     schedule.annotate(outermost, "pragma_import_llvm", row.imports)
 
 
@@ -324,12 +311,8 @@ def _intrinsic(tile: _Tile) -> str:
     """Register a tile with TVM and return its name."""
     row = tile.row
     sizes = (tile.c, tile.h, tile.w, PAIRED_LANES, tile.blocks, tile.kh, tile.kw, tile.words, row.group)
-    axes = [(name, size, kind) for name, size, kind in zip("ohwviyxuq", sizes, "SSSSRRRRR", strict=True)]
-    looped = [axis for axis in axes if axis[1] > 1]
     values = {
-        **{f"v{name}": f"v{name}" if size > 1 else "0" for name, size, _ in axes},
-        "loops": ", ".join(name for name, _, _ in looped), "axes": ", ".join(f"v{name}" for name, _, _ in looped),
-        "extents": ", ".join(str(size) for _, size, _ in looped), "kinds": "".join(kind for _, _, kind in looped),
+        **meaning_of_axes("ohwviyxuq", sizes),
         **{field.name: getattr(tile, field.name) for field in fields(tile)},
         "high": (tile.h - 1) * tile.sh + (tile.kh - 1) * tile.dh + 1,
         "wide": (tile.w - 1) * tile.sw + (tile.kw - 1) * tile.dw + 1,

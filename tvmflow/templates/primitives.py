@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 
 Knobs = dict[str, int]
@@ -109,6 +110,44 @@ def decompose_sums(schedule: Any, block: Any, loop: Any) -> Any:
     if len(schedule.get(block).reads) > 3:  # sums, what they start from, image, weights
         schedule.unsafe_hide_buffer_access(block, "read", [1])
     return init
+
+
+def steps_of(image: Any, axis: int, block: Any, variables: tuple[int, int]) -> list[int]:
+    """Return stride and dilation of a convolution along an axis: how far its image is moved along by an output, and by a place of the filter.
+
+    image: the region that the block reads; variables: of the block, of outputs and of the filter along the axis.
+    """
+    return linear_factors(image.region[axis].min, [block.iter_vars[index].var for index in variables])
+
+
+def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str) -> None:
+    """Let the nine innermost loops of a convolution, four over outputs and five over what is summed, be one intrinsic, behind the start of its sums.
+
+    What runs once is no part of the intrinsic: TVM drops such loops on one side of its comparison only.
+    """
+    loops = schedule.get_loops(anchor)[-9:]
+    sizes = extents(schedule, loops)
+    once = [loop for loop, size in zip(loops, sizes, strict=True) if size == 1]
+    summed_once = [loop for loop, size in zip(loops[4:], sizes[4:], strict=True) if size == 1]
+    inner = [loop for loop, size in zip(loops, sizes, strict=True) if size > 1]
+    schedule.reorder(*once, *inner)
+    init = decompose_sums(schedule, anchor, [*summed_once, *inner][0])
+    schedule.vectorize(schedule.get_loops(init)[-1])
+    schedule.tensorize(inner[0], intrinsic)
+
+
+def meaning_of_axes(names: str, sizes: Sequence[int]) -> dict[str, str]:
+    """Return what stands for the loops of an intrinsic of nine axes in its meaning: an axis of one step has no loop, and 0 for its index.
+
+    names: a letter for each axis, four of outputs and five of what is summed.
+    """
+    axes = list(zip(names, sizes, "SSSSRRRRR", strict=True))
+    looped = [axis for axis in axes if axis[1] > 1]
+    return {
+        **{f"v{name}": f"v{name}" if size > 1 else "0" for name, size, _ in axes},
+        "loops": ", ".join(name for name, _, _ in looped), "axes": ", ".join(f"v{name}" for name, _, _ in looped),
+        "extents": ", ".join(str(size) for _, size, _ in looped), "kinds": "".join(kind for _, _, kind in looped),
+    }  # fmt: skip
 
 
 def distinct(knobs: list[Knobs]) -> list[Knobs]:

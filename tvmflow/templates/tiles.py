@@ -12,10 +12,9 @@ from dataclasses import astuple, dataclass, fields
 from functools import cache
 from typing import Any
 
-from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
-from tvmflow.templates.primitives import Knobs, divisors, register_intrinsic
+from tvmflow.templates.primitives import Knobs, divisors, meaning_of_axes, register_intrinsic, steps_of, tensorize_tile
 
 TILED_CONVOLUTION = "conv2d_tiles"  # name of the block whose weights lie (OC, KH, KW, IC, ...)
 _LANES = 16  # channels of a block; int32 or float32 values in a row of a tile
@@ -231,25 +230,12 @@ def pixels_together(schedule: Any, kernel: Kernel) -> str:
 
 def sum_in_tiles(schedule: Any, anchor: Any, outermost: Any) -> None:
     """Let the innermost tile of a convolution's outputs be one intrinsic; its image is read pixel by pixel."""
-    loops = schedule.get_loops(anchor)[-9:]
-    sizes = extents(schedule, loops)
-    c, h, w, _, kh, kw, blocks, _, _ = sizes
+    c, h, w, _, kh, kw, blocks, _, _ = extents(schedule, schedule.get_loops(anchor)[-9:])
     block = schedule.get(anchor)
     image = block.reads[0]
-    steps = [
-        linear_factors(image.region[axis].min, [block.iter_vars[index].var for index in pair])
-        for axis, pair in ((1, (2, 5)), (2, (3, 6)))
-    ]
-    (sh, dh), (sw, dw) = steps
+    (sh, dh), (sw, dw) = steps_of(image, 1, block, (2, 5)), steps_of(image, 2, block, (3, 6))
     tile = _Tile(str(region_buffer(image).dtype), c, h, w, kh, kw, blocks, sh, sw, dh, dw)
-    # What runs once is no part of the intrinsic: TVM drops such loops on one side of its comparison only.
-    once = [loop for loop, size in zip(loops, sizes, strict=True) if size == 1]
-    summed_once = [loop for loop, size in zip(loops[4:], sizes[4:], strict=True) if size == 1]
-    inner = [loop for loop, size in zip(loops, sizes, strict=True) if size > 1]
-    schedule.reorder(*once, *inner)
-    init = schedule.decompose_reduction(anchor, [*summed_once, *inner][0])
-    schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(inner[0], _intrinsic(tile))
+    tensorize_tile(schedule, anchor, _intrinsic(tile))
     schedule.annotate(outermost, "pragma_import_llvm", tile.imports)
 
 
@@ -273,12 +259,8 @@ def _intrinsic(tile: _Tile) -> str:
     """Register a tile with TVM and return its name."""
     group = 2 if tile.data == "bfloat16" else 4
     sizes = (tile.c, tile.h, tile.w, _LANES, tile.kh, tile.kw, tile.blocks, _LANES // group, group)
-    axes = [(name, size, kind) for name, size, kind in zip("ohwvyxiuq", sizes, "SSSSRRRRR", strict=True)]
-    looped = [axis for axis in axes if axis[1] > 1]
     values = {
-        **{f"v{name}": f"v{name}" if size > 1 else "0" for name, size, _ in axes},
-        "loops": ", ".join(name for name, _, _ in looped), "axes": ", ".join(f"v{name}" for name, _, _ in looped),
-        "extents": ", ".join(str(size) for _, size, _ in looped), "kinds": "".join(kind for _, _, kind in looped),
+        **meaning_of_axes("ohwvyxiuq", sizes),
         **{field.name: getattr(tile, field.name) for field in fields(tile)},
         "high": (tile.h - 1) * tile.sh + (tile.kh - 1) * tile.dh + 1,
         "wide": (tile.w - 1) * tile.sw + (tile.kw - 1) * tile.dw + 1,

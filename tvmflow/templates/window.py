@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
@@ -22,6 +21,7 @@ from tvmflow.templates.primitives import (
     parallel_first,
     spread,
     spread_pixels,
+    steps_of,
     weight_bytes,
     work_of,
 )
@@ -141,8 +141,8 @@ def _columns(schedule: Any, kernel: Kernel) -> tuple[int, int]:
     assert kernel.anchor is not None
     block = block_ref(schedule, kernel.anchor)
     node = schedule.get(block)
-    step = linear_factors(_factors(node)[0].region[3].min, [node.iter_vars[3].var])[0]
-    return extents(schedule, schedule.get_loops(block))[7], int(step)
+    step, _ = steps_of(_factors(node)[0], 3, node, (3, 7))
+    return extents(schedule, schedule.get_loops(block))[7], step
 
 
 def _factors(block: Any) -> list[Any]:
