@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.devices.agents import session_with
+from tests.gpu.drivers import fake_driver
 from tvmflow.devices.agent_program import build_agent, running_agent
 from tvmflow.devices.gpu.known_bad import KNOWN_BAD, known_bad
 from tvmflow.devices.gpu.probe import Probed, probe, probe_program, read_probe
@@ -99,19 +100,7 @@ def fake(program: Path, tmp_path: Path) -> Callable[..., Probed]:
 
     def run(fault: str, *defines: str, limit_s: float = 60.0) -> Probed:
         (tmp_path / "fake.c").write_text(FAKE)
-        library = tmp_path / "libfake.so"
-        command = [
-            "gcc",
-            "-shared",
-            "-fPIC",
-            f"-DFAULT='{fault}'",
-            *defines,
-            f"-I{RUNTIME / 'gpu'}",
-            "-o",
-            str(library),
-            str(tmp_path / "fake.c"),
-        ]
-        subprocess.run(command, check=True)
+        library = fake_driver(tmp_path / "fake.c", tmp_path, fault, *defines)
         return probe(program, options=("--opencl", str(library), "--vulkan", ""), limit_s=limit_s)
 
     return run
@@ -190,7 +179,7 @@ def test_a_driver_that_crashes_or_hangs_costs_one_test(fake: Callable[..., Probe
 
 
 def test_a_library_that_lacks_a_function_is_named(fake: Callable[..., Probed]) -> None:
-    assert fake("-", "-DWITHOUT_FINISH").missing["opencl"].endswith("libfake.so has no clFinish")
+    assert fake("-", "-DWITHOUT_FINISH").missing["opencl"].endswith(".so has no clFinish")
 
 
 def test_an_agent_tries_the_gpus_of_its_device(

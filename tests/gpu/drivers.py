@@ -75,3 +75,11 @@ def run_beside(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True)
     held = np.load(found)
     return [held[name] for name in held.files], done.stdout.strip()
+
+
+def fake_driver(source: Path, folder: Path, fault: str, *defines: str) -> Path:
+    """Compile a driver of OpenCL that does one thing wrong, FAULT; return its library."""
+    path = folder / f"libfake-{ord(fault)}.so"
+    command = ["gcc", "-shared", "-fPIC", f"-DFAULT='{fault}'", *defines, f"-I{RUNTIME / 'gpu'}"]
+    subprocess.run([*command, "-o", str(path), str(source)], check=True)
+    return path

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.gpu.drivers import run_on
+from tests.gpu.drivers import fake_driver, run_on
 from tests.gpu.test_networks import gpu_backend
 from tests.runtime.test_network import Branches
 from tvmflow.building.library import build_scheduled
@@ -18,7 +17,6 @@ from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.network_binding import network_binding
 from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.recipe import RUNTIME
 from tvmflow.sources.software_gpus import software_drivers
 
 INPUTS = (TensorSpec("x", (1, 3, 16, 16)),)
@@ -42,17 +40,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opencl_driver(folder: Path, fault: str) -> Path:
-    path = folder / f"libfake-{ord(fault)}.so"
-    command = [
-        "gcc",
-        "-shared",
-        "-fPIC",
-        f"-DFAULT='{fault}'",
-        f"-I{RUNTIME / 'gpu'}",
-        str(Path(__file__).parent / "fake_opencl.c"),
-    ]
-    subprocess.run([*command, "-o", str(path)], check=True)
-    return path
+    return fake_driver(Path(__file__).parent / "fake_opencl.c", folder, fault)
 
 
 @pytest.mark.parametrize(
