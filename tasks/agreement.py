@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmflow.artifacts import load_arrays
 from tvmflow.backends.backend import Backend
 from tvmflow.devices.gpu.quarantine import note_agreement
 from tvmflow.devices.session import DeviceSession
 from tvmflow.errors import AgreementError
-from tvmflow.frontends.source_model import read_description
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME
 from tvmflow.stages import StageContext
 
@@ -25,9 +23,9 @@ def agreement_on(session: DeviceSession, context: StageContext[Any, Any], backen
         return None
     context.progress("comparing each kernel with the CPU", 0, 0)
     inputs = context.inputs
-    built = Built(inputs["graph_pack"], inputs["tune"] / "best.json", context.settings.max_relative_error)
-    golden, batch = load_arrays(inputs["fetch"] / "golden.npz", "x"), read_description(inputs["fetch"]).batch
-    found = network_agreement(built, golden, batch, backend, session).to_json()
+    bound = context.settings.max_relative_error
+    built = Built(inputs["graph_pack"], inputs["tune"] / "best.json", inputs["fetch"], bound)
+    found = network_agreement(built, backend, session).to_json()
     note_agreement(context.root, session.gpu, str(context.cell), found["first"])
     return found
 

@@ -12,13 +12,11 @@ def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -
 
     random: so many random inputs beside the first golden ones. A GPU that differs is in quarantine from then on, until it agrees. Raises StoreError for a cell that was not built, DeviceError.
     """
-    from tvmflow.artifacts import load_arrays
     from tvmflow.backends.table import backend_for
     from tvmflow.devices.gpu.quarantine import note_agreement
     from tvmflow.devices.session import open_session
     from tvmflow.devices.transport import SessionLimits
     from tvmflow.evaluation.kernel_agreement import Built, network_agreement
-    from tvmflow.frontends.source_model import read_description
     from tvmflow.ir.ir_files import IR_NAME
 
     where = opened(workspace)
@@ -27,14 +25,12 @@ def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -
     for stage, name in (("graph_pack", IR_NAME), ("tune", "best.json"), ("fetch", "golden.npz")):
         if not (where.folder(stage, wanted) / name).is_file():
             raise StoreError(f"{wanted} is not built", f"a file {name} of {stage}", f"run 'tvmflow run {wanted}'")
-    built = Built(
-        where.folder("graph_pack", wanted), where.folder("tune", wanted) / "best.json", params.build.max_relative_error[wanted.precision]
-    )  # fmt: skip
-    fetched, backend = where.folder("fetch", wanted), backend_for(entry)
-    golden, batch = load_arrays(fetched / "golden.npz", "x"), read_description(fetched).batch
+    folders = {stage: where.folder(stage, wanted) for stage in ("graph_pack", "tune", "fetch")}
+    bound, backend = params.build.max_relative_error[wanted.precision], backend_for(entry)
+    built = Built(folders["graph_pack"], folders["tune"] / "best.json", folders["fetch"], bound)
     limits = SessionLimits(params.deploy.session_timeout_s, params.deploy.device_wait_s)
     with open_session(entry.device, backend, limits) as session:
-        found = network_agreement(built, golden, batch, backend, session, random)
+        found = network_agreement(built, backend, session, random)
     if session.gpu is not None:
         note_agreement(where.root, session.gpu, str(wanted), found.to_json()["first"])
     return tuple(KernelState(one.kernel, one.error, one.varies, one.error <= found.bound) for one in found.kernels)

@@ -62,7 +62,11 @@ def build_scheduled(
     packed: Any, backend: Backend, best: dict[str, Any], dump: Any = None, winograd: dict[str, int] | None = None
 ) -> Scheduled:
     """Lower, schedule and compile a packed module. Raises StageError."""
-    lowered = lower(packed, backend, dump, winograd)
+    return schedule_lowered(lower(packed, backend, dump, winograd), backend, best, dump)
+
+
+def schedule_lowered(lowered: Any, backend: Backend, best: dict[str, Any], dump: Any = None) -> Scheduled:
+    """Schedule and compile a module of kernels. Raises StageError."""
     step = ScheduleKernels(best, backend.template_for)
     scheduled = run_pass(step, lowered)
     if dump is not None:

@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.artifacts import load_arrays
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import Scheduled, compile_lowered, machine_of
+from tvmflow.building.library import machine_of, schedule_lowered
 from tvmflow.building.lower import lower
 from tvmflow.building.self_contained import Network, write_network
 from tvmflow.devices.session import Arrays, DeviceSession
-from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.frontends.source_model import TensorSpec, read_description
 from tvmflow.ir.ir_files import load_module
 from tvmflow.ir.tvm_names import tuple_type, type_of
-from tvmflow.passes import run_pass
-from tvmflow.passes.schedule_kernels import ScheduleKernels
 
 _MOST_OUTPUTS = 48  # of a library that an agent runs
 _MOST_ERROR = 0.25  # of a kernel, whatever the bound of the outputs: zeros in place of values are 1 off
@@ -68,23 +67,22 @@ def _number(error: float) -> float | None:
 
 @dataclass(frozen=True)
 class Built:
-    """What stages left of a network. packed: the folder of graph_pack; best: best.json of tune; bound: build.max_relative_error."""
+    """What stages left of a network. packed, fetched: folders of graph_pack and fetch; best: best.json of tune; bound: build.max_relative_error."""
 
     packed: Path
     best: Path
+    fetched: Path
     bound: float
 
 
-def network_agreement(
-    built: Built, golden: Arrays, batch: int, backend: Backend, session: DeviceSession, random: int = 2
-) -> NetworkAgreement:
+def network_agreement(built: Built, backend: Backend, session: DeviceSession, random: int = 2) -> NetworkAgreement:
     """Compare on the first golden inputs, and on as many random ones, which have their values in another order. Raises StageError, DeviceError."""
     best = json.loads(built.best.read_text(encoding="utf-8"))
     is_for_it = best["device_kind"] == backend.kernel_kind
     records = {one["workload"]: one for one in best["records"] if is_for_it}
     lowered = lower(load_module(built.packed), backend, winograd=best["winograd"] if is_for_it else {})
-    draw = np.random.default_rng(0)
-    first = tuple(x[:batch] for x in golden)
+    draw, batch = np.random.default_rng(0), read_description(built.fetched).batch
+    first = tuple(x[:batch] for x in load_arrays(built.fetched / "golden.npz", "x"))
     samples = [first] + [tuple(draw.permutation(x.reshape(-1)).reshape(x.shape) for x in first) for _ in range(random)]
     found = kernel_agreement(lowered, backend, records, samples, session)
     return NetworkAgreement(tuple(found), min(built.bound, _MOST_ERROR), len(samples))
@@ -97,23 +95,14 @@ def kernel_agreement(
 
     best: workload key -> tuning record; samples: inputs of one run each. Raises StageError, DeviceError.
     """
-    names = with_all_outputs(lowered)[1]
     found: list[KernelAgreement] = []
-    for first in range(0, len(names), _MOST_OUTPUTS):
-        kept = slice(first, first + _MOST_OUTPUTS)
-        module = with_all_outputs(lowered, kept)[0]
+    for module, names in with_all_outputs(lowered, _MOST_OUTPUTS):
         runs = [*zip(_on_device(module, backend, best, samples, session), _here(module, samples), strict=True)]
-        for at, name in enumerate(names[kept]):
+        for at, name in enumerate(names):
             theirs, ours = ([run[side][at] for run in runs] for side in (0, 1))
             error = max(_error(a, b) for a, b in zip(theirs, ours, strict=True))
             found.append(KernelAgreement(name, error, len({one.tobytes() for one in ours}) > 1))
     return found
-
-
-def _scheduled(module: Any, backend: Backend, best: dict[str, Any]) -> Scheduled:
-    step = ScheduleKernels(best, backend.template_for)
-    scheduled = run_pass(step, module)
-    return Scheduled(compile_lowered(scheduled, backend), list(step.choices), scheduled, backend)
 
 
 def _on_device(
@@ -127,7 +116,7 @@ def _on_device(
     with tempfile.TemporaryDirectory(prefix="tvmflow-kernels-") as folder:
         path = Path(folder) / "kernels.so"
         network = Network("kernels@device:any", inputs, names, backend.target.threads)
-        write_network(path, _scheduled(module, backend, best), network, backend.target.compiler)
+        write_network(path, schedule_lowered(module, backend, best), network, backend.target.compiler)
         model = session.network(session.upload(path), path.parent, outputs)
         for sample in samples:
             model.set_inputs(*sample)
@@ -136,7 +125,7 @@ def _on_device(
 
 
 def _here(module: Any, samples: Sequence[Arrays]) -> Iterator[Arrays]:
-    run = machine_of(_scheduled(module, host_backend(), {}).executable)
+    run = machine_of(schedule_lowered(module, host_backend(), {}).executable)
     for sample in samples:
         yield run(sample)
 
@@ -151,35 +140,43 @@ def _error(found: Any, expected: Any) -> float:
     return float(np.abs(a - b)[whole].max(initial=0.0)) / max(largest, 1e-30)
 
 
-def with_all_outputs(lowered: Any, kept: slice = slice(None)) -> tuple[Any, list[str]]:
-    """Return a module of kernels whose main returns what each of them computes, and the kernels' names in this order; kept: of all."""
-    import tvm
+def with_all_outputs(lowered: Any, most: int) -> Iterator[tuple[Any, list[str]]]:
+    """Yield modules of kernels whose main functions return what the kernels compute, each tensor in one of them, with the names of what computes them.
+
+    most: tensors that a module returns.
+    """
     from tvm import relax
 
     plain: Any = relax.transform.ToNonDataflow()(lowered)
-    main = plain["main"]
-    names: list[str] = []
-    values: list[Any] = []
-    for block in main.body.blocks:
+    found: list[tuple[str, Any, Any]] = []  # kernel, tensor, its type
+    for block in plain["main"].body.blocks:
         for binding in block.bindings:
             if not _calls_a_kernel(binding.value):
                 continue
-            names.append(str(binding.value.args[0].name_hint))
-            values.append(binding.var)
-    flat: list[tuple[str, Any]] = []
-    for name, variable in zip(names, values, strict=True):
-        parts = getattr(type_of(variable), "fields", None)
-        members = [variable] if parts is None else [relax.TupleGetItem(variable, at) for at in range(len(parts))]
-        flat += [(name, member) for member in members]
-    held = [held for variable in values for held in getattr(type_of(variable), "fields", [type_of(variable)])]
-    flat, returned = flat[kept], tuple_type(held[kept])
-    body = relax.SeqExpr(main.body.blocks, relax.Tuple([member for _, member in flat]))
-    function = relax.Function(main.params, body, returned, main.is_pure, main.attrs)
-    functions = {variable: held for variable, held in plain.functions.items() if variable.name_hint != "main"}
-    made = tvm.IRModule({**functions, plain.get_global_var("main"): function}, attrs=plain.attrs)
+            name, held = str(binding.value.args[0].name_hint), type_of(binding.var)
+            parts = getattr(held, "fields", None)
+            if parts is None:
+                found.append((name, binding.var, held))
+            else:
+                found += [(name, relax.TupleGetItem(binding.var, at), part) for at, part in enumerate(parts)]
+    for first in range(0, len(found), most):
+        names, tensors, kinds = zip(*found[first : first + most], strict=True)
+        yield _returning(plain, tensors, kinds), list(names)
+
+
+def _returning(mod: Any, tensors: Sequence[Any], kinds: Sequence[Any]) -> Any:
+    """Return a module of kernels whose main returns tensors of these types in place of what it did, without what they do not need."""
+    import tvm
+    from tvm import relax
+
+    main = mod["main"]
+    body = relax.SeqExpr(main.body.blocks, relax.Tuple(list(tensors)))
+    function = relax.Function(main.params, body, tuple_type(list(kinds)), main.is_pure, main.attrs)
+    functions = {variable: held for variable, held in mod.functions.items() if variable.name_hint != "main"}
+    made = tvm.IRModule({**functions, mod.get_global_var("main"): function}, attrs=mod.attrs)
     for step in (relax.transform.Normalize(), relax.transform.DeadCodeElimination(["main"])):
         made = step(made)
-    return made, [name for name, _ in flat]
+    return made
 
 
 def _calls_a_kernel(value: Any) -> bool:
