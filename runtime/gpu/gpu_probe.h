@@ -3,6 +3,7 @@
  *
  *     {"api":"opencl","library":"libOpenCL.so.1"}                or  "error":"why there is none"
  *     {"api":"opencl","device":0,"name":...,"vendor":...,...}
+ *     {"api":"opencl","device":0,"clml":"1.0 2.0"}               more of a device, known later
  *     {"api":"opencl","device":0,"test":"buffer"}                before a self-test
  *     {"api":"opencl","device":0,"test":"buffer","result":"ok"}  behind it; or why it failed */
 #ifndef TVMFLOW_GPU_PROBE_H

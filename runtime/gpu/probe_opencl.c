@@ -1,6 +1,7 @@
 #include "opencl.h"
 #include "gpu_probe.h"
 
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,6 +9,7 @@
 #define MOST_DEVICES 8
 #define REASON 300
 #define EXTENSIONS 16384
+#define MOST_VERSIONS 16
 enum { COUNT = 1024, WIDTH = 9, HEIGHT = 5, LAYERS = 3 };
 
 static const char API[] = "opencl";
@@ -37,6 +39,7 @@ typedef struct {
   cl_kernel kernels[2];
   cl_mem memories[3];
   char why[REASON];
+  char versions[MOST_VERSIONS * 24]; /* of CLML's interface: "1.0 2.0" */
 } bench;
 
 static int failed(bench *on, const char *call, cl_int error) {
@@ -138,10 +141,28 @@ static int test_image_array(bench *on) {
   return probe_compare(y, count, on->why, sizeof on->why);
 }
 
+/* Whether CLML, Qualcomm's library of cl_qcom_ml_ops, says which versions of its interface it has; nothing else of it is called. How many there is
+ * room for is a number of 32 bits or a size_t: a size_t is passed the same way where it is small. */
+static int test_clml(bench *on) {
+  cl_int (*query)(cl_int *, cl_int *, size_t, cl_uint *);
+  cl_int major[MOST_VERSIONS], minor[MOST_VERSIONS];
+  cl_uint count = 0;
+  *(void **)&query = dlsym(on->api->library, "clQueryMLInterfaceVersionsQCOM");
+  if (!query) return snprintf(on->why, sizeof on->why, "%s has no clQueryMLInterfaceVersionsQCOM", on->api->name), -1;
+  cl_int error = query(NULL, NULL, 0, &count);
+  if (error == CL_SUCCESS && count && count <= MOST_VERSIONS) error = query(major, minor, count, NULL);
+  if (error != CL_SUCCESS) return failed(on, "clQueryMLInterfaceVersionsQCOM", error);
+  if (!count || count > MOST_VERSIONS) return snprintf(on->why, sizeof on->why, "%u versions of its interface", count), -1;
+  for (cl_uint i = 0, at = 0; i < count; ++i)
+    at += (cl_uint)snprintf(on->versions + at, sizeof on->versions - at, "%s%d.%d", i ? " " : "", major[i], minor[i]);
+  return 0;
+}
+
 static void run_test(FILE *out, const opencl *api, cl_device_id device, int number, const char *name, int (*test)(bench *)) {
   bench on = {.api = api, .device = device};
   probe_begin(out, API, number, name);
   probe_end(out, API, number, name, open_bench(&on) || test(&on) ? on.why : "ok");
+  if (*on.versions) fprintf(out, "{\"api\":\"opencl\",\"device\":%d,\"clml\":\"%s\"}\n", number, on.versions), fflush(out);
   close_bench(&on);
 }
 
@@ -201,6 +222,7 @@ static void probe_device(FILE *out, const opencl *api, cl_platform_id platform, 
   run_test(out, api, device, number, "buffer", test_buffer);
   if (has_word(text, "cl_khr_fp16")) run_test(out, api, device, number, "fp16", test_half);
   if (images) run_test(out, api, device, number, "image_array", test_image_array);
+  if (has_word(text, "cl_qcom_ml_ops")) run_test(out, api, device, number, "clml", test_clml);
 }
 
 void probe_opencl(FILE *out, const char *library) {

@@ -28,6 +28,17 @@ FAKE = r"""
 #include <string.h>
 #include <unistd.h>
 #define ONE(name) ((void *)(intptr_t)(name))
+#ifndef EXTENSIONS
+#define EXTENSIONS "cl_khr_fp16"
+#endif
+#ifdef VERSIONS
+cl_int clQueryMLInterfaceVersionsQCOM(cl_int *major, cl_int *minor, cl_uint most, cl_uint *count) {
+  if (FAULT == 'q') return -6;
+  if (FAULT == 'k') raise(SIGSEGV);
+  if (count) *count = VERSIONS;
+  for (cl_uint i = 0; i < most; ++i) major[i] = (cl_int)i + 1, minor[i] = 0;
+  return 0; }
+#endif
 cl_int clGetPlatformIDs(cl_uint most, cl_platform_id *found, cl_uint *count) { if (most) *found = ONE(1); *count = 1; return 0; }
 cl_int clGetPlatformInfo(cl_platform_id p, cl_uint what, size_t size, void *to, size_t *n) { (void)p; (void)what; (void)n; strncpy(to, "fake", size); return 0; }
 cl_int clGetDeviceIDs(cl_platform_id p, cl_bitfield t, cl_uint most, cl_device_id *found, cl_uint *count) {
@@ -35,7 +46,7 @@ cl_int clGetDeviceIDs(cl_platform_id p, cl_bitfield t, cl_uint most, cl_device_i
 cl_int clGetDeviceInfo(cl_device_id d, cl_uint what, size_t size, void *to, size_t *n) {
   (void)d;
   if (what == CL_DEVICE_NAME) strncpy(to, "Fake \"GPU\"\n", size);
-  else if (what == CL_DEVICE_EXTENSIONS) strncpy(to, "cl_khr_fp16", size);
+  else if (what == CL_DEVICE_EXTENSIONS) strncpy(to, EXTENSIONS, size);
   else if (what == CL_DEVICE_IMAGE_SUPPORT) *(uint32_t *)to = 1;
   else return -30;
   if (n) *n = 4;
@@ -194,6 +205,23 @@ def test_an_agent_tries_the_gpus_of_its_device(
         probed = session.gpus()
         assert [gpu.api for gpu in probed.gpus] == ["opencl", "vulkan"] and not probed.ended
         assert all(gpu.reasons == () for gpu in probed.gpus)
+
+
+def test_the_library_of_adreno_says_its_versions(fake: Callable[..., Probed]) -> None:
+    listed = '-DEXTENSIONS="cl_qcom_ml_ops"'
+    [gpu] = fake("-", listed, "-DVERSIONS=4").gpus
+    assert gpu.tests["clml"] == "ok" and "clml" in gpu.can and gpu.name == 'Fake "GPU"'
+    assert gpu.to_json()["clml"] == "1.0 2.0 3.0 4.0"
+    for fault, said in (
+        (("q", "-DVERSIONS=4"), "clQueryMLInterfaceVersionsQCOM: error -6"),
+        (("-",), "has no clQueryMLInterfaceVersionsQCOM"),
+        (("-", "-DVERSIONS=0"), "0 versions of its interface"),
+        (("-", "-DVERSIONS=99"), "99 versions of its interface"),
+        (("k", "-DVERSIONS=4"), "the driver ended it by SIGSEGV"),
+    ):
+        name, *defines = fault
+        [gpu] = fake(name, listed, *defines).gpus
+        assert gpu.tests["clml"].endswith(said) and gpu.reasons == () and "clml" not in gpu.to_json()
 
 
 def test_no_line_makes_the_reader_raise() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,14 @@ from hypothesis import strategies as st
 from tests.gpu.test_networks import gpu_backend
 from tests.gpu.test_opencl_faults import INPUTS, opencl_driver
 from tests.runtime.test_network import Branches
-from tvmflow.backends.table import backend_named
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.plan import Step, Value
 from tvmflow.building.self_contained import Network, write_network
 from tvmflow.building.textures import MOST_EXTENT, VECTOR, texture_for, textures_of
 from tvmflow.compilers import Command
-from tvmflow.errors import StageError
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.network_binding import network_binding
 from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.targets.resolve import host_target
 
 SHAPES = [(1, 4, 6, 6, 4), (1, 2, 6, 12, 4), (144, 4), (576,), (1, 4, 5, 5, 4)]
 
@@ -83,9 +79,3 @@ def test_a_driver_without_images_is_named(tmp_path: Path) -> None:
         binding.NetworkError, match=r"no image of [0-9]+ x [0-9]+ vectors of four numbers of 32 bits: error -10"
     ):
         binding.Network(tmp_path / "network.so", gpu=binding.Gpu(opencl_driver(tmp_path, "-")))
-
-
-def test_clml_is_refused_by_name() -> None:
-    target = replace(host_target(), kind="opencl", options={"kind": "adreno", "software": False, "clml": True})
-    with pytest.raises(StageError, match="no code for CLML"):
-        backend_named("opencl")(target).pack(canonicalize(ExportedModel(Branches(0).eval(), INPUTS).to_relax()), None)

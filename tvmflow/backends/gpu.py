@@ -37,7 +37,7 @@ class GpuOptions(Options):
 class OpenClOptions(GpuOptions):
     """textures: tensors lie in images where all their kernels take whole vectors; where it is not given, as is best for the kind.
 
-    clml: layers run by Qualcomm's library for Adreno; refused, see `OpenClBackend.pack`.
+    clml: layers run by Qualcomm's library for Adreno; refused with how many those would be, see `OpenClBackend.pack`.
     """
 
     textures: bool | None = None
@@ -125,10 +125,14 @@ class OpenClBackend(GpuBackend):
     software_name = "pocl"
 
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
-        """As GpuBackend has it. Raises StageError for CLML: TVM splits networks for it, but its wheels neither generate its code nor run it."""
+        """As GpuBackend has it. Raises StageError for CLML: how its functions are called at run time, only Qualcomm's SDK tells."""
         if self.target.options.get("clml"):
+            from tvmflow.gpu.clml import describe_clml
+            from tvmflow.ir.graph import read_graph
+
             raise StageError(
-                "clml: true, and this version has no code for CLML, Qualcomm's library for Adreno",
+                f"clml: true; CLML, Qualcomm's library for Adreno, could compute {describe_clml(read_graph(mod))}, but this version does not call it: "
+                "its structures and its table of functions are described in Qualcomm's SDK alone, under Qualcomm's licence",
                 "clml: false",
                 "the kernels of this project run on Adreno without it",
             )

@@ -154,8 +154,9 @@ def probed_of(lines: Iterable[object], ended: str = "") -> Probed:
                 probed.missing[api] = said["error"]
             continue
         if not isinstance(said.get("test"), str):
-            if len(facts) < _MOST_DEVICES:
-                facts[api, device] = {name: value for name, value in said.items() if name not in ("api", "device")}
+            if (api, device) in facts or len(facts) < _MOST_DEVICES:
+                more = {name: value for name, value in said.items() if name not in ("api", "device")}
+                facts[api, device] = {**facts.get((api, device), {}), **more}
             continue
         result = said.get("result", ended or "it did not end")
         tests.setdefault((api, device), {})[said["test"]] = str(result)
