@@ -60,10 +60,10 @@ class _Operators:
 Body = Callable[[_Operators, Any], Any]
 
 
-def _module(body: Body, dtype: str = "float32") -> Any:
+def _module(body: Body, dtype: str = "float32", batch: int = 1) -> Any:
     from tvm import relax
 
-    operators, x = _Operators(dtype), relax.Var("x", relax.TensorType((1, CHANNELS, 12, 12), dtype))
+    operators, x = _Operators(dtype), relax.Var("x", relax.TensorType((batch, CHANNELS, 12, 12), dtype))
     with operators.builder.function("main", [x]):
         with operators.builder.dataflow():
             found = body(operators, x)
@@ -73,9 +73,9 @@ def _module(body: Body, dtype: str = "float32") -> Any:
     return operators.builder.get()
 
 
-def _layers(body: Body, dtype: str = "float32") -> list[tuple[str, int]]:
+def _layers(body: Body, dtype: str = "float32", batch: int = 1) -> list[tuple[str, int]]:
     """Return kind and number of operators of each layer."""
-    return [(layer.kind, len(layer.steps)) for layer in clml_layers(read_graph(_module(body, dtype)))]
+    return [(layer.kind, len(layer.steps)) for layer in clml_layers(read_graph(_module(body, dtype, batch)))]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -122,8 +122,9 @@ def test_pools_are_those_that_mean_one_thing() -> None:
     assert _layers(lambda o, x: o.pool(x, "avg", padding=1)) == []
 
 
-def test_additions_are_of_images_of_one_size() -> None:
+def test_additions_are_of_single_images_of_one_size() -> None:
     assert _layers(lambda o, x: o.add(x, o.relu(x))) == [("addition", 1)]
+    assert _layers(lambda o, x: o.add(x, o.relu(x)), batch=2) == []
     assert _layers(lambda o, x: o.add(x, o.emit(o.op.mean(x, [2, 3], keepdims=True)))) == []
 
 

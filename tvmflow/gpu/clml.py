@@ -82,7 +82,8 @@ def _pool(step: Step, _graph: Graph) -> str | None:
 
 
 def _addition(step: Step, graph: Graph) -> str | None:
-    return "addition" if [graph.kind(name).shape for name in step.refs] == [step.shape] * 2 else None
+    is_plain = step.shape[0] == 1 and [graph.kind(name).shape for name in step.refs] == [step.shape] * 2
+    return "addition" if is_plain else None
 
 
 _RULES: dict[str, Callable[[Step, Graph], str | None]] = {
