@@ -1,15 +1,14 @@
-"""Networks on GPUs: what is asked of a Mali or an Adreno that is not at hand, and latency of drivers in software beside peers.
+"""Latency of networks on GPUs beside peers: drivers in software, or this machine's own GPU.
 
-    python -m bench.gpu estimate [--networks NAME ...] [--precision float16_acc32] [--kernels]
-    python -m bench.gpu measure [--networks NAME ...] [--drivers pocl lavapipe] [--rounds 9]
+    python -m bench.gpu [--networks NAME ...] [--drivers pocl lavapipe opencl vulkan] [--kind nvidia] [--precision float16] [--trials 16] [--log FILE]
 
-Counts, with default schedules and seeded weights, no device: launches of an inference, megabytes that threads load and store beside the least
-possible (inputs, weights and outputs of each kernel once), float32 values in a thread's arrays, threads of a group beside those that TFLite's GPU
-delegate starts from. Estimates: no time is predicted, and caches may serve much of what is asked for. --kernels: each kernel too.
+In turns with what is installed: ncnn (with pnnx) and IREE through Vulkan; PyTorch, eager and compiled with graphs, where it has CUDA; on PoCL TVM's
+default schedules (dlight), lowered by TVM, through our host code; and where --textures is given, our library with textures. From input in the host's
+memory to output there. Medians; ratios within the rounds, below 1 where tvmflow is faster. First: the first run in a new process with kept
+programs, after the time to open the library. Kernels: the largest error of one, relative to its largest output, beside the same kernel on this
+machine's CPU, and the first that differs by more than the bound of evaluate.
 
-measure: float32, PoCL and lavapipe, default schedules, in turns with what is installed: ncnn (with pnnx) and IREE on lavapipe, and on PoCL TVM's
-default schedules (dlight), lowered by TVM, through our host code. Medians; ratios within the rounds, below 1 where tvmflow is faster. First: the
-first run in a new process with kept programs.
+--trials: candidates a kernel, measured on the GPU; 0: default schedules. --log: measurements are kept there, and taken from there. opencl, vulkan: this machine's driver, of a GPU of --kind.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.gpu_estimates import NETWORKS, SHAPE, network_module
 from bench.peers import LEAST_RUNS, MAX_FOREIGN_LOAD, TURN_S, Peer, serve, turns_of
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.table import backend_named
@@ -38,174 +39,148 @@ from tvmflow.building.library import Scheduled, build_scheduled, compile_lowered
 from tvmflow.building.lower import lower
 from tvmflow.building.self_contained import Network, write_network
 from tvmflow.compilers import Command
-from tvmflow.evaluation.turns import TurnRules, foreign_load
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.devices.session import open_session
+from tvmflow.devices.transport import SessionLimits
+from tvmflow.evaluation.kernel_agreement import kernel_agreement
+from tvmflow.evaluation.turns import Turn, TurnRules, foreign_load
 from tvmflow.frontends.source_model import one_input
-from tvmflow.gpu.estimates import DELEGATE_GROUPS, LaunchEstimate, NetworkEstimate, estimate
-from tvmflow.gpu.launches import lowered_for_device
-from tvmflow.kernels.workloads import count_calls
-from tvmflow.passes import run_pass
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.schedule_kernels import ScheduleKernels
-from tvmflow.quantization.precisions import PrecisionRequest, to_precision
+from tvmflow.params import DeviceEntry
 from tvmflow.recipe import RUNTIME
-from tvmflow.sources.datasets import Samples
 from tvmflow.sources.software_gpus import software_drivers
 from tvmflow.sources.torch_networks import build
-from tvmflow.targets.gpu_features import GPUS
+from tvmflow.stage_params import TuneParams
+from tvmflow.stages import taken
 from tvmflow.targets.resolve import host_target
-from tvmflow.tuning.algorithms import unmeasured
+from tvmflow.toolchain import versions
+from tvmflow.tuning.journal import Journal
+from tvmflow.tuning.network import network_rules, tune_network
+from tvmflow.tuning.rules import SearchLimits, SearchSettings
 
-NETWORKS = ("resnet18", "mobilenet_v2", "squeezenet1_1")
-_SHAPE = (1, 3, 224, 224)
-_WINOGRAD_ERROR = {"float32": 2e-5}  # as the default of tune.winograd_max_error
-_MIXED = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
+_TOOLS = ("tvm", "llvm", "codegen")
+_MOST_ERROR = {"float32": 1e-4, "float16": 0.05}  # of a kernel
+_SOFTWARE = {"pocl": "opencl", "lavapipe": "vulkan"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One network on one driver."""
+
+    network: str
+    driver: str
+    precision: str
+    kind: str = "generic"
+    trials: int = 0
+    log: Path | None = None
+    folder: Path = Path()
+
+    def backend(self, *, textures: bool | None = None) -> Backend:
+        api = _SOFTWARE.get(self.driver, self.driver)
+        options: dict[str, Any] = {"software": self.driver in _SOFTWARE, "kind": self.kind}
+        if api == "opencl":
+            options["textures"] = textures
+        return backend_named(api)(replace(host_target(), kind=api, options=options))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    counted = commands.add_parser("estimate")
-    counted.add_argument("--networks", nargs="+", default=list(NETWORKS))
-    counted.add_argument("--precision", default="float16_acc32", choices=("float32", "float16", "float16_acc32"))
-    counted.add_argument("--kernels", action="store_true")
-    measured = commands.add_parser("measure")
-    measured.add_argument("--networks", nargs="+", default=list(NETWORKS))
-    measured.add_argument("--drivers", nargs="+", default=list(_PEERS), choices=list(_PEERS))
-    measured.add_argument("--rounds", type=int, default=9)
-    served = commands.add_parser("serve")
-    served.add_argument("peer", choices=list(_RUNNERS))
-    served.add_argument("folder", type=Path)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
+    parser.add_argument("--drivers", nargs="+", default=["pocl", "lavapipe"], choices=list(_PEERS))
+    parser.add_argument("--kind", default="generic")
+    parser.add_argument("--precision", default="float32", choices=("float32", "float16"))
+    parser.add_argument("--trials", type=int, default=0)
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--textures", action="store_true")
+    parser.add_argument("--peers", nargs="*", default=None)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.command == "estimate":
-        _print_estimates(options)
-    elif options.command == "measure":
-        _print_latencies(options)
-    else:
-        serve(_RUNNERS[options.peer](options.folder))
-
-
-# -- what is asked of a GPU that is not at hand --
-
-
-def _print_estimates(options: argparse.Namespace) -> None:
-    print(f"{options.precision}, default schedules; estimates, made without a device")
-    print(
-        f"{'network':16}{'GPU':8}{'launches':>9}{'MB asked':>10}{'least':>8}{'ratio':>7}"
-        f"{'registers':>11}{'group':>16}{'delegate':>10}{'lanes':>7}"
-    )
-    for name in options.networks:
-        module = _module(name, options.precision)
-        for kind in DELEGATE_GROUPS:
-            found = estimated(module, kind)
-            print(f"{name:16}{kind:8}" + _row(found, kind))
-            if options.kernels:
-                _print_kernels(found)
-
-
-def _module(name: str, precision: str) -> Any:
-    model = ExportedModel(build(f"torchvision/{name}", 0).eval(), one_input("input", _SHAPE))
-    module = canonicalize(model.to_relax())
-    if precision == "float32":
-        return module
-    return to_precision(module, precision, PrecisionRequest(_MIXED, Samples(()), lambda *_: None))[0]
-
-
-def estimated(module: Any, kind: str) -> NetworkEstimate:
-    """Return what a network with default schedules asks of a kind of GPU."""
-    backend = backend_named("opencl")(replace(host_target(), kind="opencl", options={"software": False, "kind": kind}))
-    lowered = lower(backend.pack(module, None)[0], backend)
-    scheduled = run_pass(ScheduleKernels({}, backend.template_for), lowered)
-    return estimate(lowered_for_device(scheduled, backend.tvm_target()), count_calls(lowered))
-
-
-def _row(found: NetworkEstimate, kind: str) -> str:
-    launches = [launch for kernel in found.kernels for launch in kernel.launches]
-    registers, threads = [one.registers for one in launches], [math.prod(one.group_size) for one in launches]
-    lanes = sum(one.lanes_used(GPUS[kind].warp) * one.asked_bytes for one in launches)
-    return (
-        f"{found.launches:9}{found.asked_bytes / 1e6:10.0f}{found.least_bytes / 1e6:8.0f}"
-        f"{found.asked_bytes / found.least_bytes:7.1f}{_spread(registers):>11}{_spread(threads):>16}"
-        f"{_shape(DELEGATE_GROUPS[kind]):>10}{lanes / sum(one.asked_bytes for one in launches):7.0%}"
-    )
-
-
-def _spread(values: list[int]) -> str:
-    return f"{median(values):.0f} ({min(values)}-{max(values)})"
-
-
-def _shape(sizes: tuple[int, ...]) -> str:
-    return "x".join(map(str, sizes))
-
-
-def _print_kernels(found: NetworkEstimate) -> None:
-    for kernel in found.kernels:
-        print(
-            f"  {kernel.calls} x {kernel.name}: {kernel.asked_bytes / 1e6:.2f} MB asked, {kernel.least_bytes / 1e6:.2f} least"
-        )
-        for launch in kernel.launches:
-            print(f"    {_of_launch(launch)}")
-
-
-def _of_launch(launch: LaunchEstimate) -> str:
-    return f"{_shape(launch.groups)} groups of {_shape(launch.group_size)}, {launch.registers} registers, {launch.asked_bytes / 1e6:.2f} MB asked"
-
-
-# -- drivers in software, beside peers --
-
-
-def _print_latencies(options: argparse.Namespace) -> None:
-    drivers = software_drivers()
+    if options.serve:
+        serve(_RUNNERS[options.serve[0]](Path(options.serve[1]), options.networks[0], options.precision))
+        return
     for network in options.networks:
-        for name in options.drivers:
+        for driver in options.drivers:
             with tempfile.TemporaryDirectory() as folder:
-                variables = {**os.environ, **drivers.named(name).environment}
-                _print_latency(network, name, Path(folder), variables, options.rounds)
+                subject = Subject(
+                    network, driver, options.precision, options.kind, options.trials, options.log, Path(folder)
+                )
+                _print_latency(subject, options)
 
 
-def _print_latency(network: str, driver: str, folder: Path, variables: dict[str, str], rounds: int) -> None:
-    made = [peer for peer in ("tvmflow", *_PEERS[driver]) if _MAKERS[peer](network, driver, folder)]
+def _print_latency(subject: Subject, options: argparse.Namespace) -> None:
+    driver = subject.driver
+    software = software_drivers().named(driver).environment if driver in _SOFTWARE else {}
+    wanted = [
+        "tvmflow",
+        *(["tvmflow_textures"] if options.textures and "opencl" in (driver, _SOFTWARE.get(driver)) else []),
+    ]
+    wanted += [peer for peer in _PEERS[driver] if options.peers is None or peer in options.peers]
+    made = [peer for peer in wanted if _MAKERS[peer](subject)]
+    arguments = ["bench.gpu", "--networks", subject.network, "--precision", subject.precision, "--serve"]
     starts = {
-        peer: partial(Peer, f"{network} {peer}", ["bench.gpu", "serve", peer, str(folder)], variables) for peer in made
+        peer: partial(
+            Peer, f"{subject.network} {peer}", [*arguments, peer, str(subject.folder)], {**os.environ, **software}
+        )
+        for peer in made
     }
     with starts["tvmflow"]() as filling:
         filling.ask(1)
     with starts["tvmflow"]() as kept:
         first = kept.ask(1) or {"times_s": [math.nan]}
-    turns = turns_of(starts, TurnRules(rounds, TURN_S, LEAST_RUNS))
+    _print_turns(subject, first["times_s"][0], turns_of(starts, TurnRules(options.rounds, TURN_S, LEAST_RUNS)))
+
+
+def _print_turns(subject: Subject, first_s: float, turns: dict[str, list[Turn]]) -> None:
     ours = turns.pop("tvmflow")
-    line = f"{network:16}{driver:10}{median(turn.median_s for turn in ours) * 1e3:8.2f} ms, first {first['times_s'][0] * 1e3:.2f}"
+    ms = median(turn.median_s for turn in ours) * 1e3
+    line = f"{subject.network:16}{subject.driver:10}{subject.precision:10}{ms:8.3f} ms, first {first_s * 1e3:.2f}"
     for peer, theirs in turns.items():
         ratio = median(a.median_s / b.median_s for a, b in zip(ours, theirs, strict=True))
-        line += f"   {peer} {median(turn.median_s for turn in theirs) * 1e3:.2f} ({ratio:.2f})"
+        line += f"   {peer} {median(turn.median_s for turn in theirs) * 1e3:.3f} ({ratio:.2f})"
     print(line, flush=True)
     load = foreign_load([turn for taken in (ours, *turns.values()) for turn in taken])
     if load is None or load > MAX_FOREIGN_LOAD:
-        print(
-            f"  busy machine: others took {'an unknown share' if load is None else f'{load:.0%}'} of it: measure again"
-        )
+        share = "an unknown share" if load is None else f"{load:.0%}"
+        print(f"  busy machine: others took {share} of it: measure again", flush=True)
 
 
-def _software(driver: str) -> Backend:
-    api = {"pocl": "opencl", "lavapipe": "vulkan"}[driver]
-    target = replace(host_target(), kind=api, options={"software": True, "kind": "generic"})
-    return backend_named(api)(target)
+# -- what runs --
 
 
-def _make_tvmflow(network: str, driver: str, folder: Path) -> bool:
-    backend = _software(driver)
-    packed, _ = backend.pack(_module(network, "float32"), None)
-    winograd = unmeasured(packed, backend, _WINOGRAD_ERROR)
-    _write(build_scheduled(packed, backend, {}, winograd=winograd), folder / "tvmflow.so")
+def _make_tvmflow(subject: Subject, name: str = "tvmflow", textures: bool | None = None) -> bool:
+    backend = subject.backend(textures=textures)
+    packed, _ = backend.pack(network_module(subject.network, subject.precision), None)
+    device = DeviceEntry(transport="local-agent", key="bench")
+    session = partial(open_session, device, backend, SessionLimits(600.0, 60.0))
+    block = TuneParams(
+        trials_per_workload=subject.trials, tuner="grid", build_workers=max(2, (os.cpu_count() or 2) - 1)
+    )
+    rules = network_rules(taken(SearchSettings, block), taken(SearchLimits, block), is_this_host=True, has_tvm=False)
+    log = subject.log or subject.folder / "log.jsonl"
+    log.touch()
+    start = time.monotonic()
+    tuned = tune_network(
+        packed, backend, rules, Journal(log, backend.kernel_kind, versions(_TOOLS)), session, lambda *_: None
+    )
+    records = {key: asdict(record) for key, record in tuned.report.best.items()}
+    scheduled = build_scheduled(packed, backend, records, winograd=tuned.winograd)
+    _write(scheduled, subject.folder / f"{name}.so")
+    took = time.monotonic() - start
+    x = (np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32),)
+    with session() as opened:
+        found = kernel_agreement(lower(packed, backend, winograd=tuned.winograd), backend, records, [x], opened)
+    worst = max(found, key=lambda one: one.error)
+    different = next((one.kernel for one in found if not one.error <= _MOST_ERROR[subject.precision]), "none")
+    print(f"  {subject.network} {name}: {len(found)} kernels, {len(tuned.winograd)} shapes by Winograd, made in {took:.0f} s; error at most {worst.error:.1e} ({worst.kernel}), "
+          f"first that differs: {different}", flush=True)  # fmt: skip
     return True
 
 
-def _make_untuned_tvm(network: str, driver: str, folder: Path) -> bool:
+def _make_untuned_tvm(subject: Subject) -> bool:
     """Schedule the network as it was imported by TVM's defaults for GPUs."""
     from tvm.s_tir import dlight
 
-    backend = _software(driver)
-    lowered = lower(_module(network, "float32"), backend)
+    backend = subject.backend()
+    lowered = lower(network_module(subject.network, subject.precision), backend)
     rules = (
         dlight.gpu.Matmul(),
         dlight.gpu.GEMV(),
@@ -215,12 +190,12 @@ def _make_untuned_tvm(network: str, driver: str, folder: Path) -> bool:
     )
     with backend.tvm_target():
         scheduled = dlight.ApplyDefaultSchedule(*rules)(lowered)
-    _write(Scheduled(compile_lowered(scheduled, backend), [], scheduled, backend), folder / "untuned_tvm.so")
+    _write(Scheduled(compile_lowered(scheduled, backend), [], scheduled, backend), subject.folder / "untuned_tvm.so")
     return True
 
 
 def _write(scheduled: Scheduled, path: Path) -> None:
-    network = Network("bench@gpu:float32", one_input("input", _SHAPE), ("output",), 1)
+    network = Network("bench@gpu:float32", one_input("input", SHAPE), ("output",), 1)
     write_network(path, scheduled, network, Command(("gcc",)))
 
 
@@ -231,53 +206,80 @@ def _installed(*names: str) -> bool:
     return not missing
 
 
-def _make_ncnn(network: str, _driver: str, folder: Path) -> bool:
+def _make_ncnn(subject: Subject) -> bool:
     if not _installed("ncnn", "pnnx"):
         return False
     import pnnx
     import torch
 
-    with contextlib.chdir(folder):
-        pnnx.export(build(f"torchvision/{network}", 0).eval(), "ncnn.pt", (torch.ones(_SHAPE),), fp16=False)
+    with contextlib.chdir(subject.folder):
+        pnnx.export(
+            build(f"torchvision/{subject.network}", 0).eval(),
+            "ncnn.pt",
+            (torch.ones(SHAPE),),
+            fp16=subject.precision == "float16",
+        )
     return True
 
 
-def _make_iree(network: str, _driver: str, folder: Path) -> bool:
-    if not _installed("iree", "onnx"):  # iree-base-compiler and iree-base-runtime
+def _make_iree(subject: Subject) -> bool:
+    if subject.precision != "float32" or not _installed("iree", "onnx"):  # iree-base-compiler and iree-base-runtime
         return False
     import iree.compiler
     import torch
 
-    onnx, mlir = folder / "iree.onnx", folder / "iree.mlir"
-    torch.onnx.export(
-        build(f"torchvision/{network}", 0).eval(), (torch.ones(_SHAPE),), onnx, opset_version=17, dynamo=False
-    )
+    onnx, mlir = subject.folder / "iree.onnx", subject.folder / "iree.mlir"
+    network = build(f"torchvision/{subject.network}", 0).eval()
+    torch.onnx.export(network, (torch.ones(SHAPE),), onnx, opset_version=17, dynamo=False)
     subprocess.run([Path(sys.executable).parent / "iree-import-onnx", onnx, "-o", mlir], check=True)
     iree.compiler.compile_file(
-        str(mlir), input_type="onnx", target_backends=["vulkan-spirv"], output_file=str(folder / "iree.vmfb")
+        str(mlir), input_type="onnx", target_backends=["vulkan-spirv"], output_file=str(subject.folder / "iree.vmfb")
     )
     return True
 
 
-def _run_library(folder: Path, name: str) -> Callable[[], Any]:
+def _has_cuda(_subject: Subject) -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _run_library(folder: Path, _network: str, _precision: str, name: str) -> Callable[[], Any]:
     sys.path.insert(0, str(RUNTIME / "python"))
     from tvmflow_network import Gpu
     from tvmflow_network import Network as Instance
 
     (folder / "kept").mkdir(exist_ok=True)
-    instance, x = Instance(folder / f"{name}.so", gpu=Gpu(cache=folder / "kept")), np.ones(_SHAPE, np.float32)
+    instance, x = Instance(folder / f"{name}.so", gpu=Gpu(cache=folder / "kept")), np.ones(SHAPE, np.float32)
     return lambda: instance(x)
 
 
-def _run_ncnn(folder: Path) -> Callable[[], Any]:
+def _run_torch(_folder: Path, network: str, precision: str, compiled: bool) -> Callable[[], Any]:
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    dtype = torch.float16 if precision == "float16" else torch.float32
+    model: Any = build(f"torchvision/{network}", 0).eval().to("cuda", dtype)
+    if compiled:
+        model = torch.compile(model, mode="reduce-overhead")
+    x = torch.ones(SHAPE, dtype=dtype)
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return model(x.to("cuda")).cpu()
+
+    return run
+
+
+def _run_ncnn(folder: Path, _network: str, precision: str) -> Callable[[], Any]:
     import ncnn
 
-    net = ncnn.Net()
+    net, is_half = ncnn.Net(), precision == "float16"
     net.opt.use_vulkan_compute = True
-    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
+    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = is_half
     net.load_param(str(folder / "ncnn.ncnn.param"))
     net.load_model(str(folder / "ncnn.ncnn.bin"))
-    x = ncnn.Mat(np.ones(_SHAPE[1:], np.float32))
+    x = ncnn.Mat(np.ones(SHAPE[1:], np.float32))
 
     def run() -> Any:
         extractor = net.create_extractor()
@@ -287,20 +289,25 @@ def _run_ncnn(folder: Path) -> Callable[[], Any]:
     return run
 
 
-def _run_iree(folder: Path) -> Callable[[], Any]:
+def _run_iree(folder: Path, _network: str, _precision: str) -> Callable[[], Any]:
     import iree.runtime
 
     module = iree.runtime.load_vm_flatbuffer_file(str(folder / "iree.vmfb"), driver="vulkan")
-    function, x = next(iter(module.vm_module.function_names)), np.ones(_SHAPE, np.float32)
+    function, x = next(iter(module.vm_module.function_names)), np.ones(SHAPE, np.float32)
     return lambda: module[function](x).to_host()
 
 
-_PEERS = {"pocl": ("untuned_tvm",), "lavapipe": ("ncnn", "iree")}
-_MAKERS: dict[str, Callable[[str, str, Path], bool]] = {
-    "tvmflow": _make_tvmflow, "untuned_tvm": _make_untuned_tvm, "ncnn": _make_ncnn, "iree": _make_iree,
+_PEERS = {
+    "pocl": ("untuned_tvm",), "lavapipe": ("ncnn", "iree"),
+    "opencl": ("torch", "torch_compile"), "vulkan": ("torch", "torch_compile", "ncnn", "iree"),
 }  # fmt: skip
-_RUNNERS: dict[str, Callable[[Path], Callable[[], Any]]] = {
-    "tvmflow": partial(_run_library, name="tvmflow"), "untuned_tvm": partial(_run_library, name="untuned_tvm"), "ncnn": _run_ncnn, "iree": _run_iree,
+_MAKERS: dict[str, Callable[[Subject], bool]] = {
+    "tvmflow": _make_tvmflow, "tvmflow_textures": partial(_make_tvmflow, name="tvmflow_textures", textures=True),
+    "untuned_tvm": _make_untuned_tvm, "torch": _has_cuda, "torch_compile": _has_cuda, "ncnn": _make_ncnn, "iree": _make_iree,
+}  # fmt: skip
+_RUNNERS: dict[str, Callable[[Path, str, str], Callable[[], Any]]] = {
+    **{name: partial(_run_library, name=name) for name in ("tvmflow", "tvmflow_textures", "untuned_tvm")},
+    "torch": partial(_run_torch, compiled=False), "torch_compile": partial(_run_torch, compiled=True), "ncnn": _run_ncnn, "iree": _run_iree,
 }  # fmt: skip
 
 if __name__ == "__main__":
