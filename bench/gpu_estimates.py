@@ -4,7 +4,8 @@
 
 Counts, with default schedules and seeded weights, no device: launches of an inference, megabytes that threads load and store beside the least
 possible (inputs, weights and outputs of each kernel once), float32 values in a thread's arrays, threads of a group beside those that TFLite's GPU
-delegate starts from. Estimates: no time is predicted, and caches may serve much of what is asked for. --kernels: each kernel too.
+delegate starts from; and what Adreno's CLML could compute. Estimates: no time is predicted, and caches may serve much of what is asked for. --kernels:
+each kernel too.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from tvmflow.backends.table import backend_named
 from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import one_input
+from tvmflow.gpu.clml import describe_clml
 from tvmflow.gpu.estimates import DELEGATE_GROUPS, LaunchEstimate, NetworkEstimate, estimate
 from tvmflow.gpu.launches import lowered_for_device
+from tvmflow.ir.graph import read_graph
 from tvmflow.kernels.workloads import count_calls
 from tvmflow.passes import run_pass
 from tvmflow.passes.canonicalize import canonicalize
@@ -58,6 +61,7 @@ def _print_estimates(options: argparse.Namespace) -> None:
             print(f"{name:16}{kind:8}" + _row(found, kind))
             if options.kernels:
                 _print_kernels(found)
+        print(f"{'':16}CLML could compute {describe_clml(read_graph(module))}")
 
 
 def network_module(name: str, precision: str) -> Any:
