@@ -1,4 +1,4 @@
-/* A network on a GPU by OpenCL: one in-order queue, kernels whose arguments are set once, a buffer for each place of the plan. */
+/* A network on a GPU by OpenCL: one in-order queue, kernels whose arguments are set once, and that are recorded once where drivers can, a buffer for each place of the plan. */
 #define _GNU_SOURCE
 #include "clock.h"
 #include "network_gpu.h"
@@ -13,6 +13,7 @@
 #define MOST_PLATFORMS 8
 #define MOST_DEVICES 8
 #define TEXT GPU_NAME
+#define EXTENSIONS_SIZE 16384
 #ifndef HANGS_MS
 #define HANGS_MS 20000 /* of the first run, in which drivers may still compile */
 #endif
@@ -21,11 +22,14 @@ struct gpu_part {
   opencl api;
   cl_device_id device;
   cl_context context;
-  cl_command_queue queue, timed; /* timed: made when first needed */
+  cl_command_queue queue, timed, recorder; /* timed: made when first needed */
+  cl_recording_qcom recording; /* of all kernels; NULL where drivers cannot */
   cl_mem *values;   /* one per value of the plan; values of one place share theirs */
   uint8_t *owned;   /* whether values[i] is released with the part */
   cl_kernel *kernels; /* one per step */
   cl_event *events; /* one per step, while it is timed */
+  void **mapped;    /* one per output, while it is read */
+  cl_uint shared;   /* the host and the device have the same memory */
   int ran, lost;    /* a run is over; the device is of no use any more */
   int hangs;        /* a run may still be going on */
 };
@@ -80,19 +84,24 @@ static uint64_t size_of(const plan_value *value) {
   return size ? size : 1;
 }
 
-static cl_mem buffer(gpu_part *part, uint64_t size, const void *content, char *why) {
+static const plan_texture *texture_of(uint32_t at) {
+  return plan.gpu->textures && plan.gpu->textures[at].width ? &plan.gpu->textures[at] : NULL;
+}
+
+/* Whether the host reaches a value, an input or an output, in the device's own memory. */
+static int is_mapped(const gpu_part *part, uint32_t at) {
+  return part->shared && !texture_of(at) && (plan.values[at].place == PLAN_INPUT || plan.values[at].place == PLAN_OUTPUT);
+}
+
+static cl_mem buffer(gpu_part *part, uint64_t size, const void *content, int mapped, char *why) {
   cl_int error = CL_SUCCESS;
-  cl_mem made = part->api.clCreateBuffer(part->context, CL_MEM_READ_WRITE | (content ? CL_MEM_COPY_HOST_PTR : 0), (size_t)size,
-                                         (void *)(uintptr_t)content, &error);
+  const cl_bitfield how = (content ? CL_MEM_COPY_HOST_PTR : 0) | (mapped ? CL_MEM_ALLOC_HOST_PTR : 0);
+  cl_mem made = part->api.clCreateBuffer(part->context, CL_MEM_READ_WRITE | how, (size_t)size, (void *)(uintptr_t)content, &error);
   if (!made || error != CL_SUCCESS) {
     snprintf(why, GPU_REASON, "OpenCL: no buffer of %llu bytes: error %d", (unsigned long long)size, error);
     return NULL;
   }
   return made;
-}
-
-static const plan_texture *texture_of(uint32_t at) {
-  return plan.gpu->textures && plan.gpu->textures[at].width ? &plan.gpu->textures[at] : NULL;
 }
 
 /* content: of as many rows as there are, or NULL. */
@@ -129,7 +138,7 @@ static int make_value(gpu_part *part, uint32_t at, char *why) {
       if (size_of(&plan.values[i]) > size) size = size_of(&plan.values[i]);
       if (texture_of(i) && texture_of(i)->height > height) height = texture_of(i)->height;
     }
-  part->values[at] = texture_of(at) ? texture(part, value, texture_of(at)->width, height, content, why) : buffer(part, size, content, why);
+  part->values[at] = texture_of(at) ? texture(part, value, texture_of(at)->width, height, content, why) : buffer(part, size, content, is_mapped(part, at), why);
   part->owned[at] = 1;
   return part->values[at] ? 0 : -1;
 }
@@ -139,7 +148,8 @@ static int make_memory(gpu_part *part, char *why) {
   part->owned = calloc(plan.value_count, 1);
   part->kernels = calloc(plan.step_count, sizeof *part->kernels);
   part->events = calloc(plan.step_count, sizeof *part->events);
-  if (!part->values || !part->owned || !part->kernels || !part->events) return snprintf(why, GPU_REASON, "no memory for an instance"), -1;
+  part->mapped = calloc((size_t)plan_api.outputs + 1, sizeof *part->mapped);
+  if (!part->values || !part->owned || !part->kernels || !part->events || !part->mapped) return snprintf(why, GPU_REASON, "no memory for an instance"), -1;
   for (uint32_t i = 0; i < plan.value_count; ++i)
     if (make_value(part, i, why)) return -1;
   return 0;
@@ -245,47 +255,7 @@ static int make_kernels(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
   return status;
 }
 
-/* -- opening and closing -- */
-
-/* What hangs stays: the GPU may still write to the memory that it was given. */
-static void close_part(gpu_part *part) {
-  if (!part || part->hangs) return;
-  for (uint32_t i = 0; part->kernels && i < plan.step_count; ++i)
-    if (part->kernels[i]) part->api.clReleaseKernel(part->kernels[i]);
-  for (uint32_t i = 0; part->values && i < plan.value_count; ++i)
-    if (part->owned[i] && part->values[i]) part->api.clReleaseMemObject(part->values[i]);
-  if (part->timed) part->api.clReleaseCommandQueue(part->timed);
-  if (part->queue) part->api.clReleaseCommandQueue(part->queue);
-  if (part->context) part->api.clReleaseContext(part->context);
-  free(part->values);
-  free(part->owned);
-  free(part->kernels);
-  free(part->events);
-  free(part);
-}
-
-static int open_in(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
-  cl_int error = CL_SUCCESS;
-  if (opencl_load(&part->api, wanted->library, why, GPU_REASON) || find_device(part, wanted->device, why)) return -1;
-  part->context = part->api.clCreateContext(NULL, 1, &part->device, NULL, NULL, &error);
-  if (!part->context) return failed(why, "clCreateContext", error);
-  part->queue = part->api.clCreateCommandQueue(part->context, part->device, 0, &error);
-  if (!part->queue) return failed(why, "clCreateCommandQueue", error);
-  return make_memory(part, why) || make_kernels(part, wanted, why) ? -1 : 0;
-}
-
-static int open_part(const tvmflow_gpu *wanted, gpu_part **made, char *why) {
-  gpu_part *part = calloc(1, sizeof *part);
-  if (!part) return snprintf(why, GPU_REASON, "no memory for an instance"), -1;
-  if (open_in(part, wanted, why)) {
-    close_part(part);
-    return -1;
-  }
-  *made = part;
-  return 0;
-}
-
-/* -- running -- */
+/* -- recording -- */
 
 static int enqueue_kernels(gpu_part *part, cl_command_queue queue, cl_event *events, char *why) {
   for (uint32_t i = 0; i < plan.step_count; ++i) {
@@ -301,6 +271,88 @@ static int enqueue_kernels(gpu_part *part, cl_command_queue queue, cl_event *eve
   return 0;
 }
 
+static int has_extension(const gpu_part *part, const char *name) {
+  char *all = calloc(1, EXTENSIONS_SIZE);
+  const int found = all && part->api.clGetDeviceInfo(part->device, CL_DEVICE_EXTENSIONS, EXTENSIONS_SIZE - 1, all, NULL) == CL_SUCCESS && strstr(all, name) != NULL;
+  free(all);
+  return found;
+}
+
+/* Record all kernels, which are then launched by one call (cl_qcom_recordable_queues). Where that fails there is no recording. */
+static void record(gpu_part *part) {
+  const opencl *api = &part->api;
+  char ignored[GPU_REASON];
+  cl_int error = CL_SUCCESS;
+  if (!api->clNewRecordingQCOM || !api->clEndRecordingQCOM || !api->clReleaseRecordingQCOM || !api->clEnqueueRecordingQCOM) return;
+  if (!has_extension(part, "cl_qcom_recordable_queues")) return;
+  part->recorder = api->clCreateCommandQueue(part->context, part->device, CL_QUEUE_RECORDABLE_QCOM, &error);
+  cl_recording_qcom made = part->recorder ? api->clNewRecordingQCOM(part->recorder, &error) : NULL;
+  if (!made) return;
+  const int status = enqueue_kernels(part, part->recorder, NULL, ignored);
+  if (api->clEndRecordingQCOM(made) == CL_SUCCESS && !status)
+    part->recording = made;
+  else
+    api->clReleaseRecordingQCOM(made);
+}
+
+/* Launch what was recorded, or, where there is no recording or the driver refuses it, each kernel. */
+static int enqueue_all(gpu_part *part, cl_command_queue queue, char *why) {
+  if (part->recording) {
+    if (part->api.clEnqueueRecordingQCOM(queue, part->recording, 0, NULL, 0, NULL, 0, NULL, 0, NULL, 0, NULL, NULL) == CL_SUCCESS) return 0;
+    part->api.clReleaseRecordingQCOM(part->recording);
+    part->recording = NULL;
+  }
+  return enqueue_kernels(part, queue, NULL, why);
+}
+
+/* -- opening and closing -- */
+
+/* What hangs stays: the GPU may still write to the memory that it was given. */
+static void close_part(gpu_part *part) {
+  if (!part || part->hangs) return;
+  for (uint32_t i = 0; part->kernels && i < plan.step_count; ++i)
+    if (part->kernels[i]) part->api.clReleaseKernel(part->kernels[i]);
+  for (uint32_t i = 0; part->values && i < plan.value_count; ++i)
+    if (part->owned[i] && part->values[i]) part->api.clReleaseMemObject(part->values[i]);
+  if (part->recording) part->api.clReleaseRecordingQCOM(part->recording);
+  if (part->recorder) part->api.clReleaseCommandQueue(part->recorder);
+  if (part->timed) part->api.clReleaseCommandQueue(part->timed);
+  if (part->queue) part->api.clReleaseCommandQueue(part->queue);
+  if (part->context) part->api.clReleaseContext(part->context);
+  free(part->values);
+  free(part->owned);
+  free(part->kernels);
+  free(part->events);
+  free(part->mapped);
+  free(part);
+}
+
+static int open_in(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
+  cl_int error = CL_SUCCESS;
+  if (opencl_load(&part->api, wanted->library, why, GPU_REASON) || find_device(part, wanted->device, why)) return -1;
+  part->context = part->api.clCreateContext(NULL, 1, &part->device, NULL, NULL, &error);
+  if (!part->context) return failed(why, "clCreateContext", error);
+  part->queue = part->api.clCreateCommandQueue(part->context, part->device, 0, &error);
+  if (!part->queue) return failed(why, "clCreateCommandQueue", error);
+  if (part->api.clGetDeviceInfo(part->device, CL_DEVICE_HOST_UNIFIED_MEMORY, sizeof part->shared, &part->shared, NULL) != CL_SUCCESS) part->shared = 0;
+  if (make_memory(part, why) || make_kernels(part, wanted, why)) return -1;
+  record(part);
+  return 0;
+}
+
+static int open_part(const tvmflow_gpu *wanted, gpu_part **made, char *why) {
+  gpu_part *part = calloc(1, sizeof *part);
+  if (!part) return snprintf(why, GPU_REASON, "no memory for an instance"), -1;
+  if (open_in(part, wanted, why)) {
+    close_part(part);
+    return -1;
+  }
+  *made = part;
+  return 0;
+}
+
+/* -- running -- */
+
 /* Position of the value that an input or output of the plan is; plan.value_count for one that is none. */
 static uint32_t tensor(plan_place place, uint32_t index) {
   uint32_t i = 0;
@@ -310,13 +362,27 @@ static uint32_t tensor(plan_place place, uint32_t index) {
 
 static cl_int enqueue_write(gpu_part *part, cl_command_queue queue, uint32_t at, size_t size, const void *from) {
   const plan_texture *texture = texture_of(at);
+  cl_int error = CL_SUCCESS;
+  if (is_mapped(part, at)) {
+    void *to = part->api.clEnqueueMapBuffer(queue, part->values[at], 1, CL_MAP_WRITE_INVALIDATE_REGION, 0, size, 0, NULL, NULL, &error);
+    if (!to || error != CL_SUCCESS) return error == CL_SUCCESS ? CL_MAP_FAILURE : error;
+    memcpy(to, from, size);
+    return part->api.clEnqueueUnmapMemObject(queue, part->values[at], to, 0, NULL, NULL);
+  }
   if (!texture) return part->api.clEnqueueWriteBuffer(queue, part->values[at], 0, 0, size, from, 0, NULL, NULL);
   const size_t origin[3] = {0}, region[3] = {texture->width, texture->height, 1};
   return part->api.clEnqueueWriteImage(queue, part->values[at], 0, origin, region, 0, 0, from, 0, NULL, NULL);
 }
 
-static cl_int enqueue_read(gpu_part *part, cl_command_queue queue, uint32_t at, size_t size, void *to, cl_event *event) {
+/* mapped: where the output lies once it is there, NULL where it is brought to `to`. */
+static cl_int enqueue_read(gpu_part *part, cl_command_queue queue, uint32_t at, size_t size, void *to, void **mapped, cl_event *event) {
   const plan_texture *texture = texture_of(at);
+  cl_int error = CL_SUCCESS;
+  *mapped = NULL;
+  if (is_mapped(part, at)) {
+    *mapped = part->api.clEnqueueMapBuffer(queue, part->values[at], 0, CL_MAP_READ, 0, size, 0, NULL, event, &error);
+    return *mapped || error != CL_SUCCESS ? error : CL_MAP_FAILURE;
+  }
   if (!texture) return part->api.clEnqueueReadBuffer(queue, part->values[at], 0, 0, size, to, 0, NULL, event);
   const size_t origin[3] = {0}, region[3] = {texture->width, texture->height, 1};
   return part->api.clEnqueueReadImage(queue, part->values[at], 0, origin, region, 0, 0, to, 0, NULL, event);
@@ -352,7 +418,7 @@ static int read_outputs(gpu_part *part, cl_command_queue queue, void *const *out
   cl_int error = CL_SUCCESS;
   for (uint32_t i = 0; i < plan_api.outputs && error == CL_SUCCESS; ++i) {
     cl_event *event = !part->ran && i + 1 == plan_api.outputs ? &last : NULL;
-    error = enqueue_read(part, queue, tensor(PLAN_OUTPUT, i), plan.outputs[i].size, outputs[i], event);
+    error = enqueue_read(part, queue, tensor(PLAN_OUTPUT, i), plan.outputs[i].size, outputs[i], &part->mapped[i], event);
   }
   if (error != CL_SUCCESS) return failed(why, "reading an output", error);
   if (!part->ran) { /* later runs wait as drivers do best */
@@ -362,7 +428,13 @@ static int read_outputs(gpu_part *part, cl_command_queue queue, void *const *out
     if (status) return -1;
   }
   error = part->api.clFinish(queue);
-  return error == CL_SUCCESS ? 0 : failed(why, "clFinish", error);
+  if (error != CL_SUCCESS) return failed(why, "clFinish", error);
+  for (uint32_t i = 0; i < plan_api.outputs && error == CL_SUCCESS; ++i) {
+    if (!part->mapped[i]) continue;
+    memcpy(outputs[i], part->mapped[i], plan.outputs[i].size);
+    error = part->api.clEnqueueUnmapMemObject(queue, part->values[tensor(PLAN_OUTPUT, i)], part->mapped[i], 0, NULL, NULL);
+  }
+  return error == CL_SUCCESS ? 0 : failed(why, "giving an output back", error);
 }
 
 static int write_inputs(gpu_part *part, cl_command_queue queue, const void *const *inputs, char *why) {
@@ -377,7 +449,7 @@ static int write_inputs(gpu_part *part, cl_command_queue queue, const void *cons
 
 static int run_on(gpu_part *part, const void *const *inputs, void *const *outputs, char *why) {
   if (write_inputs(part, part->queue, inputs, why)) return -1;
-  if (enqueue_kernels(part, part->queue, NULL, why) || enqueue_copies(part, part->queue, why)) return -1;
+  if (enqueue_all(part, part->queue, why) || enqueue_copies(part, part->queue, why)) return -1;
   return read_outputs(part, part->queue, outputs, why);
 }
 

@@ -29,6 +29,9 @@ static const char *resolve(opencl *found, void *library) {
   if (!found->name) return #name;
   OPENCL_FUNCTIONS(OPENCL_RESOLVE)
 #undef OPENCL_RESOLVE
+#define OPENCL_RESOLVE(result, name, parameters) *(void **)&found->name = function_of(library, own, #name);
+  OPENCL_RECORDING_FUNCTIONS(OPENCL_RESOLVE)
+#undef OPENCL_RESOLVE
   return NULL;
 }
 

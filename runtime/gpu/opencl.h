@@ -18,6 +18,7 @@ typedef struct _cl_mem *cl_mem;
 typedef struct _cl_program *cl_program;
 typedef struct _cl_kernel *cl_kernel;
 typedef struct _cl_event *cl_event;
+typedef struct _cl_recording_qcom *cl_recording_qcom;
 
 typedef struct {
   cl_uint order, type;
@@ -31,7 +32,7 @@ typedef struct {
 } cl_image_desc;
 
 enum {
-  CL_SUCCESS = 0, CL_DEVICE_NOT_FOUND = -1,
+  CL_SUCCESS = 0, CL_DEVICE_NOT_FOUND = -1, CL_MAP_FAILURE = -12,
   CL_PLATFORM_NAME = 0x0902,
   CL_DEVICE_TYPE = 0x1000, CL_DEVICE_MAX_COMPUTE_UNITS = 0x1002, CL_DEVICE_MAX_WORK_GROUP_SIZE = 0x1004, CL_DEVICE_MAX_CLOCK_FREQUENCY = 0x100C,
   CL_DEVICE_MAX_MEM_ALLOC_SIZE = 0x1010, CL_DEVICE_IMAGE2D_MAX_WIDTH = 0x1011, CL_DEVICE_IMAGE2D_MAX_HEIGHT = 0x1012, CL_DEVICE_IMAGE_SUPPORT = 0x1016,
@@ -39,10 +40,10 @@ enum {
   CL_DRIVER_VERSION = 0x102D, CL_DEVICE_VERSION = 0x102F, CL_DEVICE_EXTENSIONS = 0x1030, CL_DEVICE_PLATFORM = 0x1031, CL_DEVICE_HOST_UNIFIED_MEMORY = 0x1035,
   CL_DEVICE_IMAGE_MAX_ARRAY_SIZE = 0x1041,
   CL_DEVICE_TYPE_CPU = 2, CL_DEVICE_TYPE_GPU = 4,
-  CL_MEM_READ_WRITE = 1, CL_MEM_COPY_HOST_PTR = 32,
+  CL_MEM_READ_WRITE = 1, CL_MEM_ALLOC_HOST_PTR = 16, CL_MEM_COPY_HOST_PTR = 32, CL_MAP_READ = 1, CL_MAP_WRITE_INVALIDATE_REGION = 4,
   CL_RGBA = 0x10B5, CL_MEM_OBJECT_IMAGE2D = 0x10F1, CL_MEM_OBJECT_IMAGE2D_ARRAY = 0x10F3,
   CL_SIGNED_INT8 = 0x10D7, CL_SIGNED_INT32 = 0x10D9, CL_UNSIGNED_INT8 = 0x10DA, CL_HALF_FLOAT = 0x10DD, CL_FLOAT = 0x10DE,
-  CL_QUEUE_PROFILING_ENABLE = 2,
+  CL_QUEUE_PROFILING_ENABLE = 2, CL_QUEUE_RECORDABLE_QCOM = 0x40000000,
   CL_PROGRAM_BINARY_SIZES = 0x1165, CL_PROGRAM_BINARIES = 0x1166, CL_PROGRAM_BUILD_LOG = 0x1183,
   CL_KERNEL_WORK_GROUP_SIZE = 0x11B0,
   CL_COMPLETE = 0, CL_EVENT_COMMAND_EXECUTION_STATUS = 0x11D3,
@@ -85,14 +86,25 @@ enum {
   X(cl_int, clEnqueueCopyBuffer, (cl_command_queue, cl_mem, cl_mem, size_t, size_t, size_t, cl_uint, const cl_event *, cl_event *))                 \
   X(cl_int, clGetEventInfo, (cl_event, cl_uint, size_t, void *, size_t *))                                                                          \
   X(cl_int, clGetEventProfilingInfo, (cl_event, cl_uint, size_t, void *, size_t *))                                                                 \
+  X(void *, clEnqueueMapBuffer, (cl_command_queue, cl_mem, cl_uint, cl_bitfield, size_t, size_t, cl_uint, const cl_event *, cl_event *, cl_int *))    \
+  X(cl_int, clEnqueueUnmapMemObject, (cl_command_queue, cl_mem, void *, cl_uint, const cl_event *, cl_event *))                                     \
   X(cl_int, clReleaseEvent, (cl_event))                                                                                                             \
   X(cl_int, clFlush, (cl_command_queue))
+
+/* Of cl_qcom_recordable_queues, NULL where the library lacks them. The arguments that would change what was recorded are not used. */
+#define OPENCL_RECORDING_FUNCTIONS(X)                                                                                                               \
+  X(cl_recording_qcom, clNewRecordingQCOM, (cl_command_queue, cl_int *))                                                                            \
+  X(cl_int, clEndRecordingQCOM, (cl_recording_qcom))                                                                                                \
+  X(cl_int, clReleaseRecordingQCOM, (cl_recording_qcom))                                                                                            \
+  X(cl_int, clEnqueueRecordingQCOM, (cl_command_queue, cl_recording_qcom, size_t, const void *, size_t, const void *, size_t, const void *, size_t, \
+                                     const void *, cl_uint, const cl_event *, cl_event *))
 
 typedef struct {
   void *library;
   char name[256]; /* that it was found under */
 #define OPENCL_MEMBER(result, name, parameters) result(*name) parameters;
   OPENCL_FUNCTIONS(OPENCL_MEMBER)
+  OPENCL_RECORDING_FUNCTIONS(OPENCL_MEMBER)
 #undef OPENCL_MEMBER
 } opencl;
 

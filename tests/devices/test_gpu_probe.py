@@ -53,6 +53,7 @@ cl_int clGetDeviceInfo(cl_device_id d, cl_uint what, size_t size, void *to, size
   return 0; }
 /* what only networks need */
 void clCreateProgramWithBinary(void) {} void clGetProgramInfo(void) {} void clGetKernelWorkGroupInfo(void) {}
+void clEnqueueMapBuffer(void) {} void clEnqueueUnmapMemObject(void) {}
 void clEnqueueWriteBuffer(void) {} void clEnqueueCopyBuffer(void) {} void clGetEventInfo(void) {} void clGetEventProfilingInfo(void) {}
 void clReleaseEvent(void) {} void clFlush(void) {} void clEnqueueReadImage(void) {} void clEnqueueWriteImage(void) {}
 static float memory[4096]; static size_t used;

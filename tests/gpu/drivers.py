@@ -37,7 +37,7 @@ print(opened, len(rows), sum(took for _, _, took in rows))
 
 
 def run_on(
-    driver: SoftwareDriver, library: Path, inputs: tuple[Any, ...], folder: Path, times: int = 2, **options: str
+    driver: SoftwareDriver, library: Path, inputs: tuple[Any, ...], folder: Path, times: int = 2, /, **options: str
 ) -> list[Any]:
     """Return the outputs of each run, one run's behind the other. Raises RuntimeError with what the library said."""
     samples, found = folder / "samples.npz", folder / "found.npz"

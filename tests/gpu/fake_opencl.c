@@ -94,6 +94,12 @@ cl_int clEnqueueReadImage(cl_command_queue q, cl_mem m, cl_uint b, const size_t 
 cl_int clEnqueueWriteImage(cl_command_queue q, cl_mem m, cl_uint b, const size_t *o, const size_t *r, size_t x, size_t y, const void *from, cl_uint n, const cl_event *w, cl_event *e) {
   return UNUSED(q), UNUSED(m), UNUSED(b), UNUSED(o), UNUSED(r), UNUSED(x), UNUSED(y), UNUSED(from), UNUSED(n), UNUSED(w), UNUSED(e), -59;
 }
+void *clEnqueueMapBuffer(cl_command_queue q, cl_mem m, cl_uint b, cl_bitfield f, size_t o, size_t size, cl_uint n, const cl_event *w, cl_event *e, cl_int *error) {
+  return UNUSED(q), UNUSED(m), UNUSED(b), UNUSED(f), UNUSED(o), UNUSED(size), UNUSED(n), UNUSED(w), UNUSED(e), *error = -12, NULL;
+}
+cl_int clEnqueueUnmapMemObject(cl_command_queue q, cl_mem m, void *at, cl_uint n, const cl_event *w, cl_event *e) {
+  return UNUSED(q), UNUSED(m), UNUSED(at), UNUSED(n), UNUSED(w), UNUSED(e), 0;
+}
 cl_int clGetEventInfo(cl_event e, cl_uint what, size_t size, void *to, size_t *n) {
   return UNUSED(e), UNUSED(what), UNUSED(size), UNUSED(n), *(cl_int *)to = FAULT == 'h' ? 1 : FAULT == 'r' ? -14 : CL_COMPLETE, 0;
 }

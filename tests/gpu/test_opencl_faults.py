@@ -23,7 +23,8 @@ INPUTS = (TensorSpec("x", (1, 3, 16, 16)),)
 SAMPLE = np.random.default_rng(0).standard_normal((1, 3, 16, 16), dtype=np.float32)
 
 
-def _library(folder: Path, *options: str) -> Path:
+def write_library(folder: Path, *options: str) -> Path:
+    """Write a network of few kernels for PoCL. options: of the compiler of its host code."""
     path = folder / "network.so"
     backend = gpu_backend("opencl")
     module = canonicalize(ExportedModel(Branches(0).eval(), INPUTS).to_relax())
@@ -36,7 +37,7 @@ def _library(folder: Path, *options: str) -> Path:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network that gives a driver 300 ms for its first run."""
-    return _library(tmp_path_factory.mktemp("opencl"), "-DHANGS_MS=300")
+    return write_library(tmp_path_factory.mktemp("opencl"), "-DHANGS_MS=300")
 
 
 def opencl_driver(folder: Path, fault: str) -> Path:
@@ -82,7 +83,7 @@ def test_a_device_that_is_not_there_and_a_library_that_is_none(library: Path, tm
 
 
 def test_kept_programs_that_are_damaged_or_anothers_are_compiled_again(tmp_path: Path) -> None:
-    driver, cache, library = software_drivers().pocl, tmp_path / "cache", _library(tmp_path)
+    driver, cache, library = software_drivers().pocl, tmp_path / "cache", write_library(tmp_path)
     cache.mkdir()
     expected = run_on(driver, library, (SAMPLE,), tmp_path, 1, cache=str(cache))
     [kept] = cache.iterdir()

@@ -57,7 +57,7 @@ def test_outputs_are_those_of_the_source(api: str, tmp_path: Path) -> None:
         network = Network("any@gpu:any", model.inputs, ("y",), 1)
         write_network(tmp_path / f"{size}.so", scheduled, network, Command(("g++",)))
         (wanted,) = model.run(x)
-        (found,) = run_on(driver, tmp_path / f"{size}.so", (x,), tmp_path, times=1)
+        (found,) = run_on(driver, tmp_path / f"{size}.so", (x,), tmp_path, 1)
         assert np.abs(found - wanted).max() < 5e-6 * np.ptp(wanted)
 
 
