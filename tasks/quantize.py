@@ -25,6 +25,7 @@ from tvmflow.sources.datasets import Samples
 from tvmflow.stage_params import Int8Params, MixedOperators, VtaInt8Params
 from tvmflow.stages import Stage, StageContext, no_limits
 from tvmflow.targets.cpu_features import activations_of
+from tvmflow.targets.gpu_features import GPU_KINDS
 from tvmflow.targets.resolve import Processor, processor_of
 from tvmflow.workspace import Workspace
 
@@ -49,8 +50,12 @@ def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
         options = getattr(block, cell.precision)
     elif cell.precision != "float32":
         options = block.mixed.get(cell.target, block.mixed["default"])
-    is_open = cell.precision == "int8" and block.int8.activations == "auto"
-    processor = processor_of(workspace.params.targets[cell.target]) if is_open else None
+    entry, processor = workspace.params.targets[cell.target], None
+    if cell.precision == "int8" and block.int8.activations == "auto":
+        if entry.kind in GPU_KINDS:  # words of int8 are what their instructions multiply
+            options = block.int8.model_copy(update={"activations": "int8"})
+        else:
+            processor = processor_of(entry)
     return QuantizeSettings(cell.precision, options, block.max_relative_error[cell.precision], processor)
 
 
@@ -111,5 +116,5 @@ STAGE = Stage(
         "fetch": ("golden.npz", "source.json", "calibration.npz", "evaluation.npz"),
         "import_model": (IR_NAME, WEIGHTS_NAME, "reference.npz"),
     },
-    reads=("targets.{target}.mcpu", "targets.{target}.mtriple", "targets.{target}.mattr", "quantize.max_relative_error.{precision}", "quantize.mixed", "quantize.int8", "quantize.vta_int8"),
+    reads=("targets.{target}.kind", "targets.{target}.mcpu", "targets.{target}.mtriple", "targets.{target}.mattr", "quantize.max_relative_error.{precision}", "quantize.mixed", "quantize.int8", "quantize.vta_int8"),
 )  # fmt: skip

@@ -95,15 +95,18 @@ static int make_device(gpu_part *part) {
   VkPhysicalDevice8BitStorageFeatures storage8 = {.type = VK_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES};
   VkPhysicalDevice16BitStorageFeatures storage16 = {.type = VK_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES};
   VkPhysicalDeviceShaderFloat16Int8Features small = {.type = VK_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES};
+  VkPhysicalDeviceShaderIntegerDotProductFeatures dot = {.type = VK_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES};
   VkPhysicalDeviceFeatures2 features = {.type = VK_PHYSICAL_DEVICE_FEATURES_2, .next = &storage16}, wanted = {.type = VK_PHYSICAL_DEVICE_FEATURES_2};
   uint32_t count = MOST_EXTENSIONS, used = 0;
-  const char *names[3];
+  const char *names[4];
   VkExtensionProperties *all = calloc(count, sizeof *all);
   if (!all) return vulkan_refuse(part, "no memory");
   if (part->api.vkEnumerateDeviceExtensionProperties(part->physical, NULL, &count, all) < 0) count = 0;
   if (has_extension(all, count, "VK_KHR_shader_float16_int8")) names[used++] = "VK_KHR_shader_float16_int8", small.next = features.next, features.next = &small;
   if (has_extension(all, count, "VK_KHR_storage_buffer_storage_class") && has_extension(all, count, "VK_KHR_8bit_storage"))
     names[used++] = "VK_KHR_storage_buffer_storage_class", names[used++] = "VK_KHR_8bit_storage", storage8.next = features.next, features.next = &storage8;
+  if (has_extension(all, count, "VK_KHR_shader_integer_dot_product"))
+    names[used++] = "VK_KHR_shader_integer_dot_product", dot.next = features.next, features.next = &dot;
   free(all);
   part->api.vkGetPhysicalDeviceFeatures2(part->physical, &features);
   wanted.next = features.next;
@@ -112,7 +115,8 @@ static int make_device(gpu_part *part) {
   storage16 = (VkPhysicalDevice16BitStorageFeatures){storage16.type, storage16.next, storage16.storage, 0, 0, 0};
   storage8 = (VkPhysicalDevice8BitStorageFeatures){storage8.type, storage8.next, storage8.storage, 0, 0};
   part->has = (small.float16 ? NEEDS_FLOAT16 : 0) | (small.int8 ? NEEDS_INT8 : 0) | (wanted.features[VK_FEATURE_INT16] ? NEEDS_INT16 : 0) |
-              (wanted.features[VK_FEATURE_INT64] ? NEEDS_INT64 : 0) | (storage16.storage ? NEEDS_STORAGE16 : 0) | (storage8.storage ? NEEDS_STORAGE8 : 0);
+              (wanted.features[VK_FEATURE_INT64] ? NEEDS_INT64 : 0) | (storage16.storage ? NEEDS_STORAGE16 : 0) | (storage8.storage ? NEEDS_STORAGE8 : 0) |
+              (dot.dot ? NEEDS_DOT : 0);
   const float priority = 1;
   const VkDeviceQueueCreateInfo queue = {.type = VK_DEVICE_QUEUE_CREATE_INFO, .family = part->family, .count = 1, .priorities = &priority};
   const VkDeviceCreateInfo info = {

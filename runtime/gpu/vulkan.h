@@ -34,7 +34,8 @@ enum {
   VK_COMMAND_POOL_RESETS = 2, VK_MAPPED_MEMORY_RANGE = 6, VK_QUERY_POOL_CREATE_INFO = 11, VK_PIPELINE_CACHE_CREATE_INFO = 17, VK_MEMORY_BARRIER = 46,
   VK_PHYSICAL_DEVICE_PROPERTIES_2 = 1000059001, VK_PHYSICAL_DEVICE_ID_PROPERTIES = 1000071004, VK_PHYSICAL_DEVICE_MAINTENANCE_3 = 1000168000,
   VK_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES = 1000177000, VK_PHYSICAL_DEVICE_FEATURES_2 = 1000059000, VK_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES = 1000082000,
-  VK_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES = 1000083000, VK_PHYSICAL_DEVICE_DRIVER_PROPERTIES = 1000196000
+  VK_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES = 1000083000, VK_PHYSICAL_DEVICE_DRIVER_PROPERTIES = 1000196000,
+  VK_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES = 1000280000
 };
 #define VK_API_VERSION_1_1 ((1u << 22) | (1u << 12))
 #define VK_API_VERSION_1_2 ((1u << 22) | (2u << 12))
@@ -73,6 +74,7 @@ typedef struct {
 } VkPhysicalDeviceProperties;
 typedef struct { uint32_t type; void *next; uint32_t storage, uniform_and_storage, push_constants, in_out; } VkPhysicalDevice16BitStorageFeatures;
 typedef struct { uint32_t type; void *next; uint32_t float16, int8; } VkPhysicalDeviceShaderFloat16Int8Features;
+typedef struct { uint32_t type; void *next; uint32_t dot; } VkPhysicalDeviceShaderIntegerDotProductFeatures;
 typedef struct { uint32_t type; void *next; uint32_t features[55]; } VkPhysicalDeviceFeatures2;
 typedef struct { uint32_t type; void *next; VkPhysicalDeviceProperties is; } VkPhysicalDeviceProperties2;
 typedef struct { uint32_t type; void *next; uint8_t device[16], driver[16], luid[8]; uint32_t nodes, luid_valid; } VkPhysicalDeviceIDProperties;

@@ -12,6 +12,7 @@ from pydantic import AfterValidator
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.errors import StageError
 from tvmflow.options import Options
+from tvmflow.targets.cpu_features import INTEGER_DOT
 from tvmflow.targets.gpu_features import GPUS, GpuFeatures
 
 if TYPE_CHECKING:
@@ -28,10 +29,14 @@ def _known(kind: str) -> str:
 
 
 class GpuOptions(Options):
-    """software: run by a driver in software, made on demand, on this machine. kind: of the GPU, a row of GPUS."""
+    """software: run by a driver in software, made on demand, on this machine. kind: of the GPU, a row of GPUS.
+
+    integer_dot: int8 is multiplied four products at a time; where it is not given, as is best for the kind.
+    """
 
     software: bool = False
     kind: Annotated[str, AfterValidator(_known)] = "generic"
+    integer_dot: bool | None = None
 
 
 class OpenClOptions(GpuOptions):
@@ -69,6 +74,11 @@ class GpuBackend(CpuBackend):
     def prefers_winograd(self) -> bool:
         return self.gpu_features().winograd
 
+    @property
+    def integer_dot(self) -> bool:
+        wanted = self.target.options.get("integer_dot")
+        return self.api in self.gpu_features().integer_dot if wanted is None else bool(wanted)
+
     def gpu_features(self) -> GpuFeatures:
         """Return what schedules must know of the GPU."""
         return GPUS[self.software_driver or self.target.options["kind"]]
@@ -85,8 +95,10 @@ class GpuBackend(CpuBackend):
     def tvm_target(self) -> Any:
         import tvm
 
-        host = self.target.tvm_target()
-        return tvm.target.Target({"kind": "opencl", "max_num_threads": 256}, host=host)
+        keys = ["opencl", "gpu", *([INTEGER_DOT] if self.integer_dot else [])]
+        return tvm.target.Target(
+            {"kind": "opencl", "max_num_threads": 256, "keys": keys}, host=self.target.tvm_target()
+        )
 
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
         return super().pack(mod, block or _CHANNELS)

@@ -12,6 +12,7 @@ import tvm
 from tvm import tirx
 
 from tvmflow.ir.tvm_names import dtype_of, register_intrin_lowering
+from tvmflow.kernels import words
 from tvmflow.kernels.erf import ERF_IS_ONE, ERF_LARGE, ERF_SMALL
 
 _LOWEST, _HIGHEST = -104.0, 89.0  # beyond: 0 and infinity
@@ -85,7 +86,10 @@ def _erf(call: Any) -> Any:
 
 @cache
 def register() -> None:
-    """Teach TVM, in this process: exp and erf as above, and that rounding to the nearest integer can be vectorized."""
+    """Teach TVM, in this process: exp and erf as above, dot products of words, and that rounding to the nearest integer can be vectorized."""
     tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
     register_intrin_lowering("tirx.exp", "llvm", _exp, 99)
     register_intrin_lowering("tirx.erf", "llvm", _erf, 99)
+    words.register()
+    register_intrin_lowering(words.WORD, "llvm", words.plain_word)
+    register_intrin_lowering(words.DOT, "llvm", words.plain_dot)

@@ -238,6 +238,29 @@ class Expressions:
             elements = [self._element(memory, index.base + index.stride * lane, scalar) for lane in range(kind.lanes)]
         return self.language.vector(kind, elements)
 
+    def _word(self, node: Any) -> str:
+        """Return four int8 as a word; as one entry of memory where they are that."""
+        entry = self._one_entry(node.args)
+        if entry is not None:
+            return self.language.loaded_word(*entry, self.used)
+        kind = self.kind(node.args[0]).of_lanes(VECTOR)
+        return self.language.word(self.language.vector(kind, [self.of(one) for one in node.args]), self.used)
+
+    def _one_entry(self, loads: Any) -> tuple[Memory, str] | None:
+        """Return the memory and the index of the vector that loads of four elements are; None where they are none."""
+        if any(type(one).__name__ != "TensorLoad" for one in loads):
+            return None
+        memory, base = self.buffers[loads[0].source], loads[0].indices[0]
+        together = all(
+            self.buffers[one.source] is memory and constant_of(self.analyzer.simplify(one.indices[0] - base)) == at
+            for at, one in enumerate(loads)
+        )
+        if not together or memory.scope != "global" or not memory.in_vectors:
+            return None
+        steps = self.analyzer.modular_set(base)
+        is_aligned = int(steps.coeff) % VECTOR == 0 and int(steps.base) % VECTOR == 0
+        return (memory, self._at(memory, base)) if is_aligned else None
+
     # -- calls --
 
     def _call(self, node: Any) -> str:
@@ -290,6 +313,14 @@ class Expressions:
     def _fma(self, node: Any) -> str:
         return f"fma({', '.join(self.of(argument) for argument in node.args)})"
 
+    def _dot4(self, node: Any) -> str:
+        kind = self.kind(node)
+        if kind.lanes not in (1, VECTOR):
+            raise StageError(f"a kernel multiplies {kind.lanes} words at once", f"1 or {VECTOR}")
+        name = "dot4" if kind.lanes == 1 else "dot4_in_4"
+        self.used.functions.add("dot4")
+        return self._function(name, *(self.of(argument) for argument in node.args))
+
     def _bit_not(self, node: Any) -> str:
         return self._wrapped(f"(~{self.of(node.args[0])})", self.kind(node))
 
@@ -323,4 +354,5 @@ _CALLS: dict[str, Callable[[Expressions, Any], str]] = {
     "if_then_else": Expressions._if, "likely": Expressions._first, "pow": Expressions._power, "fmod": Expressions._remainder,
     "tanh": Expressions._tanh, "sigmoid": Expressions._sigmoid, "fma": Expressions._fma, "bitwise_not": Expressions._bit_not,
     "reinterpret": Expressions._reinterpret, "isnan": Expressions._is, "isinf": Expressions._is,
+    "word": Expressions._word, "dot4": Expressions._dot4,
 }  # fmt: skip

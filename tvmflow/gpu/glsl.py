@@ -66,10 +66,17 @@ float erf(float x) {{
   return abs(x) < 1.0 ? small : sign(x) * (1.0 - exp(-q));
 }}"""
 _ERF4 = "vec{n} erf(vec{n} x) {{ return vec{n}({each}); }}"
+# OpSDot of words of four bytes, which GLSL has no function of; the numbers are those of SPIR-V.
+_DOT = """\
+#extension GL_EXT_spirv_intrinsics : require
+spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
+int dot_words(int a, int b, spirv_literal int format);"""
 _FUNCTIONS = {
     "erf": "\n".join([_ERF, *(_ERF4.format(n=n, each=", ".join(f"erf(x.{c})" for c in LANES[:n])) for n in (2, 3, 4))]),
     "floor_div": "int floor_div(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }",
     "floor_mod": "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - 1) * b : a - q * b; }",
+    "dot4": "int dot4(int a, int b) { return dot_words(a, b, 0); }",
+    "dot4_in_4": "ivec4 dot4_in_4(ivec4 a, ivec4 b) { return ivec4(dot4(a.x, b.x), dot4(a.y, b.y), dot4(a.z, b.z), dot4(a.w, b.w)); }",
     "unpack_int8": "ivec4 unpack_int8(uint v) { int s = int(v); return ivec4(s << 24, s << 16, s << 8, s) >> 24; }",
     "unpack_uint8": "uvec4 unpack_uint8(uint v) { return (uvec4(v) >> uvec4(0u, 8u, 16u, 24u)) & 255u; }",
     "pack_int8": "uint pack_int8(ivec4 v) { uvec4 u = uvec4(v) & 255u; return u.x | u.y << 8 | u.z << 16 | u.w << 24; }",
@@ -187,6 +194,15 @@ class Glsl(Language):
         made = _in_memory(memory.kind.of_lanes(kind.lanes))
         return f"{to} = {value};" if made == self.register(kind) else f"{to} = {made}({value});"
 
+    def loaded_word(self, memory: Memory, index: str, used: Used) -> str:
+        if memory.in_words:
+            return f"int({memory.name}[{index}])"
+        return self.word(self.loaded(memory, index, memory.kind.of_lanes(VECTOR), used), used)
+
+    def word(self, text: str, used: Used) -> str:
+        used.functions.add("pack_int8")
+        return f"int(pack_int8({text}))"
+
     def coordinates(self, x: str, y: str) -> str:
         raise NotImplementedError("buffers of texels have one index")
 
@@ -205,6 +221,7 @@ class Glsl(Language):
             f"layout(local_size_x = {x}, local_size_y = {y}, local_size_z = {z}) in;",
             *(_block_of(memory) for memory in parameters),
             *shared,
+            *([_DOT] if "dot4" in used.functions else []),
             *(self.functions[one] for one in sorted(used.functions)),
         ]
         return "\n".join([*lines, f"void {name}() {{", *body, "}"]) + "\n"

@@ -87,6 +87,14 @@ class Language(ABC):
         """Return the statement that stores at an entry of a parameter what is in a register."""
 
     @abstractmethod
+    def loaded_word(self, memory: Memory, index: str, used: Used) -> str:
+        """Return the four int8 of an entry of a parameter as an int."""
+
+    @abstractmethod
+    def word(self, text: str, used: Used) -> str:
+        """Return a vector of four int8 that is in a register as an int."""
+
+    @abstractmethod
     def coordinates(self, x: str, y: str) -> str:
         """Return the index of an entry of an image."""
 

@@ -24,6 +24,16 @@ _INTS = {"float16": "short", "int64": "long", "uint64": "long"}  # what vectors 
 _LONGEST_NAME = 100
 _HALF = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable"
 _SAMPLER = "const sampler_t nearest = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_NONE | CLK_FILTER_NEAREST;"
+_DOT = """\
+#if defined(cl_khr_integer_dot_product)
+#pragma OPENCL EXTENSION cl_khr_integer_dot_product : enable
+int dot4(int a, int b) { return dot_4x8packed_ss_int(as_uint(a), as_uint(b)); }
+#elif defined(cl_arm_integer_dot_product_int8)
+#pragma OPENCL EXTENSION cl_arm_integer_dot_product_int8 : enable
+int dot4(int a, int b) { return arm_dot(as_char4(a), as_char4(b)); }
+#else
+int dot4(int a, int b) { int4 p = convert_int4(as_char4(a)) * convert_int4(as_char4(b)); return p.x + p.y + p.z + p.w; }
+#endif"""
 _GUARDED = "#ifndef HAS_{name}\n#define HAS_{name}\n{code}\n#endif"
 
 
@@ -50,6 +60,8 @@ class OpenClC(Language):
 
     name = "OpenCL C"
     functions: ClassVar[Mapping[str, str]] = {
+        "dot4": _DOT,
+        "dot4_in_4": "int4 dot4_in_4(int4 a, int4 b) { return (int4)(dot4(a.x, b.x), dot4(a.y, b.y), dot4(a.z, b.z), dot4(a.w, b.w)); }",
         "floor_div": "int floor_div(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }",
         "floor_mod": "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - 1) * b : a - q * b; }",
     }
@@ -179,6 +191,14 @@ class OpenClC(Language):
             return f"{memory.name}[{index}] = {value};"
         given = f"({value} & 1)" if dtype == "bool" and kind.lanes > 1 else value
         return f"{memory.name}[{index}] = {f'({made})({given})' if kind.lanes == 1 else f'convert_{made}({given})'};"
+
+    def loaded_word(self, memory: Memory, index: str, used: Used) -> str:
+        if memory.width:
+            return self.word(self.loaded(memory, index, memory.kind.of_lanes(VECTOR), used), used)
+        return f"as_int({memory.name}[{index}])"
+
+    def word(self, text: str, used: Used) -> str:
+        return f"as_int(convert_char4({text}))"
 
     def coordinates(self, x: str, y: str) -> str:
         return f"(int2)({x}, {y})"

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import s_tir
 
-from tvmflow.kernels.blocks import Kernel, axes, block_ref, extents
+from tvmflow.kernels.blocks import Kernel, axes, block_ref, extents, region_buffer
 from tvmflow.targets.gpu_features import GpuFeatures
 from tvmflow.templates.primitives import MOST_DEFAULTS, Knobs, Template, divisors, merge_epilogue
 
@@ -299,10 +299,16 @@ def read_into_registers(schedule: Any, data: Any, anchor: Any, data_at: Any, wei
         inner = list(schedule.get_loops(block))[-len(schedule.get(block).iter_vars) :]
         for axis in inner[:-1]:
             schedule.unroll(axis)
-        if extents(schedule, inner[-1:])[0] == LANES:
+        if extents(schedule, inner[-1:])[0] == LANES and not _is_word_image(schedule, block):
             schedule.vectorize(inner[-1])
         else:
             schedule.unroll(inner[-1])
+
+
+def _is_word_image(schedule: Any, block: Any) -> bool:
+    """Whether what a block writes are pixels of four int8 in a word, (n, c, h, w) of int32."""
+    buffer = region_buffer(schedule.get(block).writes[0])
+    return len(buffer.shape) < _PACKED_AXES and str(buffer.dtype) == "int32"
 
 
 GPU_WINDOW = Template("gpu_window", _window_covers, _window_candidates, _window)

@@ -1,8 +1,4 @@
-"""Lower conv2d to TensorIR, in NCHW and in packed layouts (which TVM's own table leaves out).
-
-A packed convolution becomes one padding block (where it pads) and one reduction with plain, separate axes:
-(n, oc, oh, ow, lane) over (ic, kh, kw, input lane); depthwise and first layers over (kh, kw) and (ic, kh, kw).
-"""
+"""Lower conv2d to TensorIR, in NCHW and in packed layouts (which TVM's own table leaves out): with the weights that the target's instructions read."""
 
 from __future__ import annotations
 
@@ -12,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, te, topi
+from tvm import relax, topi
 
 from tvmflow.ir.tvm_names import constant_value, type_of
-from tvmflow.passes.images import padded_image, pair_columns, tileable_width
+from tvmflow.kernels.words import BYTES, words_of_weight
+from tvmflow.passes.images import pair_columns
+from tvmflow.passes.packed_convolution import interleave, packed_conv2d
 from tvmflow.passes.winograd import transform_weight, winograd_conv2d
 from tvmflow.targets.cpu_features import (
     computes_in_bfloat16,
@@ -24,9 +22,9 @@ from tvmflow.targets.cpu_features import (
     multiplies_pairs,
     only_widens,
     sums_tiles,
+    takes_words,
 )  # fmt: skip
-from tvmflow.templates.pairs import PAIRED_BYTES, PAIRED_CONVOLUTION, PAIRED_LANES
-from tvmflow.templates.tiles import TILED_CONVOLUTION
+from tvmflow.templates.pairs import PAIRED_BYTES, PAIRED_LANES
 
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
 
@@ -203,6 +201,13 @@ def _summed_together(call: Any) -> int:
     return 0
 
 
+def _in_words(call: Any, weight: Any) -> bool:
+    """Whether a GPU computes a convolution by dot products of words."""
+    if weight is None or len(weight.shape) != 6 or int(weight.shape[4]) != BYTES or not takes_words(_target()):
+        return False
+    return str(weight.dtype) == str(type_of(call.args[0]).dtype) == "int8" and _out_dtype(call) == "int32"
+
+
 def _target() -> Any:
     return tvm.target.Target.current()
 
@@ -214,6 +219,8 @@ def _weight_of(call: Any, group: int, tiled: bool) -> Any:
     16-bit values are summed in float32 anyway. arm64 has int8 widened to 16 bits, and multiplies those into 32.
     """
     weight: Any = constant_value(call.args[1])
+    if _in_words(call, weight):
+        return relax.const(words_of_weight(weight.numpy()), "int32")
     if group:
         interleaved = interleave(weight.numpy(), group)
         if tiled:
@@ -228,158 +235,3 @@ def _weight_of(call: Any, group: int, tiled: bool) -> Any:
     if of_int8 or (data == dtype in ("bfloat16", "float16") and _out_dtype(call) == "float32"):
         return relax.const(weight.numpy().astype(np.float32), "float32")
     return call.args[1]
-
-
-def interleave(weight: Any, group: int) -> Any:
-    """(OC, IC, KH, KW, b of I, b of O) -> (OC, IC, KH, KW, b/group of I, b of O, group of I), as dot products read it."""
-    oc, ic, kh, kw, inner, lanes = weight.shape
-    split = weight.reshape(oc, ic, kh, kw, inner // group, group, lanes)
-    return np.ascontiguousarray(split.transpose(0, 1, 2, 3, 4, 6, 5))
-
-
-def packed_conv2d(
-    data: Any, weight: Any, strides: list[int], padding: list[int], dilation: list[int], groups: int,
-    out_dtype: str | None, tiled: bool = False, filling: float = 0.0, offset: Any = None,
-) -> Any:  # fmt: skip
-    """Return the te.Tensor (N, OC, OH, OW, lane) of a convolution.
-
-    data: (N, C, H, W) or (N, C/b, H, W, b), with half the channels of a weight where two columns are paired (then padding counts pairs); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
-    (OC, IC, KH, KW, b of I, b of O), or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of int8, with 2 of bfloat16, with 8 and 4
-    for products of pairs, and, as matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right, of `filling`; offset: what sums start
-    from, (1, OC, 1, 1, lane) of the output's type, None for 0.
-    """
-    dtype = out_dtype or str(data.dtype)
-    top, left, bottom, right = padding
-    (sh, sw), (dh, dw) = strides, dilation
-    depthwise = len(weight.shape) == 5 and len(data.shape) == 5
-    # Of a depthwise convolution each value is read by every tap, so it is widened once, where the padding is copied.
-    read_dtype = str(data.dtype)
-    if depthwise:
-        read_dtype = "int16" if str(weight.dtype) == "int8" else str(weight.dtype)
-    columns = int(weight.shape[4]) * int(weight.shape[6]) // int(data.shape[-1]) if len(weight.shape) == 7 else 1
-    oc, _, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
-    reach = (kw - 1) * dw + 1
-    width = int(data.shape[3]) // columns + left + right
-    out_width = (width - reach) // sw + 1
-    computed = tileable_width(out_width, multiplies_by_lane(_target())) if is_cpu(_target()) else out_width
-    right += max((computed - 1) * sw + reach - width, 0)
-    if top or left or bottom or right or columns > 1 or read_dtype != str(data.dtype):
-        data = padded_image(data, padding[:2], [bottom, right], read_dtype, filling, columns)
-    n, _, height, _ = (int(d) for d in data.shape[:4])
-    lanes = int(weight.shape[-2 if len(weight.shape) == 7 else -1])
-    shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)
-    steps, sums = (sh, dh, sw, dw), _Sums(dtype, offset)
-    if depthwise:
-        return _cropped(_depthwise(data, weight, shape, steps, read_dtype, sums), out_width)
-    if len(weight.shape) == 5:
-        return _cropped(_first(data, weight, shape, steps, sums), out_width)
-    return _cropped(_whole(data, weight, shape, steps, sums, groups, tiled), out_width)
-
-
-Steps = tuple[int, int, int, int]  # stride and dilation of rows, stride and dilation of columns
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """dtype: of sums; offset: what they start from, a te.Tensor (1, OC, 1, 1, lane), None for 0."""
-
-    dtype: str
-    offset: Any
-
-    def of(self, terms: Any, axis: list[Any], index: tuple[Any, ...]) -> Any:
-        """Return the sum of terms over axes, for the output at an index (b, o, h, w, lane)."""
-        if self.offset is None:
-            return te.sum(terms, axis=axis)
-        start = self.offset[0, index[1], 0, 0, index[4]]
-        return te.comm_reducer(lambda x, y: x + y, lambda _dtype: start, name="sum")(terms, axis=axis)
-
-
-def _term(total: str, pixel: Any, value: Any) -> Any:
-    return pixel.astype(total) * value.astype(total)
-
-
-def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, read_dtype: str, sums: _Sums) -> Any:
-    """Sum every channel by itself; of float32 exactly, whatever is read, and brought to the type of the output after."""
-    sh, dh, sw, dw = steps
-    y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
-    dtype = sums.dtype
-    total = read_dtype if read_dtype == "float32" else dtype
-    output = te.compute(
-        shape,
-        lambda b, o, h, w, v: sums.of(
-            _term(total, data[b, o, h * sh + y * dh, w * sw + x * dw, v], weight[o, 0, y, x, v]),
-            [y, x],
-            (b, o, h, w, v),
-        ),
-        name="depthwise_conv2d",
-    )
-    return (
-        output
-        if total == dtype
-        else te.compute(output.shape, lambda *indices: output[indices].astype(dtype), name="exact")
-    )
-
-
-def _first(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Sums) -> Any:
-    """Sum an image in NCHW, of few channels."""
-    sh, dh, sw, dw = steps
-    y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
-    i = te.reduce_axis((0, int(weight.shape[1])), "ic")
-    return te.compute(
-        shape,
-        lambda b, o, h, w, v: sums.of(
-            _term(sums.dtype, data[b, i, h * sh + y * dh, w * sw + x * dw], weight[o, i, y, x, v]),
-            [i, y, x],
-            (b, o, h, w, v),
-        ),
-        name="first_conv2d",
-    )
-
-
-def _whole(
-    data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Sums, groups: int, tiled: bool
-) -> Any:  # fmt: skip
-    """Sum packed channels, one by one or by neighbours that an instruction sums; see packed_conv2d."""
-    (sh, dh, sw, dw), per_group = steps, shape[1] // groups
-    _, ic, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
-    y, x = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
-    i, u = te.reduce_axis((0, ic), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
-
-    def first(o: Any) -> Any:
-        return i if groups == 1 else (o // per_group) * ic + i
-
-    def pixel(b: Any, o: Any, h: Any, w: Any, lane: Any) -> Any:
-        return data[b, first(o), h * sh + y * dh, w * sw + x * dw, lane]
-
-    if len(weight.shape) == 6:
-        return te.compute(
-            shape,
-            lambda b, o, h, w, v: sums.of(
-                _term(sums.dtype, pixel(b, o, h, w, u), weight[o, i, y, x, u, v]), [i, y, x, u], (b, o, h, w, v)
-            ),
-            name="conv2d",
-        )
-    group = int(weight.shape[6])
-    q = te.reduce_axis((0, group), "ic_byte" if group == 4 else "ic_pair")
-    order = (y, x, i) if tiled else (i, y, x)
-    # the names are part of the keys of tuning records
-    name = TILED_CONVOLUTION if tiled else "conv2d_bytes" if group == 4 else "conv2d_pairs"
-    if group * tvm.DataType(str(weight.dtype)).bits == 8 * PAIRED_BYTES:
-        name = PAIRED_CONVOLUTION
-    return te.compute(
-        shape,
-        lambda b, o, h, w, v: sums.of(
-            _term(sums.dtype, pixel(b, o, h, w, u * group + q), weight[o, *order, u, v, q]),
-            [*order, u, q],
-            (b, o, h, w, v),
-        ),
-        name=name,
-    )
-
-
-def _cropped(output: Any, width: int) -> Any:
-    """Return a convolution without the columns that were computed only to fill a tile."""
-    if int(output.shape[3]) == width:
-        return output
-    n, oc, height, _, lanes = output.shape
-    return te.compute((n, oc, height, width, lanes), lambda b, o, h, w, v: output[b, o, h, w, v], name="crop")

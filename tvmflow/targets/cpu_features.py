@@ -45,6 +45,9 @@ _VECTORS: tuple[tuple[str, str, _Vectors], ...] = (
 )  # fmt: skip
 
 
+INTEGER_DOT = "integer_dot"  # key of a GPU's target
+
+
 @dataclass(frozen=True)
 class CpuFeatures:
     """lanes: float32 values in a vector register; registers: how many of them; l2_bytes: size of a core's own L2.
@@ -97,6 +100,11 @@ def _features(target: Any) -> frozenset[str]:
 def is_cpu(target: Any) -> bool:
     """Whether a tvm.target.Target is a CPU, with registers to be filled and instructions of its own."""
     return str(target.kind.name) == "llvm"
+
+
+def takes_words(target: Any) -> bool:
+    """Whether a tvm.target.Target is a GPU that multiplies words of four int8; see backends/gpu.py."""
+    return INTEGER_DOT in {str(key) for key in target.keys}
 
 
 def sums_tiles(target: Any, dtype: str) -> bool:

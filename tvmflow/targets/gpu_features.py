@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+GPU_KINDS = ("opencl", "vulkan")  # of targets
+
 
 @dataclass(frozen=True)
 class GpuFeatures:
@@ -13,6 +15,8 @@ class GpuFeatures:
     float16, opencl_float16: else Vulkan's shaders, or OpenCL's kernels, compute float16 in float32, and round where they store.
     textures: OpenCL reads and writes tensors as images where it can.
     winograd: 3x3 convolutions of float32 are computed by Winograd's algorithm where nothing is measured; the tuner tries it on all.
+    integer_dot: APIs by which int8 is multiplied in words, four products an instruction; kernels of OpenCL multiply one by one where the driver has no such function,
+    Vulkan's do not run there.
     rows: what a row of a window reads is loaded once; else the tuner tries that later.
     Sources: vendors' optimization guides and TFLite's delegate (work-groups by vendor); software drivers, measured.
     """
@@ -27,13 +31,31 @@ class GpuFeatures:
     textures: bool = False
     rows: bool = True
     winograd: bool = False
+    integer_dot: tuple[str, ...] = ()
 
 
 GPUS: dict[str, GpuFeatures] = {
     "generic": GpuFeatures(threads=4096, warp=16, group=64, registers=64),
-    "mali": GpuFeatures(threads=6144, warp=16, group=16, registers=64),
-    "adreno": GpuFeatures(threads=6144, warp=64, group=64, registers=64, textures=True),
-    "nvidia": GpuFeatures(threads=131072, warp=32, group=64, registers=128, opencl_float16=False, rows=False),
+    "mali": GpuFeatures(threads=6144, warp=16, group=16, registers=64, integer_dot=("opencl",)),
+    "adreno": GpuFeatures(threads=6144, warp=64, group=64, registers=64, textures=True, integer_dot=("opencl",)),
+    "nvidia": GpuFeatures(
+        threads=131072,
+        warp=32,
+        group=64,
+        registers=128,
+        opencl_float16=False,
+        rows=False,
+        integer_dot=("opencl", "vulkan"),
+    ),
     "pocl": GpuFeatures(threads=64, warp=1, group=16, registers=128, opencl_float16=False, rows=False, winograd=True),
-    "lavapipe": GpuFeatures(threads=512, warp=8, group=32, registers=128, texels=1 << 27, float16=False, winograd=True),
+    "lavapipe": GpuFeatures(
+        threads=512,
+        warp=8,
+        group=32,
+        registers=128,
+        texels=1 << 27,
+        float16=False,
+        winograd=True,
+        integer_dot=("vulkan",),
+    ),
 }
