@@ -86,6 +86,18 @@ def _beside_convolutions() -> Any:
     return _module((6, 24), "float32", body)
 
 
+def _attention() -> Any:
+    """Two heads of 24 channels over 19 rows, which no vector divides, with numbers added to the scores."""
+
+    def body(x: Any, emit: Callable[..., Any]) -> Any:
+        op = relax.op
+        heads = emit(op.permute_dims(emit(op.reshape(x, (19, 2, 24))), [1, 0, 2]))
+        scores = emit(op.add(emit(op.matmul(heads, emit(op.permute_dims(heads, [0, 2, 1])))), _weight(19, 19)))
+        return op.matmul(emit(op.nn.softmax(emit(scores), axis=-1)), heads)
+
+    return _module((19, 48), "float32", body)
+
+
 def _mixed(dtype: str, accumulator: str, module: Any) -> Any:
     return to_mixed(module, MixedPrecision(dtype, accumulator, ("conv2d", "matmul"), ("mean", "softmax")))
 
@@ -125,6 +137,7 @@ def cases(target: ResolvedTarget) -> Iterator[Case]:
 _NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
     "float32": (_float32, 0),
     "beside": (_beside_convolutions, 0),
+    "attention": (_attention, 0),
     "winograd2": (_one_convolution, 2),
     "winograd4": (_one_convolution, 4),
     "bfloat16": (lambda: _mixed("bfloat16", "float32", _float32()), 0),
@@ -137,7 +150,7 @@ _NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
 _OF_TARGET: dict[str, tuple[str, ...]] = {
     "znver4": tuple(_NETWORKS),
     "sapphirerapids": ("bfloat16", "uint8", "int8"),
-    "x86-64-v3": ("float32", "winograd4", "bfloat16"),
-    "cortex-a72": ("float32", "beside", "uint8"),
+    "x86-64-v3": ("float32", "attention", "winograd4", "bfloat16"),
+    "cortex-a72": ("float32", "beside", "attention", "uint8"),
     "neoverse-v1": ("bfloat16", "bfloat16_winograd", "float16_acc32", "uint8", "int8"),
 }

@@ -61,6 +61,7 @@ class CpuBackend(Backend):
 
         from tvmflow.passes.clip_by_instruction import clips
         from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
+        from tvmflow.passes.fuse_attention import FuseAttention
         from tvmflow.passes.legalize_convolutions import legalize_convolutions
         from tvmflow.passes.legalize_pools import legalize_max_pool2d
         from tvmflow.passes.narrow_by_instruction import NarrowByInstruction
@@ -76,6 +77,7 @@ class CpuBackend(Backend):
                 Sequential(
                     [
                         NarrowByInstruction(),
+                        FuseAttention(self.cpu_features().channel_block),
                         relax.transform.LegalizeOps(own),
                         relax.transform.DeadCodeElimination(["main"]),
                     ]

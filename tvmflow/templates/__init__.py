@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.kernels.blocks import look_at, new_schedule
+from tvmflow.templates.attention import ATTENTION
 from tvmflow.templates.elementwise import ELEMENTWISE
 from tvmflow.templates.primitives import Knobs, Template
 from tvmflow.templates.reduction import REDUCTION
@@ -17,7 +18,7 @@ from tvmflow.templates.rows import ROWS
 from tvmflow.templates.window import WINDOW
 from tvmflow.templates.winograd import WINOGRAD
 
-TEMPLATES = (WINOGRAD, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
+TEMPLATES = (ATTENTION, WINOGRAD, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
 
 __all__ = ["TEMPLATES", "Knobs", "Template", "scheduled", "template_for", "template_named"]
 

@@ -1,0 +1,100 @@
+"""Attention as one kernel against float64, as frameworks write it, for any number of queries, keys, heads and channels of a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.differential.kernels import BOUND, HOST, error_of
+from tvmflow.backends.cpu import CpuBackend
+from tvmflow.building.library import LocalRunner
+from tvmflow.building.lower import lower
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.kernels.workloads import extract_workloads
+from tvmflow.passes.canonicalize import canonicalize
+
+Array = np.ndarray[Any, Any]
+_LENGTHS = (1, 7, 16, 49, 50, 101, 197)
+
+
+@dataclass(frozen=True)
+class Case:
+    """mask: '' for none, 'added' for any numbers, 'rows' for keys that nobody may see, 'all' where the first row sees none."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    depth: int
+    mask: str
+    projected: bool
+
+
+class Net(torch.nn.Module):
+    """Attention between two sequences, of dense layers where `projected`, of the inputs themselves else."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.case, channels = case, case.heads * case.depth
+        self.q, self.kv = torch.nn.Linear(channels, channels), torch.nn.Linear(channels, 2 * channels)
+        self.out = torch.nn.Linear(channels, channels)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q, (k, v) = (self.q(x), self.kv(y).chunk(2, dim=-1)) if self.case.projected else (x, (y, y * 0.5))
+        q, k, v = (z.unflatten(-1, (self.case.heads, self.case.depth)).transpose(1, 2) for z in (q, k, v))
+        bias = None if not self.case.mask else mask
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+        return self.out(mixed) if self.case.projected else mixed
+
+
+def inputs_of(case: Case, seed: int = 0) -> tuple[Array, Array, Array]:
+    draw = np.random.default_rng(seed)
+    channels = case.heads * case.depth
+    x, y = (draw.standard_normal((case.batch, rows, channels), np.float32) for rows in (case.queries, case.keys))
+    mask = np.zeros((case.batch, 1, 1 if case.mask == "rows" else case.queries, case.keys), np.float32)
+    if case.mask == "added":
+        mask = draw.standard_normal(mask.shape, np.float32)
+    elif case.mask:
+        mask[..., case.keys // 2 + 1 :] = -np.inf
+    if case.mask == "all":
+        mask[:, :, 0] = -np.inf
+    return x, y, mask
+
+
+def imported(case: Case) -> tuple[Any, torch.nn.Module]:
+    torch.manual_seed(1)
+    net = Net(case).eval()
+    specs = tuple(TensorSpec(name, value.shape, "float32") for name, value in zip("xym", inputs_of(case), strict=True))
+    return canonicalize(ExportedModel(net, specs).to_relax()), net
+
+
+def reference(net: torch.nn.Module, inputs: tuple[Array, ...]) -> Array:
+    with torch.no_grad():
+        return np.asarray(net.double()(*(torch.from_numpy(value).double() for value in inputs)).numpy())
+
+
+def kernels(module: Any, backend: CpuBackend) -> list[str]:
+    return [workload.name.split()[0] for workload in extract_workloads(lower(backend.pack(module, None)[0], backend))]
+
+
+def case_of(seed: int) -> Case:
+    draw = np.random.default_rng(seed)
+    batch, queries, keys = (int(draw.choice(values)) for values in ((1, 1, 2), _LENGTHS, _LENGTHS))
+    depth, mask = int(draw.choice((8, 20, 32, 64, 80))), str(draw.choice(("", "added", "rows", "all")))
+    return Case(batch, int(draw.integers(1, 6)), queries, keys, depth, mask, bool(draw.integers(4)))
+
+
+@pytest.mark.parametrize("case", [case_of(seed) for seed in range(10)], ids=str)
+def test_any_attention_is_one_kernel_and_equals_float64(case: Case) -> None:
+    module, net = imported(case)
+    inputs = inputs_of(case)
+    names = kernels(module, HOST)
+    assert "attention" in names
+    assert not [name for name in names if "softmax" in name]
+    runner = LocalRunner(HOST.pack(module, None)[0], HOST)
+    assert error_of(runner.run(*inputs)[0], reference(net, inputs)) < BOUND

@@ -1,0 +1,192 @@
+"""Attention as one kernel: softmax(scale * Q K^T + biases) V, whose scores never leave the cache of a core.
+
+K^T is packed once for each head, in blocks of columns that fill a vector, so that any number of keys has vectors; behind the last key lie zeros,
+whose scores are minus infinity. Rows of queries are filled up to whole tiles. What is read and written lies wherever its producers and
+consumers have it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvmflow.ir.views import Index
+from tvmflow.passes.images import tileable_width
+
+LOWEST = "T.float32(-3.4028234663852886e38)"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array that a kernel reads or writes. index: of its axes by batch, row and column of a matrix."""
+
+    shape: tuple[int, ...]
+    index: Index
+
+
+@dataclass(frozen=True)
+class Attention:
+    """q: (batch, queries, depth), k: (batch, keys, depth), v: (batch, keys, width), biases: (batch, queries, keys), out: (batch, queries, width).
+
+    safe: a row whose scores are all minus infinity gives zeros, and else no numbers. lanes: columns of a block.
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    depth: int
+    width: int
+    q: Operand
+    k: Operand
+    v: Operand
+    biases: tuple[Operand, ...]
+    out: Operand
+    scale: float
+    safe: bool
+    lanes: int
+
+    @property
+    def rows(self) -> int:
+        """Return the rows that are computed: queries, and perhaps a few more."""
+        return tileable_width(self.queries)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Return how many blocks of columns the scores and the outputs have."""
+        return -(-self.keys // self.lanes), -(-self.width // self.lanes)
+
+
+_SOURCE = """
+@T.prim_func(s_tir=True)
+def attention({parameters}) -> None:
+    T.func_attr({{"tirx.noalias": True, "op_pattern": 8}})
+    keys = T.sblock_alloc_buffer(({G}, {NB}, {D}, {L}))
+    values = T.sblock_alloc_buffer(({G}, {DB}, {N}, {L}))
+    queries = T.sblock_alloc_buffer(({G}, {M}, {D}))
+    product = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}))
+    scores = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}))
+    most_of_lane = T.sblock_alloc_buffer(({G}, {M}, {L}))
+    most = T.sblock_alloc_buffer(({G}, {M}))
+    weights = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}))
+    total_of_lane = T.sblock_alloc_buffer(({G}, {M}, {L}))
+    total = T.sblock_alloc_buffer(({G}, {M}))
+    factor = T.sblock_alloc_buffer(({G}, {M}))
+    mixed = T.sblock_alloc_buffer(({G}, {M}, {DB}, {L}))
+    for g, b, d, l in T.grid({G}, {NB}, {D}, {L}):
+        with T.sblock("attention_keys"):
+            vg, vb, vd, vl = T.axis.remap("SSSS", [g, b, d, l])
+            keys[vg, vb, vd, vl] = {key}
+    for g, b, n, l in T.grid({G}, {DB}, {N}, {L}):
+        with T.sblock("attention_values"):
+            vg, vb, vn, vl = T.axis.remap("SSSS", [g, b, n, l])
+            values[vg, vb, vn, vl] = {value}
+    for g, m, d in T.grid({G}, {M}, {D}):
+        with T.sblock("attention_queries"):
+            vg, vm, vd = T.axis.remap("SSS", [g, m, d])
+            queries[vg, vm, vd] = {query}
+    for g, m, b, l, d in T.grid({G}, {M}, {NB}, {L}, {D}):
+        with T.sblock("attention_product"):
+            vg, vm, vb, vl, vd = T.axis.remap("SSSSR", [g, m, b, l, d])
+            with T.init():
+                product[vg, vm, vb, vl] = T.float32(0)
+            product[vg, vm, vb, vl] = product[vg, vm, vb, vl] + queries[vg, vm, vd] * keys[vg, vb, vd, vl]
+    for g, m, b, l in T.grid({G}, {M}, {NB}, {L}):
+        with T.sblock("attention_scores"):
+            vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
+            scores[vg, vm, vb, vl] = {score}
+    for g, m, l, b in T.grid({G}, {M}, {L}, {NB}):
+        with T.sblock("attention_most_of_lane"):
+            vg, vm, vl, vb = T.axis.remap("SSSR", [g, m, l, b])
+            with T.init():
+                most_of_lane[vg, vm, vl] = {lowest}
+            most_of_lane[vg, vm, vl] = T.max(most_of_lane[vg, vm, vl], scores[vg, vm, vb, vl])
+    for g, m, l in T.grid({G}, {M}, {L}):
+        with T.sblock("attention_most"):
+            vg, vm, vl = T.axis.remap("SSR", [g, m, l])
+            with T.init():
+                most[vg, vm] = {lowest}
+            most[vg, vm] = T.max(most[vg, vm], most_of_lane[vg, vm, vl])
+    for g, m, b, l in T.grid({G}, {M}, {NB}, {L}):
+        with T.sblock("attention_weights"):
+            vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
+            weights[vg, vm, vb, vl] = T.exp(scores[vg, vm, vb, vl] - most[vg, vm])
+    for g, m, l, b in T.grid({G}, {M}, {L}, {NB}):
+        with T.sblock("attention_total_of_lane"):
+            vg, vm, vl, vb = T.axis.remap("SSSR", [g, m, l, b])
+            with T.init():
+                total_of_lane[vg, vm, vl] = T.float32(0)
+            total_of_lane[vg, vm, vl] = total_of_lane[vg, vm, vl] + weights[vg, vm, vb, vl]
+    for g, m, l in T.grid({G}, {M}, {L}):
+        with T.sblock("attention_total"):
+            vg, vm, vl = T.axis.remap("SSR", [g, m, l])
+            with T.init():
+                total[vg, vm] = T.float32(0)
+            total[vg, vm] = total[vg, vm] + total_of_lane[vg, vm, vl]
+    for g, m in T.grid({G}, {M}):
+        with T.sblock("attention_factor"):
+            vg, vm = T.axis.remap("SS", [g, m])
+            factor[vg, vm] = {factor}
+    for g, m, b, l, n in T.grid({G}, {M}, {DB}, {L}, {N}):
+        with T.sblock("attention_mixed"):
+            vg, vm, vb, vl, vn = T.axis.remap("SSSSR", [g, m, b, l, n])
+            with T.init():
+                mixed[vg, vm, vb, vl] = T.float32(0)
+            mixed[vg, vm, vb, vl] = mixed[vg, vm, vb, vl] + weights[vg, vm, vn // {L}, vn % {L}] * values[vg, vb, vn, vl]
+    for g, m, b, l in T.grid({G}, {M}, {DB}, {L}):
+        with T.sblock("attention"):
+            vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
+            {inside}out[{out}] = mixed[vg, vm, vb, vl] * factor[vg, vm]
+"""
+
+
+def attention_kernel(attention: Attention) -> Any:
+    """Return the PrimFunc of q, k, v, the biases and the output."""
+    from tvm.script import from_source
+    from tvm.script import tirx as T
+
+    return from_source(_SOURCE.format(**_parts(attention)), extra_vars={"T": T}).without_attr("global_symbol")
+
+
+def _parts(of: Attention) -> dict[str, Any]:
+    (score_blocks, out_blocks), lanes = of.blocks, of.lanes
+    names = ["q", "k", "v", *(f"bias{i}" for i in range(len(of.biases))), "out"]
+    shapes = [one.shape for one in (of.q, of.k, of.v, *of.biases, of.out)]
+    row = "vm" if of.rows == of.queries else f"T.min(vm, {of.queries - 1})"
+    column = f"vb * {lanes} + vl"
+
+    def within(count: int, blocks: int, value: str, other: str) -> str:
+        return value if count == blocks * lanes else f"T.if_then_else({column} < {count}, {value}, {other})"
+
+    key = f"k[{of.k.index.text('vg', column, 'vd')}] * T.float32({of.scale!r})"
+    score = "product[vg, vm, vb, vl]"
+    for number, bias in enumerate(of.biases):
+        score += f" + bias{number}[{bias.index.text('vg', row, column)}]"
+    conditions = []
+    out = of.out.index.text("vg", "vm", column)
+    if not covers(of):
+        conditions = [f"vm < {of.queries}"] if of.rows > of.queries else []
+        conditions += [f"{column} < {of.width}"] if of.width % lanes else []
+    return {
+        "parameters": ", ".join(f'{name}: T.Buffer({shape}, "float32")' for name, shape in zip(names, shapes, strict=True)),
+        "G": of.batch, "M": of.rows, "N": of.keys, "D": of.depth, "L": lanes, "NB": score_blocks, "DB": out_blocks,
+        "key": within(of.keys, score_blocks, key, "T.float32(0)"),
+        "value": within(of.width, out_blocks, f"v[{of.v.index.text('vg', 'vn', column)}]", "T.float32(0)"),
+        "query": f"q[{of.q.index.text('vg', row, 'vd')}]",
+        "score": within(of.keys, score_blocks, score, 'T.float32("-inf")'), "lowest": LOWEST,
+        "factor": "T.Select(total[vg, vm] > T.float32(0), T.float32(1) / total[vg, vm], T.float32(0))" if of.safe else "T.float32(1) / total[vg, vm]",
+        "inside": f"if {' and '.join(conditions)}:\n                " if conditions else "", "out": out,
+    }  # fmt: skip
+
+
+def covers(of: Attention) -> bool:
+    """Whether filled rows and columns have places in the output, each its own."""
+    import numpy as np
+
+    sizes = (of.batch, of.rows, of.blocks[1] * of.lanes)
+    if int(np.prod(sizes)) != int(np.prod(of.out.shape)):
+        return False
+    index = of.out.index.at(*np.ogrid[: sizes[0], : sizes[1], : sizes[2]])
+    if any(int(at.max()) >= extent for at, extent in zip(index, of.out.shape, strict=True)):
+        return False
+    flat = np.ravel_multi_index(np.broadcast_arrays(*index), of.out.shape)
+    return bool(np.unique(flat).size == flat.size)

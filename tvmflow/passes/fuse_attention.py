@@ -1,0 +1,267 @@
+"""FuseAttention: softmax(Q K^T + biases) V becomes one kernel, with the moves before it and behind it.
+
+Frameworks write attention as two batched products with a softmax between them, a factor on either operand, masks that are added, and
+reshapes and transposes around all of it. Reads the packed module, so that what is moved is read where a dense layer left it, and
+written where the next one wants it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmflow.ir.tvm_names import constant_value, type_of
+from tvmflow.ir.views import View, index_of, is_move, operator_of, shape_of, view_of, views_of
+from tvmflow.passes.attention import Attention, Operand, attention_kernel, covers
+
+# From a condition to what it asks: rows of nothing but minus infinity.
+_MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not", "relax.equal")
+
+
+class _Fused(NamedTuple):
+    """An attention and the Relax values that its kernel reads."""
+
+    attention: Attention
+    values: tuple[Any, ...]
+
+
+class _Read(NamedTuple):
+    """A Relax value, how a kernel reads matrices of it, their sizes (batch, rows, columns), and what they are multiplied by."""
+
+    value: Any
+    operand: Operand
+    sizes: tuple[int, ...]
+    factor: float
+
+
+class _Scores(NamedTuple):
+    """The product of q and k, times a factor, and what is added to it."""
+
+    q: _Read
+    k: _Read
+    biases: tuple[_Read, ...]
+    factor: float
+
+
+class _Function:
+    """A Relax function, its bindings by variable, and the attentions in it."""
+
+    def __init__(self, function: Any, lanes: int) -> None:
+        self.lanes = lanes
+        self.bindings = [binding for block in function.body.blocks for binding in block.bindings]
+        self.made = {binding.var: binding.value for binding in self.bindings}
+        self.users: dict[Any, list[Any]] = {}
+        for binding in self.bindings:
+            for value in _variables(binding.value):
+                self.users.setdefault(value, []).append(binding)
+        for value in _variables(function.body.body):
+            self.users.setdefault(value, []).append(None)
+
+    def of(self, value: Any) -> Any:
+        """Return the expression of a variable, the value itself where it is none."""
+        while isinstance(value, relax.Var) and value in self.made:
+            value = self.made[value]
+        return value
+
+    def plan(self) -> dict[Any, _Fused]:
+        """Return the attentions by the expression that each takes the place of."""
+        found: dict[Any, _Fused] = {}
+        for binding in self.bindings:
+            fused = self._attention(binding.value) if operator_of(binding.value) == "relax.matmul" else None
+            if fused is not None:
+                last = self._last_move(binding.var)
+                placed = self._placed(fused, last)
+                found[self.of(last if placed else binding.var)] = placed or fused
+        return found
+
+    def _last_move(self, value: Any) -> Any:
+        """Return the variable behind all operators that do nothing but move a value, each read by the next alone."""
+        while len(users := self.users.get(value, [])) == 1 and users[0] is not None:
+            if not is_move(users[0].value) and not isinstance(users[0].value, relax.Var):
+                break
+            value = users[0].var
+        return value
+
+    def _placed(self, fused: _Fused, value: Any) -> _Fused | None:
+        """Return the attention that writes a value which is only moved from it, None where it cannot."""
+        of, view = fused.attention, view_of(value, self.of)
+        written = np.flatnonzero(view.places.ravel() >= 0)
+        places = np.full(of.batch * of.queries * of.width, -1)
+        if written.size != places.size:
+            return None
+        places[view.places.ravel()[written]] = written
+        index = index_of(places.reshape(of.batch, of.queries, of.width), view.places.shape)
+        if index is None:
+            return None
+        moved = replace(of, out=Operand(view.places.shape, index))
+        return _Fused(moved, fused.values) if written.size == view.places.size or covers(moved) else None
+
+    def _attention(self, product: Any) -> _Fused | None:
+        weights, safe = self._softmax(product.args[0])
+        scores = self._scores(weights) if weights is not None else None
+        if scores is None or str(type_of(product).dtype) != "float32":
+            return None
+        v = self._read(product.args[1], (*shape_of(product)[:-2], *shape_of(product.args[1])[-2:]))
+        if v is None:
+            return None
+        reads = (scores.q, scores.k, v, *scores.biases)
+        batch, queries, depth = scores.q.sizes
+        shape = (batch, queries, v.sizes[2])
+        out = index_of(np.arange(math.prod(shape)).reshape(shape), shape_of(product))
+        assert out is not None
+        q, k, v_at, *biases = (read.operand for read in reads)
+        attention = Attention(
+            batch, queries, v.sizes[1], depth, shape[2], q, k, v_at, tuple(biases), Operand(shape_of(product), out), scores.factor, safe, self.lanes
+        )  # fmt: skip
+        return _Fused(attention, tuple(read.value for read in reads))
+
+    def _read(self, value: Any, shape: tuple[int, ...], transposed: bool = False, scaled: bool = False) -> _Read | None:
+        """Return how a kernel reads matrices of a broadcast shape, from as far up as they have an index; None where they are not of float32.
+
+        scaled: also from where they are not yet multiplied by a number.
+        """
+        views, factors, view = [], [1.0], View(value, np.arange(math.prod(shape_of(value))).reshape(shape_of(value)))
+        while True:
+            more = list(views_of(view.source, self.of))
+            views += [(View(one.source, _through(view.places, one.places)), factors[-1]) for one in more]
+            factor = _factor(call := self.of(views[-1][0].source)) if scaled else None
+            if factor is None:
+                break
+            factors.append(factors[-1] * factor)
+            view = View(call.args[0], views[-1][0].places)
+        for view, product in reversed(views):
+            places = np.broadcast_to(view.places, shape).reshape(-1, *shape[-2:])
+            places = places.transpose(0, 2, 1) if transposed else places
+            index = index_of(places, shape_of(view.source))
+            if index is not None and str(type_of(view.source).dtype) == "float32":
+                return _Read(view.source, Operand(shape_of(view.source), index), places.shape, product)
+        return None
+
+    def _in_order(self, value: Any) -> Any:
+        """Return the value that operators made another of which leave its numbers in their order."""
+        while isinstance(value, relax.Var) and is_move(call := self.of(value)):
+            inner = call.args[0] if hasattr(call, "args") else value
+            if operator_of(call) in ("relax.permute_dims", "relax.take") or math.prod(shape_of(inner)) != math.prod(
+                shape_of(value)
+            ):
+                break
+            value = inner
+        return value
+
+    def _softmax(self, value: Any) -> tuple[Any, bool]:
+        """Return what a softmax over the last axis is taken of, None for anything else, and whether rows of minus infinity become zeros."""
+        call, safe = self.of(self._in_order(value)), False
+        if operator_of(call) == "relax.where":
+            condition, zeros = call.args[0], self.of(call.args[1])
+            zero = _number(zeros.args[1] if operator_of(zeros) == "relax.full_like" else zeros)
+            call, safe = self.of(call.args[2]), True
+            if zero != 0.0 or not self._asks_for_masked(condition, call):
+                return None, False
+        if operator_of(call) != "relax.nn.softmax" or int(call.attrs.axis) not in (-1, len(shape_of(call)) - 1):
+            return None, False
+        return call.args[0], safe
+
+    def _asks_for_masked(self, condition: Any, softmax: Any) -> bool:
+        """Whether a condition is: all that a softmax is taken of is minus infinity."""
+        for name in _MASKED:
+            call = self.of(condition)
+            if operator_of(call) != name or (name == "relax.max" and [int(axis) for axis in call.attrs.axis] != [-1]):
+                return False
+            condition = call.args[0]
+        return (
+            _number(call.args[1]) == -math.inf
+            and operator_of(softmax) == "relax.nn.softmax"
+            and condition.same_as(softmax.args[0])
+        )
+
+    def _scores(self, value: Any) -> _Scores | None:
+        call = self.of(self._in_order(value))
+        name = operator_of(call)
+        if name == "relax.add":
+            for inner, other in ((0, 1), (1, 0)):
+                found = self._scores(call.args[inner])
+                if found is not None and shape_of(call.args[inner]) == shape_of(call):
+                    bias = self._read(call.args[other], shape_of(call))
+                    return None if bias is None else found._replace(biases=(*found.biases, bias))
+            return None
+        factor = _factor(call)
+        if factor is not None:
+            found = self._scores(call.args[0])
+            return found._replace(factor=found.factor * factor) if found is not None and not found.biases else None
+        if name != "relax.matmul" or len(shape_of(call)) < 3:
+            return None
+        (rows, depth), keys, batch = shape_of(call.args[0])[-2:], shape_of(call)[-1], shape_of(call)[:-2]
+        q, k = (
+            self._read(call.args[0], (*batch, rows, depth), scaled=True),
+            self._read(call.args[1], (*batch, depth, keys), True, True),
+        )
+        return _Scores(q, k, (), q.factor * k.factor) if q is not None and k is not None else None
+
+
+def _through(places: Any, inner: Any) -> Any:
+    """Return the places, in what a source is a view of, of a view of the source."""
+    return np.where(places < 0, places, inner.ravel()[places])
+
+
+def _number(value: Any) -> float | None:
+    tensor = constant_value(value)
+    return float(tensor.numpy().reshape(())) if tensor is not None and tensor.numpy().size == 1 else None
+
+
+def _factor(call: Any) -> float | None:
+    """Return what a call multiplies its first argument by, None for anything but a number."""
+    name = operator_of(call)
+    number = _number(call.args[1]) if name in ("relax.multiply", "relax.divide") else None
+    if not number or shape_of(call) != shape_of(call.args[0]):
+        return None
+    return number if name == "relax.multiply" else 1.0 / number
+
+
+def _variables(expression: Any) -> Iterator[Any]:
+    """Yield the variables that a call, a tuple or a part of one reads."""
+    if isinstance(expression, relax.Var):
+        yield expression
+    for part in (
+        *getattr(expression, "args", ()),
+        *getattr(expression, "fields", ()),
+        getattr(expression, "tuple_value", None),
+    ):
+        if part is not None:
+            yield from _variables(part)
+
+
+@mutator
+class _Fuser(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: Any, plan: dict[Any, _Fused]) -> None:
+        super().__init__(mod)
+        self.plan = plan
+
+    def visit_call_(self, call: Any) -> Any:
+        found = self.plan.get(call)
+        if found is None:
+            return self.visit_expr_post_order(call)
+        kernel = self.builder_.add_func(attention_kernel(found.attention), "attention")
+        return relax.call_tir(kernel, [self.visit_expr(value) for value in found.values], type_of(call))
+
+
+@tvm.transform.module_pass(opt_level=0, name="FuseAttention")
+class FuseAttention:
+    """IRModule -> IRModule; lanes: columns of the scores that are computed side by side."""
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        plan = _Function(mod["main"], self.lanes).plan()
+        if not plan:
+            return mod
+        fuser = _Fuser(mod, plan)
+        fuser.builder_.update_func(mod.get_global_var("main"), fuser.visit_expr(mod["main"]))
+        return relax.transform.DeadCodeElimination(["main"])(fuser.builder_.get())
