@@ -57,7 +57,7 @@ from tvmflow.tuning.network import network_rules, tune_network
 from tvmflow.tuning.rules import SearchLimits, SearchSettings
 
 _TOOLS = ("tvm", "llvm", "codegen")
-_MOST_ERROR = {"float32": 1e-4, "float16": 0.05}  # of a kernel
+_MOST_ERROR = {"float32": 1e-4, "float16": 0.05, "int8": 0.05}  # of a kernel
 _SOFTWARE = {"pocl": "opencl", "lavapipe": "vulkan"}
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
     parser.add_argument("--drivers", nargs="+", default=["pocl", "lavapipe"], choices=list(_PEERS))
     parser.add_argument("--kind", default="generic")
-    parser.add_argument("--precision", default="float32", choices=("float32", "float16"))
+    parser.add_argument("--precision", default="float32", choices=("float32", "float16", "int8"))
     parser.add_argument("--trials", type=int, default=0)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--textures", action="store_true")
@@ -238,10 +238,10 @@ def _make_iree(subject: Subject) -> bool:
     return True
 
 
-def _has_cuda(_subject: Subject) -> bool:
+def _has_cuda(subject: Subject) -> bool:
     import torch
 
-    return bool(torch.cuda.is_available())
+    return subject.precision != "int8" and bool(torch.cuda.is_available())
 
 
 def _run_library(folder: Path, _network: str, _precision: str, name: str) -> Callable[[], Any]:

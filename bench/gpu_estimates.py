@@ -16,6 +16,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from tvmflow.backends.table import backend_named
 from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
@@ -28,6 +30,7 @@ from tvmflow.kernels.workloads import count_calls
 from tvmflow.passes import run_pass
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.schedule_kernels import ScheduleKernels
+from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.sources.datasets import Samples
 from tvmflow.sources.torch_networks import build
@@ -69,6 +72,10 @@ def network_module(name: str, precision: str) -> Any:
     module = canonicalize(model.to_relax())
     if precision == "float32":
         return module
+    if precision == "int8":
+        samples = Samples((np.random.default_rng(0).standard_normal((4, *SHAPE[1:]), dtype=np.float32),))
+        options = vars(Int8Options(activations="int8")) | {"max_drop": 0.0}
+        return to_precision(module, precision, PrecisionRequest(options, samples, lambda *_: None))[0]
     return to_precision(module, precision, PrecisionRequest(_MIXED, Samples(()), lambda *_: None))[0]
 
 
