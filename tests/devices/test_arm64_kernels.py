@@ -16,6 +16,7 @@ import pytest
 from tvm import relax
 
 from tests.devices.arm64 import linked, ran, target
+from tests.differential import test_attention as attention
 from tvmflow.backends.table import backend_of
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.lower import lower
@@ -138,6 +139,20 @@ def test_a_family_of_instructions_equals_the_definition(
         else:
             assert got.dtype == expected.dtype and np.array_equal(got, expected), index
     assert at == len(found)
+
+
+@pytest.mark.parametrize("processor", ["cortex-a53", "cortex-a76"])
+def test_attention_equals_float64(processor: str, runner: Path, emulated: EmulatedSystem, tmp_path: Path) -> None:
+    case = attention.Case(2, 3, 19, 37, 20, "added", True)
+    module, net = attention.imported(case)
+    inputs, backend = attention.inputs_of(case), backend_of(target(processor))
+    scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})
+    assert "attention" in [choice.template for choice in scheduled.choices]
+    found = np.frombuffer(
+        ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, processor, list(inputs)), np.float32
+    )
+    expected = attention.reference(net, inputs)
+    assert np.abs(found.reshape(expected.shape) - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
 def test_sums_start_from_the_integers_of_their_own_branch(

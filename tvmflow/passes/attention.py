@@ -21,7 +21,13 @@ class Operand:
     """An array that a kernel reads or writes. index: of its axes by batch, row and column of a matrix."""
 
     shape: tuple[int, ...]
+    dtype: str
     index: Index
+
+    def read(self, name: str, *coordinates: str) -> str:
+        """Return a value of an array of a name as float32."""
+        value = f"{name}[{self.index.text(*coordinates)}]"
+        return value if self.dtype == "float32" else f'T.Cast("float32", {value})'
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ def attention({parameters}) -> None:
     for g, m, b, l in T.grid({G}, {M}, {DB}, {L}):
         with T.sblock("attention"):
             vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
-            {inside}out[{out}] = mixed[vg, vm, vb, vl] * factor[vg, vm]
+            {inside}out[{out}] = {mixed}
 """
 
 
@@ -150,31 +156,33 @@ def attention_kernel(attention: Attention) -> Any:
 def _parts(of: Attention) -> dict[str, Any]:
     (score_blocks, out_blocks), lanes = of.blocks, of.lanes
     names = ["q", "k", "v", *(f"bias{i}" for i in range(len(of.biases))), "out"]
-    shapes = [one.shape for one in (of.q, of.k, of.v, *of.biases, of.out)]
+    arrays = (of.q, of.k, of.v, *of.biases, of.out)
     row = "vm" if of.rows == of.queries else f"T.min(vm, {of.queries - 1})"
     column = f"vb * {lanes} + vl"
 
     def within(count: int, blocks: int, value: str, other: str) -> str:
         return value if count == blocks * lanes else f"T.if_then_else({column} < {count}, {value}, {other})"
 
-    key = f"k[{of.k.index.text('vg', column, 'vd')}] * T.float32({of.scale!r})"
-    score = "product[vg, vm, vb, vl]"
-    for number, bias in enumerate(of.biases):
-        score += f" + bias{number}[{bias.index.text('vg', row, column)}]"
+    key = f"{of.k.read('k', 'vg', column, 'vd')} * T.float32({of.scale!r})"
+    score = " + ".join(
+        ["product[vg, vm, vb, vl]", *(bias.read(f"bias{i}", "vg", row, column) for i, bias in enumerate(of.biases))]
+    )
+    mixed = "mixed[vg, vm, vb, vl] * factor[vg, vm]"
     conditions = []
     out = of.out.index.text("vg", "vm", column)
     if not covers(of):
         conditions = [f"vm < {of.queries}"] if of.rows > of.queries else []
         conditions += [f"{column} < {of.width}"] if of.width % lanes else []
     return {
-        "parameters": ", ".join(f'{name}: T.Buffer({shape}, "float32")' for name, shape in zip(names, shapes, strict=True)),
+        "parameters": ", ".join(f'{name}: T.Buffer({one.shape}, "{one.dtype}")' for name, one in zip(names, arrays, strict=True)),
         "G": of.batch, "M": of.rows, "N": of.keys, "D": of.depth, "L": lanes, "NB": score_blocks, "DB": out_blocks,
         "key": within(of.keys, score_blocks, key, "T.float32(0)"),
-        "value": within(of.width, out_blocks, f"v[{of.v.index.text('vg', 'vn', column)}]", "T.float32(0)"),
-        "query": f"q[{of.q.index.text('vg', row, 'vd')}]",
+        "value": within(of.width, out_blocks, of.v.read("v", "vg", "vn", column), "T.float32(0)"),
+        "query": of.q.read("q", "vg", row, "vd"),
         "score": within(of.keys, score_blocks, score, 'T.float32("-inf")'), "lowest": LOWEST,
         "factor": "T.Select(total[vg, vm] > T.float32(0), T.float32(1) / total[vg, vm], T.float32(0))" if of.safe else "T.float32(1) / total[vg, vm]",
         "inside": f"if {' and '.join(conditions)}:\n                " if conditions else "", "out": out,
+        "mixed": mixed if of.out.dtype == "float32" else f'T.Cast("{of.out.dtype}", {mixed})',
     }  # fmt: skip
 
 

@@ -25,6 +25,14 @@ from tvmflow.passes.attention import Attention, Operand, attention_kernel, cover
 _MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not", "relax.equal")
 
 
+_SAME_ORDER = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to"}  # where nothing is repeated
+_FLOATS = (
+    "float32",
+    "float16",
+    "bfloat16",
+)  # sums and what lies between them are float32, whatever the network rounds them to
+
+
 class _Fused(NamedTuple):
     """An attention and the Relax values that its kernel reads."""
 
@@ -100,13 +108,13 @@ class _Function:
         index = index_of(places.reshape(of.batch, of.queries, of.width), view.places.shape)
         if index is None:
             return None
-        moved = replace(of, out=Operand(view.places.shape, index))
+        moved = replace(of, out=Operand(view.places.shape, of.out.dtype, index))
         return _Fused(moved, fused.values) if written.size == view.places.size or covers(moved) else None
 
     def _attention(self, product: Any) -> _Fused | None:
         weights, safe = self._softmax(product.args[0])
         scores = self._scores(weights) if weights is not None else None
-        if scores is None or str(type_of(product).dtype) != "float32":
+        if scores is None:
             return None
         v = self._read(product.args[1], (*shape_of(product)[:-2], *shape_of(product.args[1])[-2:]))
         if v is None:
@@ -118,12 +126,12 @@ class _Function:
         assert out is not None
         q, k, v_at, *biases = (read.operand for read in reads)
         attention = Attention(
-            batch, queries, v.sizes[1], depth, shape[2], q, k, v_at, tuple(biases), Operand(shape_of(product), out), scores.factor, safe, self.lanes
+            batch, queries, v.sizes[1], depth, shape[2], q, k, v_at, tuple(biases), Operand(shape_of(product), str(type_of(product).dtype), out), scores.factor, safe, self.lanes
         )  # fmt: skip
         return _Fused(attention, tuple(read.value for read in reads))
 
     def _read(self, value: Any, shape: tuple[int, ...], transposed: bool = False, scaled: bool = False) -> _Read | None:
-        """Return how a kernel reads matrices of a broadcast shape, from as far up as they have an index; None where they are not of float32.
+        """Return how a kernel reads matrices of a broadcast shape, from as far up as they have an index; None where they are no floats.
 
         scaled: also from where they are not yet multiplied by a number.
         """
@@ -131,7 +139,8 @@ class _Function:
         while True:
             more = list(views_of(view.source, self.of))
             views += [(View(one.source, _through(view.places, one.places)), factors[-1]) for one in more]
-            factor = _factor(call := self.of(views[-1][0].source)) if scaled else None
+            call = self.of(views[-1][0].source)
+            factor = 1.0 if _rounds(call) else _factor(call) if scaled else None
             if factor is None:
                 break
             factors.append(factors[-1] * factor)
@@ -140,19 +149,20 @@ class _Function:
             places = np.broadcast_to(view.places, shape).reshape(-1, *shape[-2:])
             places = places.transpose(0, 2, 1) if transposed else places
             index = index_of(places, shape_of(view.source))
-            if index is not None and str(type_of(view.source).dtype) == "float32":
-                return _Read(view.source, Operand(shape_of(view.source), index), places.shape, product)
+            dtype = str(type_of(view.source).dtype)
+            if index is not None and dtype in _FLOATS:
+                return _Read(view.source, Operand(shape_of(view.source), dtype, index), places.shape, product)
         return None
 
     def _in_order(self, value: Any) -> Any:
-        """Return the value that operators made another of which leave its numbers in their order."""
-        while isinstance(value, relax.Var) and is_move(call := self.of(value)):
-            inner = call.args[0] if hasattr(call, "args") else value
-            if operator_of(call) in ("relax.permute_dims", "relax.take") or math.prod(shape_of(inner)) != math.prod(
-                shape_of(value)
+        """Return the value that operators made another of which leave its numbers in their order, rounded or not."""
+        while isinstance(value, relax.Var):
+            call = self.of(value)
+            if not _rounds(call) and not (
+                operator_of(call) in _SAME_ORDER and math.prod(shape_of(call.args[0])) == math.prod(shape_of(value))
             ):
                 break
-            value = inner
+            value = call.args[0]
         return value
 
     def _softmax(self, value: Any) -> tuple[Any, bool]:
@@ -222,6 +232,13 @@ def _factor(call: Any) -> float | None:
     if not number or shape_of(call) != shape_of(call.args[0]):
         return None
     return number if name == "relax.multiply" else 1.0 / number
+
+
+def _rounds(call: Any) -> bool:
+    """Whether a call makes one kind of floats of another."""
+    return operator_of(call) == "relax.astype" and {str(type_of(one).dtype) for one in (call, call.args[0])} <= set(
+        _FLOATS
+    )
 
 
 def _variables(expression: Any) -> Iterator[Any]:
