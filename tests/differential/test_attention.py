@@ -11,7 +11,7 @@ import torch
 
 from tests.differential.kernels import BOUND, HOST, error_of
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import LocalRunner
+from tvmflow.building.library import LocalRunner, build_scheduled, machine_of
 from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
@@ -99,6 +99,31 @@ def test_any_attention_is_one_kernel_and_equals_float64(case: Case) -> None:
     assert not [name for name in names if "softmax" in name]
     runner = LocalRunner(HOST.pack(module, None)[0], HOST)
     assert error_of(runner.run(*inputs)[0], reference(net, inputs)) < BOUND
+
+
+class Product(torch.nn.Module):
+    """A product of two inputs, of which the second comes transposed, with what is computed from its sums."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.matmul(a.unflatten(-2, (-1, 1)).flatten(-3, -2), b.transpose(-1, -2)) * 0.3 + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "depth", "columns"),
+    [((3,), 197, 33, 197), ((2, 3), 7, 20, 101), ((), 50, 64, 577), ((4,), 1, 80, 16), ((2,), 49, 1, 1)],
+)
+def test_any_product_of_matrices_is_one_kernel_and_equals_float64(
+    batch: tuple[int, ...], rows: int, depth: int, columns: int
+) -> None:
+    draw = np.random.default_rng(3)
+    inputs = tuple(draw.standard_normal((*batch, extent, depth), np.float32) for extent in (rows, columns))
+    specs = tuple(TensorSpec(name, value.shape, "float32") for name, value in zip("ab", inputs, strict=True))
+    module = canonicalize(ExportedModel(Product().eval(), specs).to_relax())
+    scheduled = build_scheduled(HOST.pack(module, None)[0], HOST, {})
+    assert "batched_product" in [choice.template for choice in scheduled.choices]
+    assert all(choice.how == "default" for choice in scheduled.choices)
+    found = machine_of(scheduled.executable)(inputs)[0]
+    assert error_of(found, reference(Product(), inputs)) < BOUND
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 3e-2), ("float16", 5e-3)])

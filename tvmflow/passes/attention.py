@@ -10,24 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.ir.views import Index
-from tvmflow.passes.images import tileable_width
+from tvmflow.passes.products import Operand, filled_rows, function_of, within
 
 LOWEST = "T.float32(-3.4028234663852886e38)"
-
-
-@dataclass(frozen=True)
-class Operand:
-    """An array that a kernel reads or writes. index: of its axes by batch, row and column of a matrix."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    index: Index
-
-    def read(self, name: str, *coordinates: str) -> str:
-        """Return a value of an array of a name as float32."""
-        value = f"{name}[{self.index.text(*coordinates)}]"
-        return value if self.dtype == "float32" else f'T.Cast("float32", {value})'
 
 
 @dataclass(frozen=True)
@@ -54,7 +39,7 @@ class Attention:
     @property
     def rows(self) -> int:
         """Return the rows that are computed: queries, and perhaps a few more."""
-        return tileable_width(self.queries)
+        return filled_rows(self.queries, self.lanes)
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -147,10 +132,7 @@ def attention({parameters}) -> None:
 
 def attention_kernel(attention: Attention) -> Any:
     """Return the PrimFunc of q, k, v, the biases and the output."""
-    from tvm.script import from_source
-    from tvm.script import tirx as T
-
-    return from_source(_SOURCE.format(**_parts(attention)), extra_vars={"T": T}).without_attr("global_symbol")
+    return function_of(_SOURCE, _parts(attention))
 
 
 def _parts(of: Attention) -> dict[str, Any]:
@@ -159,9 +141,6 @@ def _parts(of: Attention) -> dict[str, Any]:
     arrays = (of.q, of.k, of.v, *of.biases, of.out)
     row = "vm" if of.rows == of.queries else f"T.min(vm, {of.queries - 1})"
     column = f"vb * {lanes} + vl"
-
-    def within(count: int, blocks: int, value: str, other: str) -> str:
-        return value if count == blocks * lanes else f"T.if_then_else({column} < {count}, {value}, {other})"
 
     key = f"{of.k.read('k', 'vg', column, 'vd')} * T.float32({of.scale!r})"
     score = " + ".join(
@@ -174,12 +153,12 @@ def _parts(of: Attention) -> dict[str, Any]:
         conditions = [f"vm < {of.queries}"] if of.rows > of.queries else []
         conditions += [f"{column} < {of.width}"] if of.width % lanes else []
     return {
-        "parameters": ", ".join(f'{name}: T.Buffer({one.shape}, "{one.dtype}")' for name, one in zip(names, arrays, strict=True)),
+        "parameters": ", ".join(f"{name}: {one.buffer}" for name, one in zip(names, arrays, strict=True)),
         "G": of.batch, "M": of.rows, "N": of.keys, "D": of.depth, "L": lanes, "NB": score_blocks, "DB": out_blocks,
-        "key": within(of.keys, score_blocks, key, "T.float32(0)"),
-        "value": within(of.width, out_blocks, of.v.read("v", "vg", "vn", column), "T.float32(0)"),
+        "key": within(column, of.keys, score_blocks * lanes, key, "T.float32(0)"),
+        "value": within(column, of.width, out_blocks * lanes, of.v.read("v", "vg", "vn", column), "T.float32(0)"),
         "query": of.q.read("q", "vg", row, "vd"),
-        "score": within(of.keys, score_blocks, score, 'T.float32("-inf")'), "lowest": LOWEST,
+        "score": within(column, of.keys, score_blocks * lanes, score, 'T.float32("-inf")'), "lowest": LOWEST,
         "factor": "T.Select(total[vg, vm] > T.float32(0), T.float32(1) / total[vg, vm], T.float32(0))" if of.safe else "T.float32(1) / total[vg, vm]",
         "inside": f"if {' and '.join(conditions)}:\n                " if conditions else "", "out": out,
         "mixed": mixed if of.out.dtype == "float32" else f'T.Cast("{of.out.dtype}", {mixed})',

@@ -1,4 +1,4 @@
-"""FuseAttention: softmax(Q K^T + biases) V becomes one kernel, with the moves before it and behind it.
+"""FuseAttention: softmax(Q K^T + biases) V becomes one kernel, with the moves before it and behind it; so does any other batched product.
 
 Frameworks write attention as two batched products with a softmax between them, a factor on either operand, masks that are added, and
 reshapes and transposes around all of it. Reads the packed module, so that what is moved is read where a dense layer left it, and
@@ -19,24 +19,29 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.ir.tvm_names import constant_value, type_of
 from tvmflow.ir.views import View, index_of, is_move, operator_of, shape_of, view_of, views_of
-from tvmflow.passes.attention import Attention, Operand, attention_kernel, covers
+from tvmflow.passes.attention import Attention, attention_kernel, covers
+from tvmflow.passes.products import Operand, Product, product_kernel
 
 # From a condition to what it asks: rows of nothing but minus infinity.
 _MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not", "relax.equal")
 
-
 _SAME_ORDER = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to"}  # where nothing is repeated
-_FLOATS = (
-    "float32",
-    "float16",
-    "bfloat16",
-)  # sums and what lies between them are float32, whatever the network rounds them to
+# Sums and what lies between them are float32, whatever the network rounds them to.
+_FLOATS = ("float32", "float16", "bfloat16")
 
 
 class _Fused(NamedTuple):
     """An attention and the Relax values that its kernel reads."""
 
     attention: Attention
+    values: tuple[Any, ...]
+
+
+class _Kernel(NamedTuple):
+    """What takes the place of an expression: a kernel, and the Relax values that it reads."""
+
+    name: str
+    function: Any
     values: tuple[Any, ...]
 
 
@@ -78,16 +83,52 @@ class _Function:
             value = self.made[value]
         return value
 
-    def plan(self) -> dict[Any, _Fused]:
-        """Return the attentions by the expression that each takes the place of."""
-        found: dict[Any, _Fused] = {}
-        for binding in self.bindings:
-            fused = self._attention(binding.value) if operator_of(binding.value) == "relax.matmul" else None
+    def attentions(self) -> dict[Any, _Kernel]:
+        """Return the kernels of attentions by the expression that each takes the place of."""
+        found: dict[Any, _Kernel] = {}
+        for binding in self._products():
+            fused = self._attention(binding.value)
             if fused is not None:
                 last = self._last_move(binding.var)
                 placed = self._placed(fused, last)
-                found[self.of(last if placed else binding.var)] = placed or fused
+                attention, values = placed or fused
+                found[self.of(last if placed else binding.var)] = _Kernel(
+                    "attention", attention_kernel(attention), values
+                )
         return found
+
+    def products(self) -> dict[Any, _Kernel]:
+        """Return the kernels of products of matrices that are both computed, by the expression that each takes the place of."""
+        found: dict[Any, _Kernel] = {}
+        for binding in self._products():
+            product = self._product(binding.value)
+            if product is not None:
+                found[binding.value] = _Kernel("batched_product", product_kernel(product[0]), product[1])
+        return found
+
+    def _products(self) -> list[Any]:
+        """Return the bindings of products of matrices of floats, neither of them a dense layer's weights."""
+        return [
+            binding
+            for binding in self.bindings
+            if operator_of(binding.value) == "relax.matmul"
+            and min(len(shape_of(one)) for one in binding.value.args) > 1
+            and constant_value(binding.value.args[1]) is None
+            and {str(type_of(one).dtype) for one in (binding.value, *binding.value.args)} <= set(_FLOATS)
+        ]
+
+    def _product(self, call: Any) -> tuple[Product, tuple[Any, ...]] | None:
+        *batch, rows, columns = shape = shape_of(call)
+        depth = shape_of(call.args[0])[-1]
+        if batch and len(shape_of(call.args[1])) == 2:
+            return None  # one matrix for all
+        a = self._read(call.args[0], (*batch, rows, depth), scaled=True)
+        b = self._read(call.args[1], (*batch, depth, columns), scaled=True)
+        if a is None or b is None:
+            return None
+        sizes = (math.prod(batch), rows, depth, columns)
+        made = Product(a.operand, b.operand, sizes, a.factor * b.factor, shape, str(type_of(call).dtype), self.lanes)
+        return made, (a.value, b.value)
 
     def _last_move(self, value: Any) -> Any:
         """Return the variable behind all operators that do nothing but move a value, each read by the next alone."""
@@ -117,7 +158,7 @@ class _Function:
         if scores is None:
             return None
         v = self._read(product.args[1], (*shape_of(product)[:-2], *shape_of(product.args[1])[-2:]))
-        if v is None:
+        if v is None or v.sizes[0] != scores.q.sizes[0]:
             return None
         reads = (scores.q, scores.k, v, *scores.biases)
         batch, queries, depth = scores.q.sizes
@@ -255,30 +296,35 @@ def _variables(expression: Any) -> Iterator[Any]:
 
 
 @mutator
-class _Fuser(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any, plan: dict[Any, _Fused]) -> None:
+class _Replacer(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: Any, kernels: dict[Any, _Kernel]) -> None:
         super().__init__(mod)
-        self.plan = plan
+        self.kernels = kernels
 
     def visit_call_(self, call: Any) -> Any:
-        found = self.plan.get(call)
+        found = self.kernels.get(call)
         if found is None:
             return self.visit_expr_post_order(call)
-        kernel = self.builder_.add_func(attention_kernel(found.attention), "attention")
+        kernel = self.builder_.add_func(found.function, found.name)
         return relax.call_tir(kernel, [self.visit_expr(value) for value in found.values], type_of(call))
+
+
+def _replaced(mod: Any, kernels: dict[Any, _Kernel]) -> Any:
+    """Return the module whose main calls kernels, without what nobody reads any more."""
+    if not kernels:
+        return mod
+    replacer = _Replacer(mod, kernels)
+    replacer.builder_.update_func(mod.get_global_var("main"), replacer.visit_expr(mod["main"]))
+    return relax.transform.DeadCodeElimination(["main"])(replacer.builder_.get())
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
 class FuseAttention:
-    """IRModule -> IRModule; lanes: columns of the scores that are computed side by side."""
+    """IRModule -> IRModule; lanes: columns of a matrix that are computed side by side."""
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        plan = _Function(mod["main"], self.lanes).plan()
-        if not plan:
-            return mod
-        fuser = _Fuser(mod, plan)
-        fuser.builder_.update_func(mod.get_global_var("main"), fuser.visit_expr(mod["main"]))
-        return relax.transform.DeadCodeElimination(["main"])(fuser.builder_.get())
+        fused = _replaced(mod, _Function(mod["main"], self.lanes).attentions())
+        return _replaced(fused, _Function(fused["main"], self.lanes).products())

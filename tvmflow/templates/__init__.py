@@ -13,12 +13,13 @@ from tvmflow.kernels.blocks import look_at, new_schedule
 from tvmflow.templates.attention import ATTENTION
 from tvmflow.templates.elementwise import ELEMENTWISE
 from tvmflow.templates.primitives import Knobs, Template
+from tvmflow.templates.products import PRODUCTS
 from tvmflow.templates.reduction import REDUCTION
 from tvmflow.templates.rows import ROWS
 from tvmflow.templates.window import WINDOW
 from tvmflow.templates.winograd import WINOGRAD
 
-TEMPLATES = (ATTENTION, WINOGRAD, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
+TEMPLATES = (ATTENTION, PRODUCTS, WINOGRAD, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
 
 __all__ = ["TEMPLATES", "Knobs", "Template", "scheduled", "template_for", "template_named"]
 

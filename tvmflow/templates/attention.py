@@ -10,10 +10,10 @@ from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
-from tvmflow.templates.primitives import Knobs, Template, distinct, divisors, parallel_first, spread, work_of
+from tvmflow.templates.primitives import Knobs, Template, distinct, parallel_first, spread, work_of
+from tvmflow.templates.products import product_tiles, row_blocks, sum_in_registers, tiled
 
 _NAME = "attention"
-_MOST_ROWS = 32  # of queries in a block
 _SOFTMAX = ("total", "total_of_lane", "weights", "most", "most_of_lane", "scores")
 _PACKED_AXES = 5  # (n, c, h, w, lane)
 
@@ -29,35 +29,28 @@ def _block(schedule: Any, name: str) -> Any:
 def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     _, rows, keys, lanes, _ = extents(schedule, schedule.get_loops(_block(schedule, "product")))
     width = extents(schedule, schedule.get_loops(_block(schedule, "mixed")))[2]
-    registers = cpu.registers * cpu.lanes // max(lanes, cpu.lanes)
-
-    def tiles(blocks: int) -> list[tuple[int, int]]:
-        """Return tiles of rows and blocks, with a register for each sum and each block, those with the fewest loads for a multiplication first."""
-        found = [(m, b) for m in divisors(rows, 28) for b in divisors(blocks, 8) if (m + 1) * b <= registers - 2]
-        return sorted(found, key=lambda tile: (1 / tile[0] + 1 / tile[1]) * 12 / min(tile[0] * tile[1], 12))
-
     stored = region_buffer(schedule.get(_block(schedule, "values")).reads[0]).shape
     in_blocks = len(stored) == _PACKED_AXES and int(stored[-1]) == lanes
     return distinct([
-        {"rows": m * count, "m_tile": m, "n_tile": b, "mixed_rows": mixed_m, "mixed_tile": mixed_b, "pack_values": pack, "parallel": parallel}
-        for m, b in tiles(keys)[:6]
-        for mixed_m, mixed_b in [tile for tile in tiles(width) if m % tile[0] == 0][:2]
-        for count in divisors(rows // m, max(_MOST_ROWS // m, 1))[::-1][:2]
+        {"rows": count, "m_tile": m, "n_tile": b, "mixed_rows": mixed_m, "mixed_tile": mixed_b, "pack_values": pack, "parallel": parallel}
+        for m, b in product_tiles(cpu, rows, keys, lanes)[:6]
+        for mixed_m, mixed_b in [tile for tile in product_tiles(cpu, rows, width, lanes) if m % tile[0] == 0][:2]
+        for count in row_blocks(rows, m)
         for pack in ((0, 1) if in_blocks else (1,))
-        for parallel in parallel_first(work_of(schedule, f"{_NAME}_product"))
+        for parallel in parallel_first(work_of(schedule, f"{_NAME}_product") // lanes)
     ])  # fmt: skip
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     rows, blocks = _rows(schedule, block_ref(schedule, kernel.after[-1]), knobs)
-    _sum(schedule, _block(schedule, "mixed"), blocks)
+    sum_in_registers(schedule, _block(schedule, "mixed"), blocks)
     schedule.compute_at(_block(schedule, "factor"), rows, preserve_unit_loops=True)
     for name in _SOFTMAX:
         schedule.compute_at(_block(schedule, name), rows, preserve_unit_loops=True)
-    _sum(
+    sum_in_registers(
         schedule,
         _block(schedule, "product"),
-        _tiled(schedule, _block(schedule, "scores"), knobs["m_tile"], knobs["n_tile"]),
+        tiled(schedule, _block(schedule, "scores"), knobs["m_tile"], knobs["n_tile"]),
     )
     for name in ("most_of_lane", "total_of_lane"):
         row, lane, over = schedule.get_loops(_block(schedule, name))[-3:]
@@ -87,30 +80,6 @@ def _rows(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any]:
         schedule.unroll(axis)
     schedule.vectorize(lane)
     return rows, blocks
-
-
-def _tiled(schedule: Any, scores: Any, rows: int, blocks: int) -> Any:
-    """Divide rows and blocks of columns into tiles; return the loop around a tile."""
-    row, block, lane = schedule.get_loops(scores)[-3:]
-    outer, row = schedule.split(row, [None, rows])
-    around, block = schedule.split(block, [None, blocks])
-    schedule.reorder(outer, around, row, block, lane)
-    for axis in (row, block):
-        schedule.unroll(axis)
-    schedule.vectorize(lane)
-    return around
-
-
-def _sum(schedule: Any, product: Any, place: Any) -> None:
-    """Sum a tile of products in registers, below the loop around the tile."""
-    schedule.compute_at(product, place, preserve_unit_loops=True)
-    schedule.set_scope(product, 0, "local")
-    row, block, lane, over = schedule.get_loops(product)[-4:]
-    schedule.reorder(over, row, block, lane)
-    for axis in (row, block):
-        schedule.unroll(axis)
-    schedule.vectorize(lane)
-    schedule.decompose_reduction(product, over)
 
 
 ATTENTION = Template(_NAME, _covers, _candidates, _apply)
