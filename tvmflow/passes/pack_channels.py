@@ -52,6 +52,9 @@ class _Packer:
         self.builder = relax.BlockBuilder()
         self.plain: dict[str, Any] = {}
         self.packed: dict[str, Any] = {}
+        self.rows: dict[
+            str, Any
+        ] = {}  # packed rows of values (A, B, D, C), which are rows in other shapes and no images
         self.steps = {step.name: step for step in graph.steps}
         self.shapes = {name: kind.shape for name, kind in graph.kinds().items()}
 
@@ -71,7 +74,7 @@ class _Packer:
 
     def _as_packed(self, name: str) -> Any:
         if name not in self.packed:
-            value, shape = self.plain[name], self.shapes[name]
+            value, shape = self._as_plain(name), self.shapes[name]
             if len(shape) != 4:
                 self.packed[name] = self.builder.emit(self._rows_packed(value, shape), f"{name}_packed")
                 return self.packed[name]
@@ -100,9 +103,10 @@ class _Packer:
 
     def _as_plain(self, name: str) -> Any:
         if name not in self.plain:
-            shape = self.shapes[name]
+            whole = self.shapes[name]
+            shape = (math.prod(whole[:-1]), whole[-1]) if name in self.rows else whole
             n, c, h, w = _as_image(shape)
-            value, rows = self.packed[name], n
+            value, rows = self.rows[name] if name in self.rows else self.packed[name], n
             if len(shape) != 4:
                 n, rows = w, math.prod(shape[:-1])
                 if w > 1:
@@ -111,7 +115,7 @@ class _Packer:
                 value = relax.op.permute_dims(value, [0, 1, 4, 2, 3])
             value = relax.op.reshape(value, (n, self._filled(c), *(shape[2:] if len(shape) == 4 else ())))
             value = self._without_filling(value, rows, c)
-            value = relax.op.reshape(self.builder.emit(value), shape) if len(shape) == 3 else value
+            value = relax.op.reshape(self.builder.emit(value), whole) if len(shape) == 3 or shape != whole else value
             self.plain[name] = self.builder.emit(value, f"{name}_plain")
         return self.plain[name]
 
@@ -124,6 +128,8 @@ class _Packer:
     # -- operators --
 
     def _step(self, step: Step) -> None:
+        if self._keeps_rows(step):
+            return
         twin = self._twin(step)
         if twin is not None:
             value = twin()  # a variable where it is what another step packed: a second name would keep kernels apart
@@ -132,12 +138,29 @@ class _Packer:
         value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._as_plain)
         self.plain[step.name] = self.builder.emit(value, step.name)
 
+    def _keeps_rows(self, step: Step) -> bool:
+        """Keep packed rows that get four axes, and what is computed of each of their values, as rows: dense layers go on with them."""
+        if len(step.shape) != 4 or not step.refs:
+            return False
+        source = step.refs[0]
+        if step.op in _UNARY and source in self.rows:
+            self.rows[step.name] = self.builder.emit(call_again(step, self.rows.__getitem__), step.name)
+            return True
+        if step.op != "relax.reshape" or self.shapes[source][-1] != step.shape[-1]:
+            return False
+        rows = self.rows.get(source) if len(self.shapes[source]) == 4 else self.packed.get(source)
+        if rows is not None:
+            self.rows[step.name] = rows
+        return rows is not None
+
     def _twin(self, step: Step) -> Callable[[], Any] | None:
         """Return how to compute the step on packed channels, None where it is computed on the plain layout."""
         if step.op == "relax.nn.conv2d":
             return self._convolution(step)
         if step.op == "relax.matmul":
             return self._dense(step)
+        if step.op == "relax.reshape" and len(step.shape) in (2, 3) and step.refs[0] in (*self.packed, *self.rows):
+            return self._flatten(step)
         if not any(name in self.packed for name in step.refs):
             return None
         if step.op in _UNARY and len(step.shape) in (2, 3, 4):
@@ -158,8 +181,6 @@ class _Packer:
             return self._concat(step)
         if step.op == "relax.nn.pad" and len(step.shape) == 4:
             return self._pad(step)
-        if step.op == "relax.reshape" and len(step.shape) in (2, 3):
-            return self._flatten(step)
         return None
 
     def _convolution(self, step: Step) -> Callable[[], Any] | None:
@@ -298,6 +319,8 @@ class _Packer:
 
     def _flatten(self, step: Step) -> Callable[[], Any] | None:
         shape = self.shapes[step.refs[0]]
+        if step.refs[0] in self.rows and shape[-1] == step.shape[-1]:
+            return lambda: self.rows[step.refs[0]]
         if len(shape) in (2, 3) and shape[-1] == step.shape[-1]:
             return lambda: self.packed[step.refs[0]]  # other rows, the same image
         if len(shape) != 4 or shape[2:] != (1, 1) or step.shape != shape[:2] or shape[0] > 1:
