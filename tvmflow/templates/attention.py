@@ -11,7 +11,7 @@ from typing import Any
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.primitives import Knobs, Template, distinct, parallel_first, spread, work_of
-from tvmflow.templates.products import product_tiles, row_blocks, sum_in_registers, tiled
+from tvmflow.templates.products import copy_rows, product_tiles, row_blocks, sum_in_registers, tiled
 
 _NAME = "attention"
 _SOFTMAX = ("total", "total_of_lane", "weights", "most", "most_of_lane", "scores")
@@ -58,8 +58,8 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         schedule.vectorize(lane)
         schedule.decompose_reduction(_block(schedule, name), over)
     schedule.vectorize(schedule.get_loops(_block(schedule, "weights"))[-1])
-    queries = _block(schedule, "queries")
-    schedule.compute_at(queries, rows, preserve_unit_loops=True)
+    lanes = extents(schedule, schedule.get_loops(_block(schedule, "weights"))[-1:])[0]
+    copy_rows(schedule, _block(schedule, "queries"), rows, lanes)
     if knobs["pack_values"]:
         spread(schedule, f"{_NAME}_values", knobs["parallel"])
     else:

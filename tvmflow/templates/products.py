@@ -60,6 +60,14 @@ def sum_in_registers(schedule: Any, product: Any, place: Any) -> None:
     schedule.decompose_reduction(product, over)
 
 
+def copy_rows(schedule: Any, copied: Any, place: Any, lanes: int) -> None:
+    """Copy the rows of a block below a loop, in vectors where these divide a row."""
+    schedule.compute_at(copied, place, preserve_unit_loops=True)
+    column = schedule.get_loops(copied)[-1]
+    if extents(schedule, [column])[0] % lanes == 0:
+        schedule.vectorize(schedule.split(column, [None, lanes])[1])
+
+
 def _covers(_schedule: Any, kernel: Kernel) -> bool:
     return kernel.anchor == _NAME
 
@@ -76,6 +84,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    lanes = extents(schedule, schedule.get_loops(block_ref(schedule, _NAME)))[3]
     columns, left = (block_ref(schedule, f"{_NAME}_{name}") for name in ("columns", "rows"))
     for name in kernel.after[1:-1]:
         schedule.compute_inline(block_ref(schedule, name))
@@ -88,7 +97,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     schedule.compute_at(sums, rows, preserve_unit_loops=True)
     around = tiled(schedule, sums, knobs["m_tile"], knobs["n_tile"])
     sum_in_registers(schedule, block_ref(schedule, _NAME), around)
-    schedule.compute_at(left, rows, preserve_unit_loops=True)
+    copy_rows(schedule, left, rows, lanes)
     if knobs["pack"]:
         spread(schedule, f"{_NAME}_columns", knobs["parallel"])
     else:
