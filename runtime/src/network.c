@@ -213,6 +213,26 @@ static tvmflow_status load_device(tvmflow_instance *made, const tvmflow_driver *
   return TVMFLOW_OK;
 }
 
+/* Run once on zeros: drivers compile for the device and bring weights there when a kernel first runs, and the app's first run is as fast as any. What
+ * a device that failed was given stays: it may still write there. */
+static tvmflow_status warm_up(tvmflow_instance *made) {
+  const uint32_t count = plan_api.inputs + plan_api.outputs;
+  char why[GPU_REASON] = "";
+  tvmflow_status status = TVMFLOW_OK;
+  for (uint32_t i = 0; i < count; ++i) made->gpu_inputs[i] = NULL;
+  for (uint32_t i = 0; i < count && !status; ++i) {
+    made->gpu_inputs[i] = calloc(1, i < plan_api.inputs ? plan.inputs[i].size : plan.outputs[i - plan_api.inputs].size);
+    if (!made->gpu_inputs[i]) status = told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  }
+  void *const *outputs = (void *const *)(made->gpu_inputs + plan_api.inputs);
+  if (!status && plan.gpu->functions->run(made->gpu, made->gpu_inputs, outputs, NULL, why)) {
+    snprintf(current.error, ERROR_SIZE, "%.80s (%.80s %.80s): %.200s", made->is.device, made->is.driver, made->is.version, why);
+    return TVMFLOW_DEVICE_FAILED;
+  }
+  for (uint32_t i = 0; i < count; ++i) free((void *)(uintptr_t)made->gpu_inputs[i]);
+  return status;
+}
+
 static tvmflow_status open_gpu(tvmflow_instance *made, const tvmflow_gpu *gpu) {
   const tvmflow_gpu none = {.size = sizeof none};
   char why[GPU_REASON] = "";
@@ -221,7 +241,7 @@ static tvmflow_status open_gpu(tvmflow_instance *made, const tvmflow_gpu *gpu) {
   if (!made->gpu_inputs) return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   if (plan.gpu->functions->open(gpu ? gpu : &none, &made->gpu, why)) return told(TVMFLOW_DEVICE_FAILED, "%s", why);
   plan.gpu->functions->identify(made->gpu, &made->is);
-  return TVMFLOW_OK;
+  return warm_up(made);
 }
 
 /* The memory that the CPU walks over the plan in; a network on a GPU has its own there. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 static long told;
+static int runs; /* that ended */
 static int is_gone;
 
 static void tell(void *to, size_t size) {
@@ -74,7 +75,7 @@ cl_int clGetKernelWorkGroupInfo(cl_kernel k, cl_device_id d, cl_uint w, size_t s
 cl_int clSetKernelArg(cl_kernel k, cl_uint i, size_t s, const void *v) { return UNUSED(k), UNUSED(i), UNUSED(s), UNUSED(v), 0; }
 cl_int clReleaseKernel(cl_kernel k) { return UNUSED(k), 0; }
 cl_int clEnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl_uint d, const size_t *o, const size_t *g, const size_t *l, cl_uint n, const cl_event *w, cl_event *e) {
-  return UNUSED(q), UNUSED(k), UNUSED(d), UNUSED(o), UNUSED(g), UNUSED(l), UNUSED(n), UNUSED(w), UNUSED(e), FAULT == 'l' ? -36 : 0;
+  return UNUSED(q), UNUSED(k), UNUSED(d), UNUSED(o), UNUSED(g), UNUSED(l), UNUSED(n), UNUSED(w), UNUSED(e), FAULT == 'l' || (FAULT == 'n' && runs) ? -36 : 0;
 }
 cl_int clEnqueueReadBuffer(cl_command_queue q, cl_mem m, cl_uint b, size_t o, size_t size, void *to, cl_uint n, const cl_event *w, cl_event *e) {
   UNUSED(q), UNUSED(m), UNUSED(b), UNUSED(o), UNUSED(size), UNUSED(to), UNUSED(n), UNUSED(w);
@@ -106,4 +107,4 @@ cl_int clGetEventInfo(cl_event e, cl_uint what, size_t size, void *to, size_t *n
 cl_int clGetEventProfilingInfo(cl_event e, cl_uint what, size_t size, void *to, size_t *n) { return UNUSED(e), UNUSED(what), UNUSED(size), UNUSED(to), UNUSED(n), -7; }
 cl_int clReleaseEvent(cl_event e) { return UNUSED(e), 0; }
 cl_int clFlush(cl_command_queue q) { return UNUSED(q), 0; }
-cl_int clFinish(cl_command_queue q) { return UNUSED(q), FAULT == 'f' || is_gone ? -5 : 0; }
+cl_int clFinish(cl_command_queue q) { return UNUSED(q), FAULT == 'f' || (FAULT == 'e' && runs) || is_gone ? -5 : (runs += 1, 0); }
