@@ -143,11 +143,11 @@ def test_a_family_of_instructions_equals_the_definition(
 
 @pytest.mark.parametrize("processor", ["cortex-a53", "cortex-a76"])
 def test_attention_equals_float64(processor: str, runner: Path, emulated: EmulatedSystem, tmp_path: Path) -> None:
-    case = attention.Case(2, 3, 19, 37, 20, "added", True)
+    case = attention.Case(1, 2, 19, 37, 20, "added", True)
     module, net = attention.imported(case)
     inputs, backend = attention.inputs_of(case), backend_of(target(processor))
     scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})
-    assert "attention" in [choice.template for choice in scheduled.choices]
+    assert {"attention", "packed_norm"} <= {choice.template for choice in scheduled.choices}
     found = np.frombuffer(
         ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, processor, list(inputs)), np.float32
     )

@@ -37,20 +37,20 @@ class Case:
 
 
 class Net(torch.nn.Module):
-    """Attention between two sequences, of dense layers where `projected`, of the inputs themselves else."""
+    """Attention between two sequences, of and before dense layers and a norm where `projected`, of the inputs themselves else."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.case, channels = case, case.heads * case.depth
         self.q, self.kv = torch.nn.Linear(channels, channels), torch.nn.Linear(channels, 2 * channels)
-        self.out = torch.nn.Linear(channels, channels)
+        self.out, self.norm = torch.nn.Linear(channels, channels), torch.nn.LayerNorm(channels)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         q, (k, v) = (self.q(x), self.kv(y).chunk(2, dim=-1)) if self.case.projected else (x, (y, y * 0.5))
         q, k, v = (z.unflatten(-1, (self.case.heads, self.case.depth)).transpose(1, 2) for z in (q, k, v))
         bias = None if not self.case.mask else mask
         mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
-        return self.out(mixed) if self.case.projected else mixed
+        return self.norm(x + self.out(mixed)) if self.case.projected else mixed
 
 
 def inputs_of(case: Case, seed: int = 0) -> tuple[Array, Array, Array]:

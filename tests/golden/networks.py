@@ -87,14 +87,16 @@ def _beside_convolutions() -> Any:
 
 
 def _attention() -> Any:
-    """Two heads of 24 channels over 19 rows, which no vector divides, with numbers added to the scores; a product of what comes out."""
+    """Two heads of 24 channels over 19 rows, which no vector divides, with numbers added to the scores; a norm and a product of what comes out."""
 
     def body(x: Any, emit: Callable[..., Any]) -> Any:
         op = relax.op
         heads = emit(op.permute_dims(emit(op.reshape(x, (19, 2, 24))), [1, 0, 2]))
         scores = emit(op.add(emit(op.matmul(heads, emit(op.permute_dims(heads, [0, 2, 1])))), _weight(19, 19)))
         mixed = emit(op.matmul(emit(op.nn.softmax(scores, axis=-1)), heads))
-        return op.tanh(emit(op.matmul(mixed, emit(op.permute_dims(mixed, [0, 2, 1])))))
+        rows = emit(op.reshape(emit(op.permute_dims(mixed, [1, 0, 2])), (19, 48)))
+        normed = emit(op.nn.layer_norm(emit(op.matmul(rows, _weight(48, 48))), _weight(48), _weight(48), axes=[-1]))
+        return op.tanh(emit(op.matmul(normed, emit(op.permute_dims(normed, [1, 0])))))
 
     return _module((19, 48), "float32", body)
 

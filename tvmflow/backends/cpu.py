@@ -65,11 +65,12 @@ class CpuBackend(Backend):
         from tvmflow.passes.legalize_convolutions import legalize_convolutions
         from tvmflow.passes.legalize_pools import legalize_max_pool2d
         from tvmflow.passes.narrow_by_instruction import NarrowByInstruction
+        from tvmflow.passes.packed_norm import legalize_layer_norm
         from tvmflow.passes.round_bfloat16 import legalize_astype
 
         own = {
             **clips(), **legalize_convolutions(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
-            "relax.astype": legalize_astype,
+            "relax.astype": legalize_astype, "relax.nn.layer_norm": legalize_layer_norm,
         }  # fmt: skip
         return [
             (

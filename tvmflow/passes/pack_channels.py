@@ -18,8 +18,9 @@ from tvm import relax
 from tvmflow.ir.emit import call_again, constant, straight_line
 from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.ir.tvm_names import type_of
-from tvmflow.passes.images import tileable_width
 from tvmflow.passes.legalize_convolutions import convolutions
+from tvmflow.passes.packed_norm import AXES
+from tvmflow.passes.packed_weights import as_image, few_lanes, pack_both, pack_outputs, rows_as_image
 
 # Operators on single elements that leave a zero of the filling finite.
 _UNARY = {
@@ -92,7 +93,7 @@ class _Packer:
 
     def _rows_packed(self, value: Any, shape: tuple[int, ...]) -> Any:
         """Return a value of rows as an image (1, C/block, 1, rows, block)."""
-        _, channels, _, width = _as_image(shape)
+        _, channels, _, width = as_image(shape)
         rows, filled = math.prod(shape[:-1]), self._filled(channels)
         if len(shape) != 2:
             value = relax.op.reshape(value, (rows, channels))
@@ -105,7 +106,7 @@ class _Packer:
         if name not in self.plain:
             whole = self.shapes[name]
             shape = (math.prod(whole[:-1]), whole[-1]) if name in self.rows else whole
-            n, c, h, w = _as_image(shape)
+            n, c, h, w = as_image(shape)
             value, rows = self.rows[name] if name in self.rows else self.packed[name], n
             if len(shape) != 4:
                 n, rows = w, math.prod(shape[:-1])
@@ -159,6 +160,10 @@ class _Packer:
             return self._convolution(step)
         if step.op == "relax.matmul":
             return self._dense(step)
+        if step.op == "relax.nn.layer_norm":
+            return self._norm(step)
+        if step.op == "relax.permute_dims" and self._keeps_order(step):
+            return lambda: self.packed[step.refs[0]]
         if step.op == "relax.reshape" and len(step.shape) in (2, 3) and step.refs[0] in (*self.packed, *self.rows):
             return self._flatten(step)
         if not any(name in self.packed for name in step.refs):
@@ -191,26 +196,26 @@ class _Packer:
         data, padding = self._through_padding(step)
         outputs, inputs = weight.shape[0], weight.shape[1] * groups
         if groups == 1 and 2 * outputs >= b:
-            few = _few_lanes(inputs, weight.dtype, b)
+            few = few_lanes(inputs, weight.dtype, b)
             if data not in self.packed and few:
                 return lambda: self._emit_convolution(
-                    step, self._as_few(data, few), padding, f"NCHW{few}c", _pack_both(weight, b, few), 1
+                    step, self._as_few(data, few), padding, f"NCHW{few}c", pack_both(weight, b, few), 1
                 )
             if data not in self.packed and inputs < b:  # a first layer: too few channels to pack
                 return lambda: self._emit_convolution(
-                    step, self._as_plain(data), padding, "NCHW", _pack_outputs(weight, b), 1
+                    step, self._as_plain(data), padding, "NCHW", pack_outputs(weight, b), 1
                 )
             return lambda: self._emit_convolution(
-                step, self._as_packed(data), padding, f"NCHW{b}c", _pack_both(weight, b), 1
+                step, self._as_packed(data), padding, f"NCHW{b}c", pack_both(weight, b), 1
             )
         if groups == inputs == outputs and weight.shape[1] == 1 and 2 * outputs >= b:
             filled = self._filled(outputs)
             return lambda: self._emit_convolution(
-                step, self._as_packed(data), padding, f"NCHW{b}c", _pack_outputs(weight, b), filled
+                step, self._as_packed(data), padding, f"NCHW{b}c", pack_outputs(weight, b), filled
             )
         if (inputs // groups) % b == 0 and (outputs // groups) % b == 0:
             return lambda: self._emit_convolution(
-                step, self._as_packed(data), padding, f"NCHW{b}c", _pack_both(weight, b), groups
+                step, self._as_packed(data), padding, f"NCHW{b}c", pack_both(weight, b), groups
             )
         return None
 
@@ -253,12 +258,14 @@ class _Packer:
                 shape = self.shapes[argument.name]
                 if len(shape) != len(step.shape) or shape[1] != step.shape[1]:
                     return None
-                if len(shape) == 3 and (shape != step.shape or argument.name not in self.packed):
-                    return None  # what is added to rows is often needed as rows again
+                if len(shape) == 3 and shape != step.shape:
+                    return None
+                if len(shape) == 3 and argument.name not in self.packed and shape[-1] % self.block:
+                    return None  # what is added to rows is needed as rows again, by norms that filled channels would be part of
                 moved.append(argument)
             elif isinstance(argument, np.ndarray):
                 if len(step.shape) != 4:
-                    argument = _rows_as_image(argument, step.shape)
+                    argument = rows_as_image(argument, step.shape)
                 moved.append(self._packed_constant(argument, 1 if step.op == "relax.divide" else 0))
             else:
                 return None
@@ -327,67 +334,52 @@ class _Packer:
             return None
         return lambda: self.packed[step.refs[0]]
 
+    def _norm(self, step: Step) -> Callable[[], Any] | None:
+        """A layer norm of rows whose channels fill their blocks."""
+        data, *weights = step.args
+        rank = len(step.shape)
+        if (
+            not isinstance(data, Ref)
+            or data.name not in self.packed
+            or rank not in (2, 3)
+            or step.shape[-1] % self.block
+        ):
+            return None
+        if [int(axis) % rank for axis in step.call.attrs.axes] != [rank - 1] or step.dtype != "float32":
+            return None
+        if not all(isinstance(weight, np.ndarray) and weight.dtype == np.float32 for weight in weights):
+            return None
+        scale, shift = (
+            constant(weight.reshape(-1, self.block), "float32") for weight in weights if isinstance(weight, np.ndarray)
+        )
+        return lambda: relax.op.nn.layer_norm(
+            self.packed[data.name], scale, shift, AXES, float(step.call.attrs.epsilon)
+        )
+
+    def _keeps_order(self, step: Step) -> bool:
+        """Whether a transpose of packed rows leaves all values where they are: it moves axes of one step only."""
+        shape, axes = self.shapes[step.refs[0]], step.call.attrs.axes
+        if (
+            step.refs[0] not in self.packed
+            or len(shape) not in (2, 3)
+            or axes is None
+            or int(axes[-1]) != len(shape) - 1
+        ):
+            return False
+        longer = [int(axis) for axis in axes if shape[int(axis)] > 1]
+        return longer == sorted(longer)
+
     def _dense(self, step: Step) -> Callable[[], Any] | None:
         """A dense layer is a convolution of one row of pixels, one for each of its rows, with one pixel."""
         weight, data = step.args[1], step.refs[0]
         if not isinstance(weight, np.ndarray) or weight.ndim != 2 or len(self.shapes[data]) not in (2, 3):
             return None
         b = self.block
-        kernel = _pack_both(weight.T[:, :, None, None], b)
+        kernel = pack_both(weight.T[:, :, None, None], b)
         return lambda: relax.op.nn.conv2d(
             self._as_packed(data), constant(kernel, str(weight.dtype)), data_layout=f"NCHW{b}c",
             out_layout=f"NCHW{b}c", kernel_layout=f"OIHW{b}i{b}o", out_dtype=step.dtype,
         )  # fmt: skip
-
-
-def _as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return rows, (N, C) or (B, N, C), as the shape of an image of one row, whose width is their number and perhaps a few more."""
-    return (1, shape[-1], 1, tileable_width(math.prod(shape[:-1]))) if len(shape) != 4 else shape
-
-
-def _rows_as_image(value: Array, shape: tuple[int, ...]) -> Array:
-    """Return a constant that broadcasts against rows of a shape as one that broadcasts against their image."""
-    if value.size == 1:
-        return value
-    rows, channels = math.prod(shape[:-1]), value.shape[-1]
-    if value.size != channels:  # other numbers for each row
-        value = np.broadcast_to(value, (*shape[:-1], channels))
-    else:
-        rows = 1
-    image = value.reshape(rows, channels).T.reshape(1, channels, 1, rows)
-    filled = tileable_width(rows) if rows > 1 else rows
-    return np.pad(image, ((0, 0), (0, 0), (0, 0), (0, filled - rows)), mode="edge")
-
-
-def _fill(weight: Array, axis: int, block: int) -> Array:
-    widths = [(0, 0)] * weight.ndim
-    widths[axis] = (0, -weight.shape[axis] % block)
-    return np.pad(weight, widths)
-
-
-def _pack_outputs(weight: Array, block: int) -> Array:
-    """(O, I, KH, KW) -> (O/block, I, KH, KW, block)."""
-    full = _fill(weight, 0, block)
-    o, i, kh, kw = full.shape
-    return np.ascontiguousarray(full.reshape(o // block, block, i, kh, kw).transpose(0, 2, 3, 4, 1))
-
-
-def _few_lanes(channels: int, dtype: Any, block: int) -> int:
-    """Return to how many channels an image is filled whose neighbours an instruction sums; 0 where nothing is won.
-
-    An image of one channel would be mostly filling; one of float32 has no such instruction.
-    """
-    group = {"int8": 4, "bfloat16": 2}.get(str(dtype), 0)
-    return -(-channels // group) * group if group and 3 <= channels < block else 0
-
-
-def _pack_both(weight: Array, block: int, inner: int = 0) -> Array:
-    """(O, I, KH, KW) -> (O/block, I/inner, KH, KW, inner of I, block of O); inner: the same as block unless given."""
-    inner = inner or block
-    full = _fill(_fill(weight, 0, block), 1, inner)
-    o, i, kh, kw = full.shape
-    split = full.reshape(o // block, block, i // inner, inner, kh, kw)
-    return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
 
 
 def packed_convolutions(mod: Any) -> tuple[int, int]:

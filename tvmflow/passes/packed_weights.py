@@ -1,0 +1,61 @@
+"""Weights and other constants as packed channels read them: filled up with zeros to whole blocks, rows as images of one row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tvmflow.ir.graph import Array
+from tvmflow.passes.images import tileable_width
+
+
+def _fill(weight: Array, axis: int, block: int) -> Array:
+    widths = [(0, 0)] * weight.ndim
+    widths[axis] = (0, -weight.shape[axis] % block)
+    return np.pad(weight, widths)
+
+
+def pack_outputs(weight: Array, block: int) -> Array:
+    """(O, I, KH, KW) -> (O/block, I, KH, KW, block)."""
+    full = _fill(weight, 0, block)
+    o, i, kh, kw = full.shape
+    return np.ascontiguousarray(full.reshape(o // block, block, i, kh, kw).transpose(0, 2, 3, 4, 1))
+
+
+def few_lanes(channels: int, dtype: Any, block: int) -> int:
+    """Return to how many channels an image is filled whose neighbours an instruction sums; 0 where nothing is won.
+
+    An image of one channel would be mostly filling; one of float32 has no such instruction.
+    """
+    group = {"int8": 4, "bfloat16": 2}.get(str(dtype), 0)
+    return -(-channels // group) * group if group and 3 <= channels < block else 0
+
+
+def pack_both(weight: Array, block: int, inner: int = 0) -> Array:
+    """(O, I, KH, KW) -> (O/block, I/inner, KH, KW, inner of I, block of O); inner: the same as block unless given."""
+    inner = inner or block
+    full = _fill(_fill(weight, 0, block), 1, inner)
+    o, i, kh, kw = full.shape
+    split = full.reshape(o // block, block, i // inner, inner, kh, kw)
+    return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
+
+
+def as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return rows, (N, C) or (B, N, C), as the shape of an image of one row, whose width is their number and perhaps a few more."""
+    return (1, shape[-1], 1, tileable_width(math.prod(shape[:-1]))) if len(shape) != 4 else shape
+
+
+def rows_as_image(value: Array, shape: tuple[int, ...]) -> Array:
+    """Return a constant that broadcasts against rows of a shape as one that broadcasts against their image."""
+    if value.size == 1:
+        return value
+    rows, channels = math.prod(shape[:-1]), value.shape[-1]
+    if value.size != channels:  # other numbers for each row
+        value = np.broadcast_to(value, (*shape[:-1], channels))
+    else:
+        rows = 1
+    image = value.reshape(rows, channels).T.reshape(1, channels, 1, rows)
+    filled = tileable_width(rows) if rows > 1 else rows
+    return np.pad(image, ((0, 0), (0, 0), (0, 0), (0, filled - rows)), mode="edge")
