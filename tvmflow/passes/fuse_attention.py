@@ -26,6 +26,7 @@ from tvmflow.passes.products import Operand, Product, product_kernel
 _MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not", "relax.equal")
 
 _SAME_ORDER = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to"}  # where nothing is repeated
+_MOST_PLACES = 1 << 25  # of a matrix that is added to scores: its index is read off an array of them
 # Sums and what lies between them are float32, whatever the network rounds them to.
 _FLOATS = ("float32", "float16", "bfloat16")
 
@@ -176,6 +177,8 @@ class _Function:
 
         scaled: also from where they are not yet multiplied by a number.
         """
+        if math.prod(shape) > _MOST_PLACES:
+            return None
         views, factors, view = [], [1.0], View(value, np.arange(math.prod(shape_of(value))).reshape(shape_of(value)))
         while True:
             more = list(views_of(view.source, self.of))

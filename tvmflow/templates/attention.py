@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvmflow.ir.tvm_names import load_class
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.primitives import Knobs, Template, distinct, parallel_first, spread, work_of
@@ -15,6 +16,7 @@ from tvmflow.templates.products import copy_rows, product_tiles, row_blocks, sum
 
 _NAME = "attention"
 _SOFTMAX = ("total", "total_of_lane", "weights", "most", "most_of_lane", "scores")
+_SCORE_BYTES = 8  # of a score and of the weight that is made of it
 _PACKED_AXES = 5  # (n, c, h, w, lane)
 
 
@@ -29,13 +31,15 @@ def _block(schedule: Any, name: str) -> Any:
 def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     _, rows, keys, lanes, _ = extents(schedule, schedule.get_loops(_block(schedule, "product")))
     width = extents(schedule, schedule.get_loops(_block(schedule, "mixed")))[2]
-    stored = region_buffer(schedule.get(_block(schedule, "values")).reads[0]).shape
-    in_blocks = len(stored) == _PACKED_AXES and int(stored[-1]) == lanes
+    values = schedule.get(_block(schedule, "values"))
+    stored = region_buffer(values.reads[0]).shape
+    in_blocks = len(stored) == _PACKED_AXES and int(stored[-1]) == lanes and isinstance(values.body.value, load_class())
+    most_rows = cpu.l2_bytes // (2 * _SCORE_BYTES * keys * lanes)
     return distinct([
         {"rows": count, "m_tile": m, "n_tile": b, "mixed_rows": mixed_m, "mixed_tile": mixed_b, "pack_values": pack, "parallel": parallel}
         for m, b in product_tiles(cpu, rows, keys, lanes)[:6]
         for mixed_m, mixed_b in [tile for tile in product_tiles(cpu, rows, width, lanes) if m % tile[0] == 0][:2]
-        for count in row_blocks(rows, m)
+        for count in row_blocks(rows, m, most_rows)
         for pack in ((0, 1) if in_blocks else (1,))
         for parallel in parallel_first(work_of(schedule, f"{_NAME}_product") // lanes)
     ])  # fmt: skip

@@ -33,7 +33,7 @@ def product_tiles(cpu: CpuFeatures, rows: int, blocks: int, lanes: int) -> list[
 
 def row_blocks(rows: int, tile: int, most: int = _MOST_ROWS) -> list[int]:
     """Return how many rows a thread may take at a time, whole tiles, the likelier first."""
-    return [tile * count for count in divisors(rows // tile, max(most // tile, 1))[::-1][:2]]
+    return [tile * count for count in divisors(rows // tile, max(min(most, _MOST_ROWS) // tile, 1))[::-1][:2]]
 
 
 def tiled(schedule: Any, sums: Any, rows: int, blocks: int) -> Any:
