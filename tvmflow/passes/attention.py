@@ -8,7 +8,10 @@ consumers have it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import numpy as np
 
 from tvmflow.passes.products import Operand, filled_rows, function_of, within
 
@@ -130,6 +133,7 @@ def attention({parameters}) -> None:
 """
 
 
+@cache
 def attention_kernel(attention: Attention) -> Any:
     """Return the PrimFunc of q, k, v, the biases and the output."""
     return function_of(_SOURCE, _parts(attention))
@@ -165,10 +169,9 @@ def _parts(of: Attention) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@cache
 def covers(of: Attention) -> bool:
     """Whether filled rows and columns have places in the output, each its own."""
-    import numpy as np
-
     sizes = (of.batch, of.rows, of.blocks[1] * of.lanes)
     if int(np.prod(sizes)) != int(np.prod(of.out.shape)):
         return False

@@ -179,16 +179,16 @@ class _Function:
         """
         if math.prod(shape) > _MOST_PLACES:
             return None
-        views, factors, view = [], [1.0], View(value, np.arange(math.prod(shape_of(value))).reshape(shape_of(value)))
+        views: list[tuple[View, float]] = []
+        outside, product = None, 1.0
         while True:
-            more = list(views_of(view.source, self.of))
-            views += [(View(one.source, _through(view.places, one.places)), factors[-1]) for one in more]
+            for view in views_of(value, self.of):
+                views.append((view if outside is None else View(view.source, _through(outside, view.places)), product))
             call = self.of(views[-1][0].source)
             factor = 1.0 if _rounds(call) else _factor(call) if scaled else None
             if factor is None:
                 break
-            factors.append(factors[-1] * factor)
-            view = View(call.args[0], views[-1][0].places)
+            value, outside, product = call.args[0], views[-1][0].places, product * factor
         for view, product in reversed(views):
             places = np.broadcast_to(view.places, shape).reshape(-1, *shape[-2:])
             places = places.transpose(0, 2, 1) if transposed else places

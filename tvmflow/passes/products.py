@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tvmflow.ir.views import Index
@@ -99,6 +100,7 @@ def batched_product(a: {a_buffer}, b: {b_buffer}, out: {out_buffer}) -> None:
 """
 
 
+@cache
 def product_kernel(of: Product) -> Any:
     """Return the PrimFunc of a, b and the output."""
     (batch, rows, depth, columns), lanes = of.sizes, of.lanes
