@@ -20,7 +20,7 @@ from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.ir.tvm_names import type_of
 from tvmflow.passes.legalize_convolutions import convolutions
 from tvmflow.passes.packed_norm import AXES
-from tvmflow.passes.packed_weights import as_image, few_lanes, pack_both, pack_outputs, rows_as_image
+from tvmflow.passes.packed_weights import as_image, few_lanes, merged_groups, pack_both, pack_outputs, rows_as_image
 
 # Operators on single elements that leave a zero of the filling finite.
 _UNARY = {
@@ -213,11 +213,11 @@ class _Packer:
             return lambda: self._emit_convolution(
                 step, self._as_packed(data), padding, f"NCHW{b}c", pack_outputs(weight, b), filled
             )
-        if (inputs // groups) % b == 0 and (outputs // groups) % b == 0:
-            return lambda: self._emit_convolution(
-                step, self._as_packed(data), padding, f"NCHW{b}c", pack_both(weight, b), groups
-            )
-        return None
+        merged = merged_groups(weight, groups, b) if groups > 1 else None
+        if merged is None:
+            return None
+        whole, left = pack_both(merged[0], b), merged[1]
+        return lambda: self._emit_convolution(step, self._as_packed(data), padding, f"NCHW{b}c", whole, left)
 
     def _as_few(self, name: str, lanes: int) -> Any:
         """Return an image of few channels with its channels side by side, (N, 1, H, W, lanes)."""

@@ -10,6 +10,8 @@ import numpy as np
 from tvmflow.ir.graph import Array
 from tvmflow.passes.images import tileable_width
 
+_MOST_MERGED = 8  # groups: so many times as many products
+
 
 def _fill(weight: Array, axis: int, block: int) -> Array:
     widths = [(0, 0)] * weight.ndim
@@ -40,6 +42,28 @@ def pack_both(weight: Array, block: int, inner: int = 0) -> Array:
     o, i, kh, kw = full.shape
     split = full.reshape(o // block, block, i // inner, inner, kh, kw)
     return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
+
+
+def merged_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] | None:
+    """Return the weight (O, I, KH, KW) of a convolution with its groups merged, and how many are left, so that groups fill blocks of channels.
+
+    Products of channels that were of other groups are with zeros: groups of 8 channels cost twice as much in blocks of 16, and are vectors then. None where too much would be
+    zeros, or where the last of the merged groups would need more channels than fill up the image.
+    """
+    outputs, inputs = weight.shape[0] // groups, weight.shape[1]
+    for together in range(1, _MOST_MERGED + 1):
+        left = -(-groups // together)
+        if (together * inputs) % block or (together * outputs) % block:
+            continue
+        filled = [-(-groups * channels // block) * block for channels in (inputs, outputs)]
+        if [left * together * inputs, left * together * outputs] != filled:
+            continue
+        made = np.zeros((left * together * outputs, together * inputs, *weight.shape[2:]), weight.dtype)
+        for group in range(groups):
+            rows, first = slice(group * outputs, (group + 1) * outputs), group % together * inputs
+            made[rows, first : first + inputs] = weight[rows]
+        return made, left
+    return None
 
 
 def as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
