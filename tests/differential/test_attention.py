@@ -101,6 +101,25 @@ def test_any_attention_is_one_kernel_and_equals_float64(case: Case) -> None:
     assert error_of(runner.run(*inputs)[0], reference(net, inputs)) < BOUND
 
 
+class Einsums(torch.nn.Module):
+    """Windowed attention as MaxViT writes it: sums over named axes, a bias for each head."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        scores = torch.einsum("bghid,bghjd->bghij", q, k * 0.25) + bias
+        return torch.einsum("bghij,bghjd->bghid", torch.softmax(scores, dim=-1), k)
+
+
+def test_attention_by_einsum_is_one_kernel() -> None:
+    draw = np.random.default_rng(5)
+    shapes = ((1, 3, 2, 49, 16), (1, 3, 2, 49, 16), (1, 2, 49, 49))
+    inputs = tuple(draw.standard_normal(shape, np.float32) for shape in shapes)
+    specs = tuple(TensorSpec(name, shape, "float32") for name, shape in zip("qkb", shapes, strict=True))
+    module = canonicalize(ExportedModel(Einsums().eval(), specs).to_relax())
+    names = kernels(module, HOST)
+    assert "attention" in names and "batched_product" not in names
+    assert error_of(LocalRunner(HOST.pack(module, None)[0], HOST).run(*inputs)[0], reference(Einsums(), inputs)) < BOUND
+
+
 class Product(torch.nn.Module):
     """A product of two inputs, of which the second comes transposed, with what is computed from its sums."""
 

@@ -25,7 +25,7 @@ from tvmflow.passes.products import Operand, Product, product_kernel
 # From a condition to what it asks: rows of nothing but minus infinity.
 _MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not", "relax.equal")
 
-_SAME_ORDER = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to"}  # where nothing is repeated
+_SAME_ORDER = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to"}
 _MOST_PLACES = 1 << 25  # of a matrix that is added to scores: its index is read off an array of them
 # Sums and what lies between them are float32, whatever the network rounds them to.
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -200,12 +200,7 @@ class _Function:
 
     def _in_order(self, value: Any) -> Any:
         """Return the value that operators made another of which leave its numbers in their order, rounded or not."""
-        while isinstance(value, relax.Var):
-            call = self.of(value)
-            if not _rounds(call) and not (
-                operator_of(call) in _SAME_ORDER and math.prod(shape_of(call.args[0])) == math.prod(shape_of(value))
-            ):
-                break
+        while isinstance(value, relax.Var) and (_rounds(call := self.of(value)) or _keeps_order(call)):
             value = call.args[0]
         return value
 
@@ -276,6 +271,15 @@ def _factor(call: Any) -> float | None:
     if not number or shape_of(call) != shape_of(call.args[0]):
         return None
     return number if name == "relax.multiply" else 1.0 / number
+
+
+def _keeps_order(call: Any) -> bool:
+    """Whether a call gives a value another shape: it repeats nothing, and moves axes of one step only."""
+    name = operator_of(call)
+    if name == "relax.permute_dims":
+        longer = [int(axis) for axis in call.attrs.axes or () if shape_of(call.args[0])[int(axis)] > 1]
+        return call.attrs.axes is not None and longer == sorted(longer)
+    return name in _SAME_ORDER and math.prod(shape_of(call.args[0])) == math.prod(shape_of(call))
 
 
 def _rounds(call: Any) -> bool:
