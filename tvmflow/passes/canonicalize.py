@@ -9,10 +9,11 @@ from tvmflow.passes.channels_first import ChannelsFirst
 from tvmflow.passes.clip_lookups import ClipLookups
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
+from tvmflow.passes.trim_windows import TrimWindows
 
 
 def canonicalize(mod: Any) -> Any:
-    """Return the module with constants folded, lookups clipped, channels first, and batch norms in the convolutions."""
-    for step in (FoldConstants(), ClipLookups(), ChannelsFirst(), FoldBatchNorm()):
+    """Return the module with constants folded, lookups clipped, channels first, batch norms in the convolutions, and no window larger than what it sees."""
+    for step in (FoldConstants(), ClipLookups(), ChannelsFirst(), FoldBatchNorm(), TrimWindows()):
         mod = run_pass(step, mod)
     return mod
