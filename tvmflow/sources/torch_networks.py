@@ -66,6 +66,18 @@ def _digits_depthwise() -> nn.Module:
     return network
 
 
+class _Segmenter(nn.Module):  # type: ignore[misc]
+    """A network of torchvision.models.segmentation as a function of images to scores, (N, 3, H, W) to (N, classes, H, W), without what only training needs."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.network(x)["out"]
+        return scores
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"digits_cnn": _digits_cnn, "digits_depthwise": _digits_depthwise}
 
 
@@ -129,15 +141,14 @@ def build(name: str, seed: int | None = None, folder: Path | None = None) -> nn.
     if name in NETWORKS:
         return NETWORKS[name]().eval()
     match = re.fullmatch(r"torchvision/([a-z0-9_]+)", name)
-    models = torchvision_models() if match else None
-    if match is None or models is None or match[1] not in models.list_models(module=models):
-        legal = [
-            *NETWORKS,
-            "path/to/file.py:function",
-            *(f"torchvision/{n}" for n in torchvision_models().list_models(module=torchvision_models())),
-        ]
-        raise UnknownNameError(f"no torch network {name!r}", legal=legal)
-    return models.get_model(match[1], weights=None).eval()
+    models = torchvision_models()
+    classifiers, segmenters = models.list_models(module=models), models.list_models(module=models.segmentation)
+    if match and match[1] in classifiers:
+        return models.get_model(match[1], weights=None).eval()  # type: ignore[no-any-return]
+    if match and match[1] in segmenters:
+        return _Segmenter(models.get_model(match[1], weights=None, weights_backbone=None)).eval()
+    legal = [*NETWORKS, "path/to/file.py:function", *(f"torchvision/{n}" for n in (*classifiers, *segmenters))]
+    raise UnknownNameError(f"no torch network {name!r}", legal=legal)
 
 
 def seeded(name: str, seed: int, folder: Path | None = None) -> nn.Module:
