@@ -9,11 +9,12 @@ from tvmflow.passes.channels_first import ChannelsFirst
 from tvmflow.passes.clip_lookups import ClipLookups
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
+from tvmflow.passes.simplify_arithmetic import SimplifyArithmetic
 from tvmflow.passes.trim_windows import TrimWindows
 
 
 def canonicalize(mod: Any) -> Any:
-    """Return the module with constants folded, lookups clipped, channels first, batch norms in the convolutions, and no window larger than what it sees."""
-    for step in (FoldConstants(), ClipLookups(), ChannelsFirst(), FoldBatchNorm(), TrimWindows()):
+    """Return the module with constants folded, lookups clipped, channels first, batch norms in the convolutions, windows no larger than what they see, and less arithmetic."""
+    for step in (FoldConstants(), ClipLookups(), ChannelsFirst(), FoldBatchNorm(), TrimWindows(), SimplifyArithmetic()):
         mod = run_pass(step, mod)
     return mod

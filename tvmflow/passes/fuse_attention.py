@@ -27,6 +27,7 @@ _MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "re
 
 _SAME_ORDER = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to"}
 _MOST_PLACES = 1 << 25  # of a matrix that is added to scores: its index is read off an array of them
+_MOST_FACTOR = 1e30
 # Sums and what lies between them are float32, whatever the network rounds them to.
 _FLOATS = ("float32", "float16", "bfloat16")
 
@@ -270,7 +271,8 @@ def _factor(call: Any) -> float | None:
     number = _number(call.args[1]) if name in ("relax.multiply", "relax.divide") else None
     if not number or shape_of(call) != shape_of(call.args[0]):
         return None
-    return number if name == "relax.multiply" else 1.0 / number
+    factor = number if name == "relax.multiply" else 1.0 / number
+    return factor if abs(factor) < _MOST_FACTOR else None  # not infinity, and no NaN
 
 
 def _keeps_order(call: Any) -> bool:
