@@ -221,15 +221,18 @@ static tvmflow_status warm_up(tvmflow_instance *made) {
   tvmflow_status status = TVMFLOW_OK;
   for (uint32_t i = 0; i < count; ++i) made->gpu_inputs[i] = NULL;
   for (uint32_t i = 0; i < count && !status; ++i) {
-    made->gpu_inputs[i] = calloc(1, i < plan_api.inputs ? plan.inputs[i].size : plan.outputs[i - plan_api.inputs].size);
-    if (!made->gpu_inputs[i]) status = told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+    const size_t size = i < plan_api.inputs ? plan.inputs[i].size : plan.outputs[i - plan_api.inputs].size;
+    void *memory = allocate(made, size);
+    if (memory) memset(memory, 0, size);
+    made->gpu_inputs[i] = memory;
+    if (!memory) status = told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   }
   void *const *outputs = (void *const *)(made->gpu_inputs + plan_api.inputs);
   if (!status && plan.gpu->functions->run(made->gpu, made->gpu_inputs, outputs, NULL, why)) {
     snprintf(current.error, ERROR_SIZE, "%.80s (%.80s %.80s): %.200s", made->is.device, made->is.driver, made->is.version, why);
     return TVMFLOW_DEVICE_FAILED;
   }
-  for (uint32_t i = 0; i < count; ++i) free((void *)(uintptr_t)made->gpu_inputs[i]);
+  for (uint32_t i = 0; i < count; ++i) release(made, (void *)(uintptr_t)made->gpu_inputs[i]);
   return status;
 }
 
