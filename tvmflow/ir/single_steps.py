@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,39 +12,71 @@ from tvmflow.ir.graph import Array, Step
 from tvmflow.ir.tvm_names import type_arguments
 
 _MAX_LIBRARIES = 256
-_libraries: OrderedDict[tuple[Any, ...], tuple[Step, Any]] = OrderedDict()
+_of_step: OrderedDict[tuple[Any, ...], tuple[Step, Any]] = OrderedDict()
+_of_module: OrderedDict[str, Any] = (
+    OrderedDict()
+)  # graphs are made anew for each trial of the quantizer, their steps are the same
 
 
 def run_compiled(step: Step, arguments: list[Any]) -> Any:
     """Compute a step with TVM; the library is kept for the next time. Returns an array, or a tuple of them."""
     import tvm
+
+    tensors = list(_arrays(arguments))
+    key = (id(step), *((tensor.shape, str(tensor.dtype)) for tensor in tensors))
+    if key not in _of_step:
+        _of_step[key] = (
+            step,
+            _machine(_module(step, arguments)),
+        )  # with its step, whose id must not be taken by another
+        if len(_of_step) > _MAX_LIBRARIES:
+            _of_step.popitem(last=False)
+    output = _of_step[key][1]["main"](*(tvm.runtime.tensor(np.array(tensor, order="C")) for tensor in tensors))
+    return np.asarray(output.numpy()) if hasattr(output, "numpy") else tuple(np.asarray(t.numpy()) for t in output)
+
+
+def _arrays(argument: Any) -> Iterator[Array]:
+    """Yield the arrays among arguments, in order."""
+    if isinstance(argument, np.ndarray):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for item in argument:
+            yield from _arrays(item)
+
+
+def _module(step: Step, arguments: list[Any]) -> Any:
+    """Return a module whose main computes the step of its parameters, an array each."""
     from tvm import relax
 
-    tensors: list[Array] = []
     variables: list[Any] = []
 
     def place(argument: Any) -> Any:
         if isinstance(argument, np.ndarray):
-            tensors.append(np.array(argument, order="C"))
-            variables.append(relax.Var(f"a{len(tensors)}", relax.TensorType(argument.shape, str(argument.dtype))))
+            kind = relax.TensorType(argument.shape, str(argument.dtype))
+            variables.append(relax.Var(f"a{len(variables)}", kind))
             return variables[-1]
         if isinstance(argument, tuple):
             return relax.Tuple([place(item) for item in argument])
         return argument.expression
 
-    call = relax.Call(
-        step.call.op, [place(argument) for argument in arguments], step.call.attrs, type_arguments(step.call)
-    )
+    placed = [place(argument) for argument in arguments]
+    call = relax.Call(step.call.op, placed, step.call.attrs, type_arguments(step.call))
     builder = relax.BlockBuilder()
     with builder.function("main", variables):
         with builder.dataflow():
             output = builder.emit_output(builder.emit(call))
         builder.emit_func_output(output)
-    key = (id(step), *(tensor.shape for tensor in tensors))
-    if key not in _libraries:
-        machine = relax.VirtualMachine(tvm.compile(builder.get(), tvm.target.Target("llvm")), tvm.cpu())
-        _libraries[key] = (step, machine)  # with its step, whose id must not be taken by another
-        if len(_libraries) > _MAX_LIBRARIES:
-            _libraries.popitem(last=False)
-    output = _libraries[key][1]["main"](*(tvm.runtime.tensor(t) for t in tensors))
-    return np.asarray(output.numpy()) if hasattr(output, "numpy") else tuple(np.asarray(t.numpy()) for t in output)
+    return builder.get()
+
+
+def _machine(module: Any) -> Any:
+    """Return TVM's machine of a module; one for all modules that are the same."""
+    import tvm
+    from tvm import relax
+
+    text = str(tvm.ir.save_json(module))
+    if text not in _of_module:
+        _of_module[text] = relax.VirtualMachine(tvm.compile(module, tvm.target.Target("llvm")), tvm.cpu())
+        if len(_of_module) > _MAX_LIBRARIES:
+            _of_module.popitem(last=False)
+    return _of_module[text]
