@@ -72,18 +72,11 @@ class CpuBackend(Backend):
             **clips(), **legalize_convolutions(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
             "relax.astype": legalize_astype, "relax.nn.layer_norm": legalize_layer_norm,
         }  # fmt: skip
+        legalize = Sequential([relax.transform.LegalizeOps(own), relax.transform.DeadCodeElimination(["main"])])
         return [
-            (
-                "legalize_operators",
-                Sequential(
-                    [
-                        NarrowByInstruction(),
-                        FuseAttention(self.cpu_features().channel_block),
-                        relax.transform.LegalizeOps(own),
-                        relax.transform.DeadCodeElimination(["main"]),
-                    ]
-                ),
-            ),
+            ("narrow_by_instruction", NarrowByInstruction()),
+            ("fuse_attention", FuseAttention(self.cpu_features().channel_block)),
+            ("legalize_operators", legalize),
             ("annotate_patterns", relax.transform.AnnotateTIROpPattern()),
             ("fold_constants", relax.transform.FoldConstant()),
             ("fuse_operators", relax.transform.FuseOps()),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tvmflow.templates import Knobs, Template
 
 _CHANNELS = 4  # side by side, a vector of every GPU
+_OF_CPUS = ("fuse_attention", "concatenate_in_place")  # phases: caches of a thread, and parts of a buffer
 
 
 def _known(kind: str) -> str:
@@ -104,7 +105,7 @@ class GpuBackend(CpuBackend):
         return super().pack(mod, block or _CHANNELS)
 
     def phases(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
-        return [(name, step) for name, step in super().phases(winograd) if name != "concatenate_in_place"]
+        return [(name, step) for name, step in super().phases(winograd) if name not in _OF_CPUS]
 
     def templates(self) -> tuple[Template, ...]:
         from tvmflow.gpu.templates import GPU_PLAIN, GPU_WINDOW
