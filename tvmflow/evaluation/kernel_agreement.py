@@ -20,7 +20,7 @@ from tvmflow.building.self_contained import Network, write_network
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.frontends.source_model import TensorSpec, read_description
 from tvmflow.ir.ir_files import load_module
-from tvmflow.ir.tvm_names import tuple_type, type_of
+from tvmflow.ir.tvm_names import operator_of, tuple_type, type_of
 
 _MOST_OUTPUTS = 48  # of a library that an agent runs
 _MOST_ERROR = 0.25  # of a kernel, whatever the bound of the outputs: zeros in place of values are 1 off
@@ -151,7 +151,7 @@ def with_all_outputs(lowered: Any, most: int) -> Iterator[tuple[Any, list[str]]]
     found: list[tuple[str, Any, Any]] = []  # kernel, tensor, its type
     for block in plain["main"].body.blocks:
         for binding in block.bindings:
-            if not _calls_a_kernel(binding.value):
+            if operator_of(binding.value) != "relax.call_tir":
                 continue
             name, held = str(binding.value.args[0].name_hint), type_of(binding.var)
             parts = getattr(held, "fields", None)
@@ -177,7 +177,3 @@ def _returning(mod: Any, tensors: Sequence[Any], kinds: Sequence[Any]) -> Any:
     for step in (relax.transform.Normalize(), relax.transform.DeadCodeElimination(["main"])):
         made = step(made)
     return made
-
-
-def _calls_a_kernel(value: Any) -> bool:
-    return str(getattr(getattr(value, "op", None), "name", "")) == "relax.call_tir"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,6 @@ from tvmflow.ir.tvm_names import type_arguments
 
 _MAX_LIBRARIES = 256
 _of_step: OrderedDict[tuple[Any, ...], tuple[Step, Any]] = OrderedDict()
-_of_module: OrderedDict[str, Any] = (
-    OrderedDict()
-)  # graphs are made anew for each trial of the quantizer, their steps are the same
 
 
 def run_compiled(step: Step, arguments: list[Any]) -> Any:
@@ -25,10 +23,8 @@ def run_compiled(step: Step, arguments: list[Any]) -> Any:
     tensors = list(_arrays(arguments))
     key = (id(step), *((tensor.shape, str(tensor.dtype)) for tensor in tensors))
     if key not in _of_step:
-        _of_step[key] = (
-            step,
-            _machine(_module(step, arguments)),
-        )  # with its step, whose id must not be taken by another
+        machine = _machine(str(tvm.ir.save_json(_module(step, arguments))))
+        _of_step[key] = (step, machine)  # with its step, whose id must not be taken by another
         if len(_of_step) > _MAX_LIBRARIES:
             _of_step.popitem(last=False)
     output = _of_step[key][1]["main"](*(tvm.runtime.tensor(np.array(tensor, order="C")) for tensor in tensors))
@@ -69,14 +65,10 @@ def _module(step: Step, arguments: list[Any]) -> Any:
     return builder.get()
 
 
-def _machine(module: Any) -> Any:
-    """Return TVM's machine of a module; one for all modules that are the same."""
+@lru_cache(maxsize=_MAX_LIBRARIES)
+def _machine(module: str) -> Any:
+    """Return TVM's machine of a module in JSON. The quantizer makes its graphs anew for each trial; their steps are the same."""
     import tvm
     from tvm import relax
 
-    text = str(tvm.ir.save_json(module))
-    if text not in _of_module:
-        _of_module[text] = relax.VirtualMachine(tvm.compile(module, tvm.target.Target("llvm")), tvm.cpu())
-        if len(_of_module) > _MAX_LIBRARIES:
-            _of_module.popitem(last=False)
-    return _of_module[text]
+    return relax.VirtualMachine(tvm.compile(tvm.ir.load_json(module), tvm.target.Target("llvm")), tvm.cpu())

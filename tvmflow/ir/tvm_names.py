@@ -21,6 +21,16 @@ def type_of(expression: Any) -> Any:
     return ty if ty is not None else expression.struct_info
 
 
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return the shape of a Relax value of fixed extents."""
+    return tuple(int(extent) for extent in type_of(value).shape)
+
+
+def operator_of(call: Any) -> str:
+    """Return the name of a call's operator, '' of anything else."""
+    return str(getattr(getattr(call, "op", None), "name", ""))
+
+
 def buffer_of(function: Any, parameter: Any) -> Any | None:
     """Return the buffer (shape, dtype) of a PrimFunc's parameter, None for a scalar."""
     buffers = getattr(function, "buffer_map", None)

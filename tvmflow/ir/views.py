@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvmflow.ir.graph import Array
-from tvmflow.ir.tvm_names import constant_value, type_of
+from tvmflow.ir.tvm_names import constant_value, operator_of, shape_of
 
 _NOWHERE = -1  # the place of a filling
 
@@ -23,16 +23,6 @@ class View(NamedTuple):
 
     source: Any
     places: Array
-
-
-def shape_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of a Relax value of fixed extents."""
-    return tuple(int(extent) for extent in type_of(value).shape)
-
-
-def operator_of(call: Any) -> str:
-    """Return the name of a call's operator, '' of anything else."""
-    return str(getattr(getattr(call, "op", None), "name", ""))
 
 
 def views_of(value: Any, made: Callable[[Any], Any]) -> Iterator[View]:
@@ -51,6 +41,12 @@ def views_of(value: Any, made: Callable[[Any], Any]) -> Iterator[View]:
 def view_of(value: Any, made: Callable[[Any], Any]) -> View:
     """Return a value as a view of what all operators that only move values took it from."""
     return list(views_of(value, made))[-1]
+
+
+def keeps_order(shape: Sequence[int], axes: Sequence[Any]) -> bool:
+    """Whether a transpose leaves all values where they are: it moves axes of one step only."""
+    longer = [int(axis) for axis in axes if shape[int(axis)] > 1]
+    return longer == sorted(longer)
 
 
 def is_move(call: Any) -> bool:

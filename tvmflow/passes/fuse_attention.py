@@ -17,8 +17,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.tvm_names import constant_value, type_of
-from tvmflow.ir.views import View, index_of, is_move, operator_of, shape_of, view_of, views_of
+from tvmflow.ir.tvm_names import constant_value, operator_of, shape_of, type_of
+from tvmflow.ir.views import View, index_of, is_move, keeps_order, view_of, views_of
 from tvmflow.passes.attention import Attention, attention_kernel, covers
 from tvmflow.passes.products import Operand, Product, product_kernel
 
@@ -279,8 +279,7 @@ def _keeps_order(call: Any) -> bool:
     """Whether a call gives a value another shape: it repeats nothing, and moves axes of one step only."""
     name = operator_of(call)
     if name == "relax.permute_dims":
-        longer = [int(axis) for axis in call.attrs.axes or () if shape_of(call.args[0])[int(axis)] > 1]
-        return call.attrs.axes is not None and longer == sorted(longer)
+        return call.attrs.axes is not None and keeps_order(shape_of(call.args[0]), call.attrs.axes)
     return name in _SAME_ORDER and math.prod(shape_of(call.args[0])) == math.prod(shape_of(call))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax, topi
 
-from tvmflow.ir.tvm_names import constant_value, type_of
+from tvmflow.ir.tvm_names import constant_value, operator_of, shape_of, type_of
 from tvmflow.kernels.words import BYTES, words_of_weight
 from tvmflow.passes.images import pair_columns
 from tvmflow.passes.packed_convolution import interleave, packed_conv2d
@@ -101,7 +101,7 @@ def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[An
     def add(builder: Any, call: Any) -> Any:
         total, offset = call.args
         made: Any = builder.lookup_binding(total) if isinstance(total, relax.Var) else None
-        how, shape, values = sums.get(_kernel_called(made)), _shape(call), constant_value(offset)
+        how, shape, values = sums.get(_kernel_called(made)), shape_of(call), constant_value(offset)
         if how is None or values is None or [int(d) for d in values.shape] != [1, shape[1], 1, 1, *shape[4:]]:
             return call.op.get_attr("FLegalize")(builder, call)
         data, weight = made.args[1]
@@ -112,7 +112,7 @@ def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[An
 
 def _kernel_called(call: Any) -> str:
     """Return the name of the kernel that relax.call_tir calls; '' for anything else."""
-    return str(call.args[0].name_hint) if getattr(getattr(call, "op", None), "name", "") == "relax.call_tir" else ""
+    return str(call.args[0].name_hint) if operator_of(call) == "relax.call_tir" else ""
 
 
 def _legalize_conv2d(
@@ -138,7 +138,7 @@ def _legalize_conv2d(
         tiled = group > 0 and constant.shape[-2:] == (16, 16) and sums_tiles(_target(), str(constant.dtype))
         data, padding, filling = _with_padding(builder, call.args[0], padding, paddings)
         if group and constant.shape[-1] == PAIRED_LANES and multiplies_pairs(_target(), str(constant.dtype)):
-            weight, strides, padding = _in_pairs(constant.numpy(), group, _shape(data)[3], strides, padding, dilation)
+            weight, strides, padding = _in_pairs(constant.numpy(), group, shape_of(data)[3], strides, padding, dilation)
         else:
             weight = _weight_of(call, group, tiled)
         how = (strides, padding, dilation, int(attrs.groups), _out_dtype(call), tiled, filling)
@@ -170,10 +170,6 @@ def _packed(builder: Any, data: Any, weight: Any, how: tuple[Any, ...], offset: 
         packed_conv2d, data, weight, *how, offset, primfunc_name_hint="conv2d_nchwc",
         primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
     )  # fmt: skip
-
-
-def _shape(value: Any) -> list[int]:
-    return [int(d) for d in type_of(value).shape]
 
 
 def _with_padding(

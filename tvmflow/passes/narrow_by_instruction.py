@@ -17,7 +17,7 @@ from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.ir.operators import register_operator
-from tvmflow.ir.tvm_names import constant_value, dtype_of, type_of
+from tvmflow.ir.tvm_names import constant_value, dtype_of, operator_of, type_of
 from tvmflow.targets.cpu_features import multiplies_by_lane
 
 _OPERATOR = "tvmflow.round_to_byte"  # of float32 and the zero point, int32
@@ -109,12 +109,12 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
         if not all(np.all((limit == np.rint(limit)) & (limit >= least) & (limit <= most)) for limit in (low, high)):
             return None
         zero = 0.0
-        if _name(value) == "relax.add":
+        if operator_of(value) == "relax.add":
             number = constant_value(value.args[1])
             if number is None or number.numpy().size != 1:
                 return None
             zero, value = float(number.numpy().reshape(())), self._made(value.args[0])
-        if _name(value) != "relax.round" or zero != int(zero) or abs(zero) > 255:
+        if operator_of(value) != "relax.round" or zero != int(zero) or abs(zero) > 255:
             return None
         kept = (None if np.all(low == least) else low, None if np.all(high == most) else high)
         narrow = [None if limit is None else limit.astype(dtype) for limit in kept]
@@ -122,13 +122,13 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
 
     def _limits(self, call: Any) -> tuple[Any, Array, Array] | None:
         """Return what clip, or maximum of minimum with constants, limits, and the limits."""
-        if _name(call) == "relax.clip":
+        if operator_of(call) == "relax.clip":
             low, high = (np.asarray(float(getattr(one, "value", one)), np.float32) for one in call.args[1:])
             return self._made(call.args[0]), low, high
-        if _name(call) != "relax.maximum":
+        if operator_of(call) != "relax.maximum":
             return None
         inner = self._made(call.args[0])
-        if _name(inner) != "relax.minimum":
+        if operator_of(inner) != "relax.minimum":
             return None
         limits = [constant_value(one.args[1]) for one in (call, inner)]
         if limits[0] is None or limits[1] is None:
@@ -139,10 +139,6 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
         """Return the expression that a variable is bound to, the value itself where it is none."""
         found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
         return value if found is None else found
-
-
-def _name(value: Any) -> str:
-    return str(getattr(getattr(value, "op", None), "name", ""))
 
 
 def _value_at(limit: Any, index: tuple[Any, ...]) -> Any:

@@ -18,6 +18,7 @@ from tvm import relax
 from tvmflow.ir.emit import call_again, constant, straight_line
 from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.ir.tvm_names import type_of
+from tvmflow.ir.views import keeps_order
 from tvmflow.passes.legalize_convolutions import convolutions
 from tvmflow.passes.packed_norm import AXES
 from tvmflow.passes.packed_weights import as_image, few_lanes, merged_groups, pack_both, pack_outputs, rows_as_image
@@ -366,8 +367,7 @@ class _Packer:
             or int(axes[-1]) != len(shape) - 1
         ):
             return False
-        longer = [int(axis) for axis in axes if shape[int(axis)] > 1]
-        return longer == sorted(longer)
+        return keeps_order(shape, axes)
 
     def _dense(self, step: Step) -> Callable[[], Any] | None:
         """A dense layer is a convolution of one row of pixels, one for each of its rows, with one pixel."""

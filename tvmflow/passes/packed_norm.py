@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmflow.ir.views import shape_of
+from tvm import relax
+
+from tvmflow.ir.tvm_names import shape_of, type_of
 from tvmflow.passes.products import buffer_of, function_of
 
 AXES = [1, 4]  # of packed rows, that are their channels
@@ -55,10 +57,6 @@ def packed_norm(x: {image}, scale: {weight}, shift: {weight}, out: {image}) -> N
 
 def legalize_layer_norm(builder: Any, call: Any) -> Any:
     """Return how relax.nn.layer_norm is lowered: of packed rows to one kernel, else as TVM does."""
-    from tvm import relax
-
-    from tvmflow.ir.tvm_names import type_of
-
     attrs, shape = call.attrs, shape_of(call)
     if len(shape) != 5 or [int(axis) for axis in attrs.axes] != AXES or str(type_of(call).dtype) != "float32":
         return call.op.get_attr("FLegalize")(builder, call)

@@ -6,7 +6,6 @@ a scale, stays a division.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import tvm
 from tvm import relax
 from tvm.relax.dpl import is_const, is_op, rewrite_call, wildcard
 
-from tvmflow.ir.tvm_names import constant_value, type_of
+from tvmflow.ir.tvm_names import constant_value, operator_of, type_of
 
 _LEAST, _MOST = 1e-30, 1e30  # of divisors: reciprocals are normal numbers of float32
 
@@ -40,13 +39,9 @@ def _merge_clips(function: Any) -> Any:
 
 
 def _multiply(function: Any) -> Any:
-    rounded = {
-        binding.value.args[0]
-        for block in function.body.blocks
-        for binding in block.bindings
-        if getattr(getattr(binding.value, "op", None), "name", "") == "relax.round"
-    }
-    kept = {binding.value for block in function.body.blocks for binding in block.bindings if binding.var in rounded}
+    bindings = [binding for block in function.body.blocks for binding in block.bindings]
+    rounded = {binding.value.args[0] for binding in bindings if operator_of(binding.value) == "relax.round"}
+    kept = {binding.value for binding in bindings if binding.var in rounded}
     data, number = wildcard(), is_const()
 
     def multiplied(call: Any, matches: Any) -> Any:
@@ -55,7 +50,7 @@ def _multiply(function: Any) -> Any:
         if values.dtype != np.float32 or values.size != 1 or call in kept:
             return call
         by = float(values.reshape(()))
-        if not (_LEAST < abs(by) < _MOST) or math.isnan(by):
+        if not _LEAST < abs(by) < _MOST:  # nor NaN
             return call
         return relax.op.multiply(matches[data], relax.const((1.0 / values.astype(np.float64)).astype(np.float32)))
 

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 from tvm.relax.dpl import is_const, is_op, rewrite_call, wildcard
 
-from tvmflow.ir.tvm_names import constant_value, type_of
+from tvmflow.ir.tvm_names import constant_value, shape_of
 
 
 def seen(extent: int, window: int, step: int, stride: int, before: int, outputs: int) -> tuple[int, int]:
@@ -34,8 +34,8 @@ def _trimmed(call: Any, data: Any, weight: Any) -> Any:
         [int(value) for value in values] for values in (attrs.padding, attrs.strides, attrs.dilation)
     )
     values: Any = constant_value(weight)
-    shapes = (type_of(data).shape, values.shape, type_of(call).shape)
-    image, window, outputs = ([int(extent) for extent in [*shape][2:]] for shape in shapes)
+    shapes = (shape_of(data), tuple(values.numpy().shape), shape_of(call))
+    image, window, outputs = (shape[2:] for shape in shapes)
     kept = [seen(image[at], window[at], dilation[at], strides[at], padding[at], outputs[at]) for at in (0, 1)]
     if kept == [(0, window[0]), (0, window[1])]:
         return call
