@@ -26,13 +26,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from bench.gpu_estimates import NETWORKS, SHAPE, network_module
-from bench.peers import LEAST_RUNS, MAX_FOREIGN_LOAD, TURN_S, Peer, serve, turns_of
+from bench.peers import LEAST_RUNS, TURN_S, Peer, milliseconds, print_if_busy, ratio_of, serve, turns_of
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.table import backend_named
 from tvmflow.building.library import Scheduled, build_scheduled, compile_lowered
@@ -42,10 +41,10 @@ from tvmflow.compilers import Command
 from tvmflow.devices.session import open_session
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.evaluation.kernel_agreement import kernel_agreement
-from tvmflow.evaluation.turns import Turn, TurnRules, foreign_load
+from tvmflow.evaluation.turns import Turn, TurnRules
 from tvmflow.frontends.source_model import one_input
+from tvmflow.network_binding import network_binding
 from tvmflow.params import DeviceEntry
-from tvmflow.recipe import RUNTIME
 from tvmflow.sources.software_gpus import software_drivers
 from tvmflow.sources.torch_networks import build
 from tvmflow.stage_params import TuneParams
@@ -130,17 +129,13 @@ def _print_latency(subject: Subject, options: argparse.Namespace) -> None:
 
 
 def _print_turns(subject: Subject, first_s: float, turns: dict[str, list[Turn]]) -> None:
-    ours = turns.pop("tvmflow")
-    ms = median(turn.median_s for turn in ours) * 1e3
-    line = f"{subject.network:16}{subject.driver:10}{subject.precision:10}{ms:8.3f} ms, first {first_s * 1e3:.2f}"
+    ours = turns["tvmflow"]
+    line = f"{subject.network:16}{subject.driver:10}{subject.precision:10}{milliseconds(ours):8.3f} ms, first {first_s * 1e3:.2f}"
     for peer, theirs in turns.items():
-        ratio = median(a.median_s / b.median_s for a, b in zip(ours, theirs, strict=True))
-        line += f"   {peer} {median(turn.median_s for turn in theirs) * 1e3:.3f} ({ratio:.2f})"
+        if theirs is not ours:
+            line += f"   {peer} {milliseconds(theirs):.3f} ({ratio_of(ours, theirs):.2f})"
     print(line, flush=True)
-    load = foreign_load([turn for taken in (ours, *turns.values()) for turn in taken])
-    if load is None or load > MAX_FOREIGN_LOAD:
-        share = "an unknown share" if load is None else f"{load:.0%}"
-        print(f"  busy machine: others took {share} of it: measure again", flush=True)
+    print_if_busy(turns)
 
 
 # -- what runs --
@@ -245,12 +240,9 @@ def _has_cuda(subject: Subject) -> bool:
 
 
 def _run_library(folder: Path, _network: str, _precision: str, name: str) -> Callable[[], Any]:
-    sys.path.insert(0, str(RUNTIME / "python"))
-    from tvmflow_network import Gpu
-    from tvmflow_network import Network as Instance
-
+    binding, x = network_binding(), np.ones(SHAPE, np.float32)
     (folder / "kept").mkdir(exist_ok=True)
-    instance, x = Instance(folder / f"{name}.so", gpu=Gpu(cache=folder / "kept")), np.ones(SHAPE, np.float32)
+    instance = binding.Network(folder / f"{name}.so", gpu=binding.Gpu(cache=folder / "kept"))
     return lambda: instance(x)
 
 

@@ -10,7 +10,6 @@ of their own, below 1 where tvmflow is faster. What cannot be imported is said w
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 import time
 import warnings
@@ -18,20 +17,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from bench.peers import LEAST_RUNS, MAX_FOREIGN_LOAD, TURN_S, Peer, environment, serve, turns_of
+from bench.peers import (
+    LEAST_RUNS,
+    TURN_S,
+    Peer,
+    environment,
+    geometric_mean,
+    milliseconds,
+    print_if_busy,
+    ratio_of,
+    serve,
+    turns_of,
+)
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.self_contained import Network, write_network
 from tvmflow.compilers import Command
 from tvmflow.errors import TvmflowError
-from tvmflow.evaluation.turns import TurnRules, foreign_load
+from tvmflow.evaluation.turns import Turn, TurnRules
 from tvmflow.frontends.exported import ExportedModel
-from tvmflow.frontends.source_model import TensorSpec, one_input
+from tvmflow.frontends.source_model import one_input
 from tvmflow.network_binding import network_binding
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.sources.torch_networks import seeded
@@ -66,12 +75,13 @@ def main() -> None:
             except (TvmflowError, RuntimeError, ValueError) as error:
                 print(f"{name:32} {type(error).__name__}: {str(error).splitlines()[0][:160]}", flush=True)
                 continue
-            ours, theirs, ratio, load = _measured(name, Path(folder), options)
-        ratios.append(ratio)
-        busy = "" if load is not None and load <= MAX_FOREIGN_LOAD else "  busy machine: measure again"
-        print(f"{name:32}{line}{ours:12.2f}{theirs:9.2f}{ratio:7.2f}{busy}", flush=True)
+            turns = _turns(name, Path(folder), options)
+        ours, theirs = turns.values()
+        ratios.append(ratio_of(ours, theirs))
+        print(f"{name:32}{line}{milliseconds(ours):12.2f}{milliseconds(theirs):9.2f}{ratios[-1]:7.2f}", flush=True)
+        print_if_busy(turns)
     if ratios:
-        print(f"geometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
+        print(f"geometric mean {geometric_mean(ratios):.3f}")
 
 
 def _made(name: str, folder: Path, threads: int) -> str:
@@ -79,50 +89,37 @@ def _made(name: str, folder: Path, threads: int) -> str:
     shape = (1, 3, _SIZE, _SIZE)
     network: Any = seeded(f"torchvision/{name}", 3)
     begin = time.perf_counter()
-    module = canonicalize(ExportedModel(network, (TensorSpec("x", shape),)).to_relax())
+    module = canonicalize(ExportedModel(network, one_input("x", shape)).to_relax())
     imported = time.perf_counter()
     backend = CpuBackend(replace(host_target(), threads=threads))
     scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})
-    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    expected = _expected(network, x, folder / "network.onnx")
-    outputs = tuple(f"output {at}" for at in range(len(expected)))
-    write_network(
-        folder / "network.so",
-        scheduled,
-        Network("bench@cpu:float32", one_input("x", shape), outputs, threads),
-        Command(("gcc",)),
-    )
+    described = Network("bench@cpu:float32", one_input("x", shape), ("scores",), threads)
+    write_network(folder / "network.so", scheduled, described, Command(("gcc",)))
     built = time.perf_counter()
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     np.save(folder / "x.npy", x)
-    errors = [_error(_outputs(run()), expected) for run in (_tvmflow(folder, threads), _onnxruntime(folder, threads))]
-    spread = min(float(np.ptp(one) / np.abs(one).max()) for one in expected)
+    expected = _expected(network, x, folder / "network.onnx")
+    largest = float(np.abs(expected).max())
+    found = (_tvmflow(folder, threads)(), _onnxruntime(folder, threads)()[0])
+    errors = [float(np.abs(one - expected).max()) / largest for one in found]
+    spread = float(np.ptp(expected)) / largest
     size = (folder / "network.so").stat().st_size / 1e6
     return f"{imported - begin:9.1f}{built - imported:9.1f}{size:6.0f}{errors[0]:9.1e}{errors[1]:9.1e}{spread:9.1e}"
 
 
-def _expected(network: Any, x: Any, path: Path) -> list[Any]:
-    """Write a network as ONNX; return its outputs in float64."""
+def _expected(network: Any, x: Any, path: Path) -> Any:
+    """Write a network as ONNX; return its output in float64."""
     import torch
 
     warnings.simplefilter("ignore")  # the exporter says that another is newer
     torch.backends.mha.set_fastpath_enabled(False)  # which ONNX has no operator for
     torch.onnx.export(network, (torch.from_numpy(x),), path, opset_version=_OPSET, dynamo=False)
     with torch.inference_mode():
-        found = network.double()(torch.from_numpy(x).double())
-    parts = found.values() if isinstance(found, dict) else [found] if isinstance(found, torch.Tensor) else found
-    return [one.numpy() for one in parts if one is not None]
+        return network.double()(torch.from_numpy(x).double()).numpy()
 
 
-def _outputs(found: Any) -> list[Any]:
-    return list(found) if isinstance(found, list | tuple) else [found]
-
-
-def _error(found: list[Any], expected: list[Any]) -> float:
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, expected, strict=True))
-
-
-def _measured(name: str, folder: Path, options: argparse.Namespace) -> tuple[float, float, float, float | None]:
-    """Return the medians in milliseconds, their ratio within the rounds, and what others took of the machine."""
+def _turns(name: str, folder: Path, options: argparse.Namespace) -> dict[str, list[Turn]]:
+    """Return the turns of our library, and of ONNX Runtime."""
     arguments = ["bench.networks", "--threads", str(options.threads), "--serve"]
     starts = {
         peer: partial(Peer, f"{name} {peer}", [*arguments, peer, str(folder)], environment(options.threads))
@@ -131,10 +128,7 @@ def _measured(name: str, folder: Path, options: argparse.Namespace) -> tuple[flo
     turns = turns_of(starts, TurnRules(options.rounds, TURN_S, LEAST_RUNS))
     if len(turns) < len(_RUNNERS):
         raise SystemExit(f"{name}: one of {', '.join(_RUNNERS)} did not run; why is above")
-    ours, theirs = turns.values()
-    ratio = median(a.median_s / b.median_s for a, b in zip(ours, theirs, strict=True))
-    medians = [median(turn.median_s for turn in taken) * 1e3 for taken in (ours, theirs)]
-    return medians[0], medians[1], ratio, foreign_load([*ours, *theirs])
+    return turns
 
 
 def _tvmflow(folder: Path, threads: int) -> Callable[[], Any]:

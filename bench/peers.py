@@ -69,25 +69,43 @@ def main() -> None:
     ratios = []
     for cell in options.cells:
         turns = _measure(cell, ["tvmflow", *options.peers], options)
-        load = foreign_load([turn for taken in turns.values() for turn in taken])
         if "tvmflow" not in turns or len(turns) < 2:
             raise SystemExit(f"{cell}: the library and at least one peer must run; why they did not is above")
-        relative = {name: median(a.median_s / b.median_s for a, b in zip(turns["tvmflow"], turns[name], strict=True))
-                 for name in turns}  # fmt: skip
+        relative = {name: ratio_of(turns["tvmflow"], taken) for name, taken in turns.items()}
         shown = {name: "=" if advantage(turns["tvmflow"], turns[name]).times_faster is None else f"{relative[name]:.2f}"
                  for name in turns}  # fmt: skip
         ratio = max(value for name, value in relative.items() if name != "tvmflow")
         ratios.append(ratio)
         with _peer(cell, "errors", options) as judge:
             errors = judge.ask(1) or {}
-        ms = {name: f"{median(turn.median_s for turn in taken) * 1e3:.3g} ms" for name, taken in turns.items()}
+        ms = {name: f"{milliseconds(taken):.3g} ms" for name, taken in turns.items()}
         columns = [ms["tvmflow"]] + [f"{ms[name]} ({shown[name]})" if name in ms else "-" for name in options.peers]
         print(f"{cell:36}" + "".join(f"{text:>22}" for text in columns) + f"{ratio:12.2f}"
               f"{errors.get('tvmflow', math.nan):10.1e}{errors.get('onnxruntime', math.nan):11.1e}", flush=True)  # fmt: skip
-        if load is None or load > MAX_FOREIGN_LOAD:
-            print(f"  busy machine: others took {'an unknown share' if load is None else f'{load:.0%}'} of it, "
-                  f"at most {MAX_FOREIGN_LOAD:.0%} is fair: measure again")  # fmt: skip
-    print(f"geometric mean against the best peer of each: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
+        print_if_busy(turns)
+    print(f"geometric mean against the best peer of each: {geometric_mean(ratios):.3f}")
+
+
+def ratio_of(ours: Sequence[Turn], theirs: Sequence[Turn]) -> float:
+    """Return the median of the rounds' ratios, below 1 where ours are faster."""
+    return median(a.median_s / b.median_s for a, b in zip(ours, theirs, strict=True))
+
+
+def milliseconds(turns: Sequence[Turn]) -> float:
+    """Return the median of the turns' medians."""
+    return median(turn.median_s for turn in turns) * 1e3
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def print_if_busy(turns: Mapping[str, list[Turn]]) -> None:
+    """Say what other processes took of the machine, where it was more than is fair."""
+    load = foreign_load([turn for taken in turns.values() for turn in taken])
+    if load is None or load > MAX_FOREIGN_LOAD:
+        print(f"  busy machine: others took {'an unknown share' if load is None else f'{load:.0%}'} of it, "
+              f"at most {MAX_FOREIGN_LOAD:.0%} is fair: measure again", flush=True)  # fmt: skip
 
 
 def _measure(cell: str, names: list[str], options: argparse.Namespace) -> dict[str, list[Turn]]:
