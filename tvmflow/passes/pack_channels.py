@@ -20,8 +20,18 @@ from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.ir.tvm_names import type_of
 from tvmflow.ir.views import keeps_order
 from tvmflow.passes.legalize_convolutions import convolutions
+from tvmflow.passes.packed_deconvolution import deconvolution
 from tvmflow.passes.packed_norm import AXES
-from tvmflow.passes.packed_weights import as_image, few_lanes, merged_groups, pack_both, pack_outputs, rows_as_image
+from tvmflow.passes.packed_rows import pack_rows, pixels_as_rows, rows_as_pixels
+from tvmflow.passes.packed_weights import (
+    as_image,
+    few_lanes,
+    merged_groups,
+    pack_both,
+    pack_constant,
+    pack_outputs,
+    rows_as_image,
+)
 
 # Operators on single elements that leave a zero of the filling finite.
 _UNARY = {
@@ -54,9 +64,8 @@ class _Packer:
         self.builder = relax.BlockBuilder()
         self.plain: dict[str, Any] = {}
         self.packed: dict[str, Any] = {}
-        self.rows: dict[
-            str, Any
-        ] = {}  # packed rows of values (A, B, D, C), which are rows in other shapes and no images
+        self.rows: dict[str, Any] = {}  # packed rows of values (A, B, D, C), which are rows and no images
+        self.flat: dict[str, str] = {}  # values (1, C, H * W), by the names of the images (1, C, H, W) that they are
         self.steps = {step.name: step for step in graph.steps}
         self.shapes = {name: kind.shape for name, kind in graph.kinds().items()}
 
@@ -78,7 +87,8 @@ class _Packer:
         if name not in self.packed:
             value, shape = self._as_plain(name), self.shapes[name]
             if len(shape) != 4:
-                self.packed[name] = self.builder.emit(self._rows_packed(value, shape), f"{name}_packed")
+                rows = pack_rows(self.builder, value, shape, self.block)
+                self.packed[name] = self.builder.emit(rows, f"{name}_packed")
                 return self.packed[name]
             n, c, h, w = shape
             fill = self._filled(c) - c
@@ -92,19 +102,11 @@ class _Packer:
             self.packed[name] = self.builder.emit(relax.op.permute_dims(split, [0, 1, 3, 4, 2]), f"{name}_packed")
         return self.packed[name]
 
-    def _rows_packed(self, value: Any, shape: tuple[int, ...]) -> Any:
-        """Return a value of rows as an image (1, C/block, 1, rows, block)."""
-        _, channels, _, width = as_image(shape)
-        rows, filled = math.prod(shape[:-1]), self._filled(channels)
-        if len(shape) != 2:
-            value = relax.op.reshape(value, (rows, channels))
-        if (rows, channels) != (width, filled):
-            value = relax.op.nn.pad(self.builder.emit(value), [0, width - rows, 0, filled - channels])
-        split = relax.op.reshape(self.builder.emit(value), (width, filled // self.block, 1, 1, self.block))
-        return split if width == 1 else relax.op.permute_dims(self.builder.emit(split), [2, 1, 3, 0, 4])
-
     def _as_plain(self, name: str) -> Any:
-        if name not in self.plain:
+        if name not in self.plain and name in self.flat:
+            flat = relax.op.reshape(self._as_plain(self.flat[name]), self.shapes[name])
+            self.plain[name] = self.builder.emit(flat, f"{name}_plain")
+        elif name not in self.plain:
             whole = self.shapes[name]
             shape = (math.prod(whole[:-1]), whole[-1]) if name in self.rows else whole
             n, c, h, w = as_image(shape)
@@ -141,16 +143,31 @@ class _Packer:
         self.plain[step.name] = self.builder.emit(value, step.name)
 
     def _keeps_rows(self, step: Step) -> bool:
-        """Keep packed rows that get four axes, and what is computed of each of their values, as rows: dense layers go on with them."""
-        if len(step.shape) != 4 or not step.refs:
+        """Keep packed rows that get four axes, and what is computed of each of their values, as rows, and pixels whose channels go last: dense layers go on with them."""
+        if not step.refs:
             return False
         source = step.refs[0]
+        shape = self.shapes[source]
+        flattens = step.op == "relax.reshape" and len(shape) == 4 and step.shape == (1, shape[1], math.prod(shape[2:]))
+        if flattens and source in self.packed:
+            self.flat[step.name] = source
+            return True
+        if len(step.shape) != 4:
+            return False
         if step.op in _UNARY and source in self.rows:
             self.rows[step.name] = self.builder.emit(call_again(step, self.rows.__getitem__), step.name)
             return True
-        if step.op != "relax.reshape" or self.shapes[source][-1] != step.shape[-1]:
+        if step.op == "relax.nn.layer_norm" and source in self.rows:
+            norm = self._norm(step, self.rows[source])
+            if norm is not None:
+                self.rows[step.name] = self.builder.emit(norm(), step.name)
+            return norm is not None
+        if step.op == "relax.permute_dims" and shape[0] == 1 and _axes(step) == [0, 2, 3, 1] and source in self.packed:
+            self.rows[step.name] = pixels_as_rows(self.builder, self.packed[source])
+            return True
+        if step.op != "relax.reshape" or shape[-1] != step.shape[-1]:
             return False
-        rows = self.rows.get(source) if len(self.shapes[source]) == 4 else self.packed.get(source)
+        rows = self.rows.get(source) if len(shape) == 4 else self.packed.get(source)
         if rows is not None:
             self.rows[step.name] = rows
         return rows is not None
@@ -161,10 +178,12 @@ class _Packer:
             return self._convolution(step)
         if step.op == "relax.matmul":
             return self._dense(step)
-        if step.op == "relax.nn.layer_norm":
-            return self._norm(step)
-        if step.op == "relax.permute_dims" and self._keeps_order(step):
-            return lambda: self.packed[step.refs[0]]
+        if step.op == "relax.nn.conv2d_transpose":
+            return self._deconvolution(step)
+        if step.op == "relax.nn.layer_norm" and len(step.shape) in (2, 3) and step.refs[0] in self.packed:
+            return self._norm(step, self.packed[step.refs[0]])
+        if step.op == "relax.permute_dims":
+            return self._permuted(step)
         if step.op == "relax.reshape" and len(step.shape) in (2, 3) and step.refs[0] in (*self.packed, *self.rows):
             return self._flatten(step)
         if not any(name in self.packed for name in step.refs):
@@ -196,7 +215,7 @@ class _Packer:
         b, groups = self.block, int(attrs.groups)
         data, padding = self._through_padding(step)
         outputs, inputs = weight.shape[0], weight.shape[1] * groups
-        if groups == 1 and 2 * outputs >= b:
+        if groups == 1 and (2 * outputs >= b or data in self.packed):
             few = few_lanes(inputs, weight.dtype, b)
             if data not in self.packed and few:
                 return lambda: self._emit_convolution(
@@ -267,22 +286,11 @@ class _Packer:
             elif isinstance(argument, np.ndarray):
                 if len(step.shape) != 4:
                     argument = rows_as_image(argument, step.shape)
-                moved.append(self._packed_constant(argument, 1 if step.op == "relax.divide" else 0))
+                moved.append(pack_constant(argument, self.block, 1 if step.op == "relax.divide" else 0))
             else:
                 return None
         again = Step(step.name, step.op, tuple(moved), step.call, step.shape, step.dtype)
         return lambda: call_again(again, self._as_packed)
-
-    def _packed_constant(self, value: Array, filling: int) -> Array:
-        """Return a constant that broadcasts against NCHW as one that broadcasts against NCHW{block}c."""
-        if value.size == 1:
-            return value.reshape(())
-        n, c, h, w = (1,) * (4 - value.ndim) + value.shape
-        full = value.reshape(n, c, h, w)
-        if c == 1:
-            return full[..., None]
-        full = np.pad(full, ((0, 0), (0, self._filled(c) - c), (0, 0), (0, 0)), constant_values=filling)
-        return full.reshape(n, -1, self.block, h, w).transpose(0, 1, 3, 4, 2)
 
     def _pool(self, step: Step) -> Any:
         attrs = step.call.attrs
@@ -335,16 +343,10 @@ class _Packer:
             return None
         return lambda: self.packed[step.refs[0]]
 
-    def _norm(self, step: Step) -> Callable[[], Any] | None:
+    def _norm(self, step: Step, rows: Any) -> Callable[[], Any] | None:
         """A layer norm of rows whose channels fill their blocks."""
-        data, *weights = step.args
-        rank = len(step.shape)
-        if (
-            not isinstance(data, Ref)
-            or data.name not in self.packed
-            or rank not in (2, 3)
-            or step.shape[-1] % self.block
-        ):
+        weights, rank = step.args[1:], len(step.shape)
+        if not isinstance(step.args[0], Ref) or step.shape[-1] % self.block:
             return None
         if [int(axis) % rank for axis in step.call.attrs.axes] != [rank - 1] or step.dtype != "float32":
             return None
@@ -353,21 +355,22 @@ class _Packer:
         scale, shift = (
             constant(weight.reshape(-1, self.block), "float32") for weight in weights if isinstance(weight, np.ndarray)
         )
-        return lambda: relax.op.nn.layer_norm(
-            self.packed[data.name], scale, shift, AXES, float(step.call.attrs.epsilon)
-        )
+        return lambda: relax.op.nn.layer_norm(rows, scale, shift, AXES, float(step.call.attrs.epsilon))
 
-    def _keeps_order(self, step: Step) -> bool:
-        """Whether a transpose of packed rows leaves all values where they are: it moves axes of one step only."""
-        shape, axes = self.shapes[step.refs[0]], step.call.attrs.axes
-        if (
-            step.refs[0] not in self.packed
-            or len(shape) not in (2, 3)
-            or axes is None
-            or int(axes[-1]) != len(shape) - 1
-        ):
-            return False
-        return keeps_order(shape, axes)
+    def _permuted(self, step: Step) -> Callable[[], Any] | None:
+        """Return how to transpose what keeps its order, rows of four axes whose channels go first, and an image's pixels whose channels go last."""
+        source, axes = step.refs[0], _axes(step)
+        shape = self.shapes[source]
+        if source in self.flat and axes == [0, 2, 1]:
+            return lambda: pixels_as_rows(self.builder, self.packed[self.flat[source]])
+        if source in self.rows and shape[0] == 1 and axes == [0, 3, 1, 2]:
+            return lambda: rows_as_pixels(self.builder, self.rows[source], *shape[1:3])
+        keeps = len(shape) in (2, 3) and axes[-1:] == [len(shape) - 1] and keeps_order(shape, axes)
+        return (lambda: self.packed[source]) if keeps and source in self.packed else None
+
+    def _deconvolution(self, step: Step) -> Callable[[], Any] | None:
+        made = deconvolution(self.builder, step, self._as_packed(step.refs[0]), self.block)
+        return None if made is None else lambda: made
 
     def _dense(self, step: Step) -> Callable[[], Any] | None:
         """A dense layer is a convolution of one row of pixels, one for each of its rows, with one pixel."""
@@ -380,6 +383,11 @@ class _Packer:
             self._as_packed(data), constant(kernel, str(weight.dtype)), data_layout=f"NCHW{b}c",
             out_layout=f"NCHW{b}c", kernel_layout=f"OIHW{b}i{b}o", out_dtype=step.dtype,
         )  # fmt: skip
+
+
+def _axes(step: Step) -> list[int]:
+    axes = step.call.attrs.axes
+    return [int(axis) for axis in axes] if axes is not None else []
 
 
 def packed_convolutions(mod: Any) -> tuple[int, int]:

@@ -44,6 +44,18 @@ def pack_both(weight: Array, block: int, inner: int = 0) -> Array:
     return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
 
 
+def pack_constant(value: Array, block: int, filling: int) -> Array:
+    """Return a constant that broadcasts against NCHW as one that broadcasts against NCHW{block}c."""
+    if value.size == 1:
+        return value.reshape(())
+    n, c, h, w = (1,) * (4 - value.ndim) + value.shape
+    full = value.reshape(n, c, h, w)
+    if c == 1:
+        return full[..., None]
+    full = np.pad(full, ((0, 0), (0, -c % block), (0, 0), (0, 0)), constant_values=filling)
+    return full.reshape(n, -1, block, h, w).transpose(0, 1, 3, 4, 2)
+
+
 def merged_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] | None:
     """Return the weight (O, I, KH, KW) of a convolution with its groups merged, and how many are left, so that groups fill blocks of channels.
 

@@ -1,0 +1,98 @@
+"""Convolutions over (N, C, L), deconvolutions, and pixels that become rows: networks drawn from seeds, beside PyTorch in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tvmflow.backends.cpu import host_backend
+from tvmflow.building.library import LocalRunner
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.ir.graph import read_graph
+from tvmflow.passes.canonicalize import canonicalize
+
+
+def operators_of(network: nn.Module, shape: tuple[int, ...]) -> list[str]:
+    """Return the operators of a network as it is packed, after its outputs were compared."""
+    module = canonicalize(ExportedModel(network.eval(), (TensorSpec("x", shape),)).to_relax())
+    packed, _ = host_backend().pack(module, None)
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    with torch.no_grad():
+        expected = torch.utils._pytree.tree_leaves(network.double()(torch.from_numpy(x).double()))
+    for ours, theirs in zip(LocalRunner(packed, host_backend()).run(x), expected, strict=True):
+        assert ours.shape == tuple(theirs.shape)
+        assert np.abs(ours - theirs.numpy()).max() < 1e-5 * np.abs(theirs.numpy()).max()
+    return [step.op.removeprefix("relax.") for step in read_graph(packed).steps]
+
+
+class Signals(nn.Module):
+    """An encoder as those for speech are: convolutions, norms, pools and joins over (N, C, L), then dense layers over (N, L, C)."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        draw = np.random.default_rng(seed)
+        wide, narrow = (int(draw.choice([3, 16, 20, 32])) for _ in range(2))
+        size, stride, step = (int(draw.integers(1, most)) for most in (6, 4, 3))
+        self.first = nn.Conv1d(6, wide, size, stride, padding=int(draw.integers(0, 3)), dilation=step)
+        self.norm, self.each = nn.BatchNorm1d(wide), nn.Conv1d(wide, wide, 3, padding=1, groups=wide)
+        self.pool = [nn.MaxPool1d(3, 2, 1), nn.AvgPool1d(2), nn.Identity(), nn.MaxPool1d(2, ceil_mode=True)][seed % 4]
+        self.wider = nn.ConvTranspose1d(2 * wide, narrow, size + 1, stride, output_padding=int(draw.integers(stride)))
+        self.shift, self.head = nn.Parameter(torch.randn(wide, 1)), nn.Linear(narrow, 5)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = nn.functional.gelu(self.norm(self.first(x)))
+        y = self.pool(y + torch.sigmoid(self.each(y)) * self.shift)
+        z = self.wider(torch.cat([y, y.relu()], 1))
+        return self.head(z.transpose(1, 2)), z, y.mean(-1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_signals_are_images(seed: int) -> None:
+    found = operators_of(Signals(seed), (1 + seed // 3, 6, 40))
+    assert not {name for name in found if "1d" in name} and "nn.conv2d_transpose" not in found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_deconvolutions_are_convolutions(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    size, stride = ([int(draw.integers(1, most)) for _ in "hw"] for most in (6, 4))
+    padding = [int(draw.integers(extent)) for extent in size]
+    behind = [int(draw.integers(step)) for step in stride]
+    inputs, outputs = (int(draw.choice([2, 16, 20])) for _ in "io")
+    network = nn.Sequential(nn.ConvTranspose2d(inputs, outputs, size, stride, padding, behind), nn.ReLU())
+    assert "nn.conv2d_transpose" not in operators_of(network, (1 + seed % 2, inputs, 7, 6))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.ConvTranspose2d(8, 8, 3, 2, groups=2), nn.ConvTranspose2d(8, 8, 3, 2, dilation=2)]
+)
+def test_other_deconvolutions_stay_as_they_are(layer: nn.Module) -> None:
+    assert "nn.conv2d_transpose" in operators_of(layer, (1, 8, 5, 6))
+
+
+class Pixels(nn.Module):
+    """A block of ConvNeXt, whose dense layers have channels last, then patches as rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.each = nn.Conv2d(3, 32, 2, 2), nn.Conv2d(32, 32, 7, padding=3, groups=32)
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.scale, self.last = nn.Parameter(torch.randn(32, 1, 1)), nn.Linear(32, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        z = self.down(nn.functional.gelu(self.up(self.norm(self.each(y).permute(0, 2, 3, 1))))).permute(0, 3, 1, 2)
+        made: torch.Tensor = self.last((y + self.scale * z).flatten(2).transpose(1, 2))
+        return made
+
+
+@pytest.mark.parametrize("size", [(16, 20), (34, 34)])
+def test_pixels_become_rows_where_they_lie(size: tuple[int, int]) -> None:
+    assert operators_of(Pixels(), (1, 3, *size)).count("permute_dims") == 1  # of the output
