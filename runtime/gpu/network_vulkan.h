@@ -36,7 +36,7 @@ typedef struct {
   uint32_t arguments, texels, single;
   VkHandle set, whole;
 } program_layout;
-enum { NEEDS_FLOAT16 = 1, NEEDS_INT8 = 2, NEEDS_INT16 = 4, NEEDS_INT64 = 8, NEEDS_STORAGE16 = 16, NEEDS_STORAGE8 = 32, NEEDS_DOT = 64, NEEDS_UNKNOWN = 128 };
+enum { NEEDS_FLOAT16 = 1, NEEDS_INT8 = 2, NEEDS_INT16 = 4, NEEDS_INT64 = 8, NEEDS_STORAGE16 = 16, NEEDS_STORAGE8 = 32, NEEDS_DOT = 64, NEEDS_SUMS = 128, NEEDS_UNKNOWN = 256 };
 
 /* What a run records into: argument ranges since the last barrier. */
 typedef struct {

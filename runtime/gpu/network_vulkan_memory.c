@@ -62,7 +62,8 @@ static int choose_device(gpu_part *part, const char *named) {
 }
 
 static void read_properties(gpu_part *part) {
-  VkPhysicalDeviceMaintenance3Properties sizes = {.type = VK_PHYSICAL_DEVICE_MAINTENANCE_3};
+  VkPhysicalDeviceSubgroupProperties subgroups = {.type = VK_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES};
+  VkPhysicalDeviceMaintenance3Properties sizes = {.type = VK_PHYSICAL_DEVICE_MAINTENANCE_3, .next = &subgroups};
   VkPhysicalDeviceIDProperties ids = {.type = VK_PHYSICAL_DEVICE_ID_PROPERTIES, .next = &sizes};
   VkPhysicalDeviceDriverProperties driver = {.type = VK_PHYSICAL_DEVICE_DRIVER_PROPERTIES, .next = &ids};
   const int knows_driver = part->is.api_version >= VK_API_VERSION_1_2;
@@ -70,6 +71,7 @@ static void read_properties(gpu_part *part) {
   part->api.vkGetPhysicalDeviceProperties2(part->physical, &all);
   memcpy(part->driver_uuid, ids.driver, sizeof part->driver_uuid);
   part->largest_allocation = sizes.allocation;
+  part->has = vulkan_sums(&subgroups) ? NEEDS_SUMS : 0;
   snprintf(part->driver, sizeof part->driver, "%.255s", *driver.name ? driver.name : "vulkan");
   part->api.vkGetPhysicalDeviceMemoryProperties(part->physical, &part->memory);
 }
@@ -114,9 +116,9 @@ static int make_device(gpu_part *part) {
   wanted.features[VK_FEATURE_INT16] = features.features[VK_FEATURE_INT16];
   storage16 = (VkPhysicalDevice16BitStorageFeatures){storage16.type, storage16.next, storage16.storage, 0, 0, 0};
   storage8 = (VkPhysicalDevice8BitStorageFeatures){storage8.type, storage8.next, storage8.storage, 0, 0};
-  part->has = (small.float16 ? NEEDS_FLOAT16 : 0) | (small.int8 ? NEEDS_INT8 : 0) | (wanted.features[VK_FEATURE_INT16] ? NEEDS_INT16 : 0) |
-              (wanted.features[VK_FEATURE_INT64] ? NEEDS_INT64 : 0) | (storage16.storage ? NEEDS_STORAGE16 : 0) | (storage8.storage ? NEEDS_STORAGE8 : 0) |
-              (dot.dot ? NEEDS_DOT : 0);
+  part->has |= (small.float16 ? NEEDS_FLOAT16 : 0) | (small.int8 ? NEEDS_INT8 : 0) | (wanted.features[VK_FEATURE_INT16] ? NEEDS_INT16 : 0) |
+               (wanted.features[VK_FEATURE_INT64] ? NEEDS_INT64 : 0) | (storage16.storage ? NEEDS_STORAGE16 : 0) | (storage8.storage ? NEEDS_STORAGE8 : 0) |
+               (dot.dot ? NEEDS_DOT : 0);
   const float priority = 1;
   const VkDeviceQueueCreateInfo queue = {.type = VK_DEVICE_QUEUE_CREATE_INFO, .family = part->family, .count = 1, .priorities = &priority};
   const VkDeviceCreateInfo info = {

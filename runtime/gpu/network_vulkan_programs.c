@@ -57,6 +57,7 @@ static uint32_t need_of(uint32_t capability) {
     case 4448: return NEEDS_STORAGE8;
     case 6018: /* dot products of words */
     case 6019: return NEEDS_DOT;
+    case 63: return NEEDS_SUMS;
     default: return NEEDS_UNKNOWN;
   }
 }
@@ -75,7 +76,7 @@ static int read_facts(const spirv *code, program_facts *facts) {
 }
 
 static int check_needs(gpu_part *part, const char *name, uint32_t needs) {
-  static const char *const NAMES[] = {"float16", "int8", "int16", "int64", "values of 16 bits in memory", "values of 8 bits in memory", "integer dot products", "a feature that is not known here"};
+  static const char *const NAMES[] = {"float16", "int8", "int16", "int64", "values of 16 bits in memory", "values of 8 bits in memory", "integer dot products", "sums over subgroups", "a feature that is not known here"};
   const uint32_t lacks = needs & ~part->has;
   for (uint32_t i = 0; i < sizeof NAMES / sizeof *NAMES; ++i)
     if (lacks >> i & 1) return vulkan_refuse(part, "%.100s lacks what kernel %.100s needs: %s", part->is.name, name, NAMES[i]);

@@ -168,20 +168,22 @@ static void probe_device(FILE *out, const vulkan *api, VkPhysicalDevice physical
   VkPhysicalDevice16BitStorageFeatures storage = {.type = VK_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES};
   VkPhysicalDeviceShaderFloat16Int8Features float16 = {.type = VK_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES, .next = &storage};
   VkPhysicalDeviceFeatures2 features = {.type = VK_PHYSICAL_DEVICE_FEATURES_2, .next = &float16};
+  VkPhysicalDeviceSubgroupProperties subgroups = {.type = VK_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES};
+  VkPhysicalDeviceProperties2 more = {.type = VK_PHYSICAL_DEVICE_PROPERTIES_2, .next = &subgroups};
   VkPhysicalDeviceMemoryProperties memory;
   uint64_t largest = 0;
   api->vkGetPhysicalDeviceProperties(physical, &is);
   is.name[sizeof is.name - 1] = 0;
   api->vkGetPhysicalDeviceMemoryProperties(physical, &memory);
   for (uint32_t i = 0; i < memory.heap_count; ++i) largest = memory.heaps[i].size > largest ? memory.heaps[i].size : largest;
-  if (is.api_version >= VK_API_VERSION_1_1) api->vkGetPhysicalDeviceFeatures2(physical, &features);
+  if (is.api_version >= VK_API_VERSION_1_1) api->vkGetPhysicalDeviceFeatures2(physical, &features), api->vkGetPhysicalDeviceProperties2(physical, &more);
   fprintf(out, "{\"api\":\"vulkan\",\"device\":%d,\"name\":", number);
   probe_string(out, is.name);
   fprintf(out, ",\"version\":\"%u.%u.%u\",\"driver\":\"%u\",\"vendor\":%u,\"device_number\":%u,\"type\":%u", is.api_version >> 22, is.api_version >> 12 & 1023,
           is.api_version & 4095, is.driver_version, is.vendor, is.device, is.type);
-  fprintf(out, ",\"memory_bytes\":%llu,\"allocation_bytes\":%u,\"local_bytes\":%u,\"group_size\":%u,\"push_bytes\":%u,\"float16\":%u,\"storage16\":%u}\n",
+  fprintf(out, ",\"memory_bytes\":%llu,\"allocation_bytes\":%u,\"local_bytes\":%u,\"group_size\":%u,\"push_bytes\":%u,\"float16\":%u,\"storage16\":%u,\"subgroup\":%u}\n",
           (unsigned long long)largest, limit_of(&is, VK_MAX_STORAGE_RANGE), limit_of(&is, VK_MAX_SHARED_MEMORY), limit_of(&is, VK_MAX_GROUP_SIZE),
-          limit_of(&is, VK_MAX_PUSH_CONSTANTS), float16.float16, storage.storage);
+          limit_of(&is, VK_MAX_PUSH_CONSTANTS), float16.float16, storage.storage, vulkan_sums(&subgroups) ? subgroups.size : 0);
   fflush(out);
   if (is.api_version < VK_API_VERSION_1_1) {
     probe_end(out, API, number, "buffer", "Vulkan older than 1.1");

@@ -35,7 +35,8 @@ enum {
   VK_PHYSICAL_DEVICE_PROPERTIES_2 = 1000059001, VK_PHYSICAL_DEVICE_ID_PROPERTIES = 1000071004, VK_PHYSICAL_DEVICE_MAINTENANCE_3 = 1000168000,
   VK_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES = 1000177000, VK_PHYSICAL_DEVICE_FEATURES_2 = 1000059000, VK_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES = 1000082000,
   VK_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES = 1000083000, VK_PHYSICAL_DEVICE_DRIVER_PROPERTIES = 1000196000,
-  VK_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES = 1000280000
+  VK_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES = 1000280000,
+  VK_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES = 1000094000, VK_SUBGROUP_SUMS = 5 /* basic operations and arithmetic */
 };
 #define VK_API_VERSION_1_1 ((1u << 22) | (1u << 12))
 #define VK_API_VERSION_1_2 ((1u << 22) | (2u << 12))
@@ -79,6 +80,7 @@ typedef struct { uint32_t type; void *next; uint32_t features[55]; } VkPhysicalD
 typedef struct { uint32_t type; void *next; VkPhysicalDeviceProperties is; } VkPhysicalDeviceProperties2;
 typedef struct { uint32_t type; void *next; uint8_t device[16], driver[16], luid[8]; uint32_t nodes, luid_valid; } VkPhysicalDeviceIDProperties;
 typedef struct { uint32_t type; void *next; uint32_t descriptors; uint64_t allocation; } VkPhysicalDeviceMaintenance3Properties;
+typedef struct { uint32_t type; void *next; uint32_t size, stages, operations, quads; } VkPhysicalDeviceSubgroupProperties;
 typedef struct { uint32_t type; void *next; uint32_t storage, uniform_and_storage, push_constants; } VkPhysicalDevice8BitStorageFeatures;
 typedef struct { uint32_t type; void *next; uint32_t id; char name[256], info[256]; uint8_t conformance[4]; } VkPhysicalDeviceDriverProperties;
 typedef struct { char name[256]; uint32_t version; } VkExtensionProperties;
@@ -168,6 +170,11 @@ typedef struct {
   VULKAN_FUNCTIONS(VULKAN_MEMBER)
 #undef VULKAN_MEMBER
 } vulkan;
+
+/* Whether the threads of a subgroup can sum together in shaders that compute. */
+static inline int vulkan_sums(const VkPhysicalDeviceSubgroupProperties *is) {
+  return (is->stages & VK_SHADER_STAGE_COMPUTE_BIT) && (is->operations & VK_SUBGROUP_SUMS) == VK_SUBGROUP_SUMS;
+}
 
 /* Find a Vulkan loader, `named` alone where it is not NULL, and make an instance of 1.1. Returns 0, or -1 with the reason in `why`. */
 int vulkan_load(vulkan *found, const char *named, char *why, size_t size);

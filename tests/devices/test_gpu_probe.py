@@ -128,6 +128,7 @@ def test_drivers_in_software_pass(program: Path, software: SoftwareDrivers) -> N
     assert first.tests == {"buffer": "ok", "image_array": "ok"} and second.tests == {"buffer": "ok", "fp16": "ok"}
     assert first.facts["units"] >= 1 and first.facts["image_layers"] >= 2 and "PoCL" in first.facts["version"]
     assert "llvmpipe" in second.name and second.facts["group_size"] >= 128 and second.facts["local_bytes"] >= 16384
+    assert second.facts["subgroup"] in (4, 8, 16)
     for gpu in probed.gpus:
         shown = gpu.to_json()
         assert shown["usable"] and gpu.reasons == () and set(gpu.can) == set(gpu.tests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.gpu.drivers import run_beside, run_on
 from tests.gpu.test_networks import gpu_backend
 from tests.gpu.test_opencl_faults import SAMPLE, opencl_driver
+from tests.gpu.vulkan_networks import build_shim
 from tests.runtime.test_network import Branches
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import build_scheduled
@@ -95,6 +97,15 @@ def test_no_driver_or_no_library_leaves_the_cpu(folder: Path, tmp_path: Path) ->
         with _with_gpu(folder, library, **gpu) as network:
             assert network.processor.kind == "cpu" and reason in network.processor.reason
             assert [one.tobytes() for one in network(SAMPLE)] == _expected(folder)
+
+
+def test_a_gpu_whose_subgroups_do_not_sum_leaves_the_cpu(folder: Path, tmp_path: Path) -> None:
+    driver = software_drivers().lavapipe
+    fault = {"REAL": str(driver.library), "FAULT": "sums", "LD_LIBRARY_PATH": str(build_shim(tmp_path).parent)}
+    driver = replace(driver, environment={**driver.environment, **fault})
+    found, who = run_beside(driver, folder / "cpu.so", folder / "vulkan.so", (SAMPLE,), tmp_path)
+    assert who.startswith("cpu") and who.endswith("sums over subgroups")
+    assert [one.tobytes() for one in found] == _expected(folder)
 
 
 def test_a_gpu_that_fails_later_leaves_that_run_and_all_others_to_the_cpu(

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.gpu.vulkan_networks import HERE, SANITIZED, HandMade, Kernel, Value, build, run, software
-from tvmflow.recipe import RUNTIME
+from tests.gpu.vulkan_networks import SANITIZED, HandMade, Kernel, Value, build, build_shim, run, software
 
 SIZE = 1000
 SHAPE = (1, SIZE)
@@ -24,6 +23,9 @@ TWICE = """layout(std430, set = 0, binding = 0) buffer Y { float y[]; };
 void main() { uint i = gl_GlobalInvocationID.x; if (i < 1000) y[i] = 2 * y[i]; }"""
 LONG = """layout(std430, set = 0, binding = 0) buffer Y { float y[]; };
 void main() { uint i = gl_GlobalInvocationID.x; float x = y[0]; for (int k = 0; k < 20000000; ++k) x = sin(x) + 1; if (i < 1000) y[i] = x; }"""
+SUM = """#extension GL_KHR_shader_subgroup_arithmetic : require
+layout(std430, set = 0, binding = 0) buffer Y { float y[]; };
+void main() { y[gl_GlobalInvocationID.x] = subgroupAdd(1.0); }"""
 DOUBLE = """layout(std430, set = 0, binding = 0) buffer Y { double y[]; };
 void main() { y[gl_GlobalInvocationID.x] *= 2; }"""
 
@@ -170,21 +172,7 @@ def test_a_kernel_that_does_not_end_is_an_error_and_the_last_one(tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a loader whose faults are told by the environment."""
-    library = tmp_path_factory.mktemp("shim") / "libvulkan.so.1"
-    command = [
-        "gcc",
-        "-std=c11",
-        "-Wall",
-        "-D_GNU_SOURCE",
-        "-shared",
-        "-fPIC",
-        f"-I{RUNTIME / 'gpu'}",
-        "-o",
-        str(library),
-    ]
-    subprocess.run([*command, str(HERE / "vulkan_shim.c"), "-ldl"], check=True)
-    return library
+    return build_shim(tmp_path_factory.mktemp("shim"))
 
 
 @pytest.mark.parametrize(
@@ -212,6 +200,15 @@ def test_faults_of_drivers_are_told_and_nothing_leaks(
     assert [re.sub(r"llvmpipe \(.*?\)", "GPU", line) for line in lines] == [
         re.sub(r"llvmpipe \(.*?\)", "GPU", line) for line in said
     ]
+
+
+def test_a_device_whose_subgroups_do_not_sum_is_told(shim: Path, tmp_path: Path) -> None:
+    network = only(chain(), SUM)
+    program = build(tmp_path, network, SANITIZED)
+    environment = {"REAL": str(software().lavapipe.library), "FAULT": "sums"}
+    assert not run(program, network, [X]).error
+    error = run(program, network, [X], library=str(shim), environment=environment).error
+    assert error.endswith("lacks what kernel step0 needs: sums over subgroups")
 
 
 def _fnv(data: bytes) -> int:

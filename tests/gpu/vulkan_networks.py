@@ -139,6 +139,14 @@ def build(folder: Path, network: HandMade, flags: Sequence[str] = ("-O1",)) -> P
     return folder / "network"
 
 
+def build_shim(folder: Path) -> Path:
+    """Return a loader whose faults are told by the environment, in front of the one that REAL names."""
+    library = folder / "libvulkan.so.1"
+    command = ["gcc", "-std=c11", "-Wall", "-D_GNU_SOURCE", "-shared", "-fPIC", f"-I{RUNTIME / 'gpu'}"]
+    subprocess.run([*command, "-o", str(library), str(HERE / "vulkan_shim.c"), "-ldl"], check=True)
+    return library
+
+
 @dataclass(frozen=True)
 class Ran:
     """nanoseconds: of each step, all runs together; error: what the program said, "" for nothing."""

@@ -33,6 +33,15 @@ static VkResult refuse(VkDevice device, VkHandle cache, uint32_t count, const Vk
   return -1;
 }
 
+static void (*properties)(VkPhysicalDevice, VkPhysicalDeviceProperties2 *);
+
+/* The device has subgroups, whose threads do not sum. */
+static void no_sums(VkPhysicalDevice device, VkPhysicalDeviceProperties2 *all) {
+  properties(device, all);
+  for (VkPhysicalDeviceSubgroupProperties *one = all->next; one; one = one->next)
+    if (one->type == VK_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES) one->operations = 1;
+}
+
 any vkGetInstanceProcAddr(VkInstance instance, const char *name) {
   const char *fault = getenv("FAULT");
   if (!real) *(void **)&real = dlsym(dlopen(getenv("REAL"), RTLD_NOW), "vkGetInstanceProcAddr");
@@ -42,6 +51,10 @@ any vkGetInstanceProcAddr(VkInstance instance, const char *name) {
     return (any)lost_later;
   }
   if (!strcmp(fault, "pipeline") && !strcmp(name, "vkCreateComputePipelines")) return (any)refuse;
+  if (!strcmp(fault, "sums") && !strcmp(name, "vkGetPhysicalDeviceProperties2")) {
+    *(any *)&properties = real(instance, name);
+    return (any)no_sums;
+  }
   if (!strcmp(fault, "old") && !strcmp(name, "vkCmdDispatch")) return NULL;
   if (!strncmp(fault, "full", 4) && !strcmp(name, "vkAllocateMemory")) {
     *(any *)&allocate = real(instance, name);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -150,6 +151,9 @@ class OpenClBackend(GpuBackend):
                 "the kernels of this project run on Adreno without it",
             )
         return super().pack(mod, block)
+
+    def gpu_features(self) -> GpuFeatures:
+        return replace(super().gpu_features(), subgroups=0)
 
     @property
     def textures(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from tvmflow.errors import StageError
 from tvmflow.gpu.launches import DeviceKernel, DeviceProgram, Launch, Three
+from tvmflow.gpu.memory import seen_buffer
 from tvmflow.ir.ir_files import bytes_of
 from tvmflow.ir.tvm_names import dtype_of, load_class
 from tvmflow.kernels.blocks import region_buffer
@@ -131,6 +132,8 @@ class _Counted:
 
     def _declare(self, statement: Any) -> None:
         buffer = statement.buffer
+        if seen_buffer(statement.data) is not None:  # a thread's own memory, once more
+            return
         self._global.add(buffer)
         self.parameter_bytes[self._positions[statement.data.name]] = _bytes(buffer.shape, str(buffer.dtype))
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from tvmflow.gpu.kernel_text import text_of
 from tvmflow.gpu.language import Language, Used
 from tvmflow.gpu.memory import SINGLE_TEXELS, VECTOR, Extents, Memory
-from tvmflow.gpu.types import LANES, KernelType
+from tvmflow.gpu.types import FLOAT32, LANES, KernelType
 from tvmflow.kernels.erf import ERF_IS_ONE, ERF_LARGE, ERF_SMALL
 
 # dtype -> (in a register, in memory, prefix of vectors in registers, of vectors in memory)
@@ -71,7 +71,34 @@ _DOT = """\
 #extension GL_EXT_spirv_intrinsics : require
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
 int dot_words(int a, int b, spirv_literal int format);"""
+# A total of the threads of a group, of however many subgroups it is made.
+_TOTAL = """\
+shared {type} parts_{name}[gl_WorkGroupSize.x];
+{type} {name}({type} x) {{
+  x = subgroup{operation}(x);
+  if (gl_NumSubgroups <= 1u) return x;
+  if (subgroupElect()) parts_{name}[gl_SubgroupID] = x;
+  memoryBarrierShared();
+  barrier();
+  x = parts_{name}[0];
+  for (uint i = 1u; i < gl_NumSubgroups; ++i) x = {both};
+  barrier();
+  return x;
+}}"""
+_OPERATIONS = {"add": "x + {part}", "max": "max(x, {part})", "min": "min(x, {part})"}
+_TOTALS = {
+    f"{operation}_{kind}s": _TOTAL.format(
+        type=kind,
+        name=f"{operation}_{kind}s",
+        operation=operation.capitalize(),
+        both=both.format(part=f"parts_{operation}_{kind}s[i]"),
+    )
+    for operation, both in _OPERATIONS.items()
+    for kind in ("float", "int")
+}
+_SUBGROUPS = ("GL_KHR_shader_subgroup_basic", "GL_KHR_shader_subgroup_arithmetic")
 _FUNCTIONS = {
+    **_TOTALS,
     "erf": "\n".join([_ERF, *(_ERF4.format(n=n, each=", ".join(f"erf(x.{c})" for c in LANES[:n])) for n in (2, 3, 4))]),
     "floor_div": "int floor_div(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }",
     "floor_mod": "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - 1) * b : a - q * b; }",
@@ -203,6 +230,13 @@ class Glsl(Language):
         used.functions.add("pack_int8")
         return f"int(pack_int8({text}))"
 
+    def total(self, operation: str, kind: KernelType, text: str, used: Used) -> str:
+        given = FLOAT32 if kind.is_float else kind
+        name = f"{operation}_{self.register(given)}s"
+        used.functions.add(name)
+        text = f"{name}({text if kind.computed == given.computed else self.converted(given, kind, text)})"
+        return text if kind.computed == given.computed else self.converted(kind, given, text)
+
     def coordinates(self, x: str, y: str) -> str:
         raise NotImplementedError("buffers of texels have one index")
 
@@ -214,6 +248,7 @@ class Glsl(Language):
             memory for memory in parameters if memory.accesses and not memory.texel_lanes and not memory.in_words
         ]
         names += [one for memory in in_buffers for one in _IN_MEMORY.get(memory.kind.dtype, ())]
+        names += _SUBGROUPS if used.functions & _TOTALS.keys() else ()
         x, y, z = extents.group_size()
         lines = [
             "#version 450",

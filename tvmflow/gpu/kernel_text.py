@@ -8,11 +8,11 @@ from typing import Any
 from tvmflow.errors import StageError
 from tvmflow.gpu.expressions import Expressions, function_name
 from tvmflow.gpu.language import Language
-from tvmflow.gpu.memory import VECTOR, Memory, memory_of, plain_name, with_known_indices
+from tvmflow.gpu.memory import VECTOR, Extents, Memory, constant_of, memory_of, plain_name, with_known_indices
 from tvmflow.gpu.types import KernelType, type_of
 
 # Attributes that ask TVM's passes for something, and are of no more use.
-_IGNORED = ("reduce_scope", "storage_alignment", "compute_scope", "device_scope", "realize_scope", "virtual_thread")
+_IGNORED = ("storage_alignment", "compute_scope", "device_scope", "realize_scope", "virtual_thread")
 
 
 def text_of(
@@ -28,7 +28,7 @@ def text_of(
     function = _unrolled(function)
     analyzer = Analyzer()
     buffers, extents = memory_of(function, analyzer, most_texels, widths or {}, is_wide=is_wide)
-    kernel = _Kernel(buffers, analyzer, language, is_wide=is_wide)
+    kernel = _Kernel(buffers, extents, analyzer, language, is_wide=is_wide)
     kernel.statement(function.body)
     parameters = sorted(
         (memory for memory in buffers.values() if memory.scope == "global"), key=lambda one: one.binding
@@ -59,9 +59,12 @@ def _unrolled(function: Any) -> Any:
 class _Kernel:
     """Writes the statements of one function."""
 
-    def __init__(self, buffers: dict[Any, Memory], analyzer: Any, language: Language, *, is_wide: bool) -> None:
+    def __init__(
+        self, buffers: dict[Any, Memory], extents: Extents, analyzer: Any, language: Language, *, is_wide: bool
+    ) -> None:
         self.expressions = Expressions(buffers, analyzer, language, is_wide=is_wide)
-        self.buffers, self.analyzer, self.language = buffers, analyzer, language
+        self.buffers, self.extents, self.analyzer, self.language = buffers, extents, analyzer, language
+        self.reducers: list[Any] = []
         self.lines: list[str] = []
         self.shared: list[str] = []
         self.depth = 1
@@ -115,6 +118,8 @@ class _Kernel:
             if axis is None:
                 raise StageError(f"a kernel is launched over {node.node.thread_tag}", ", ".join(self.language.axes))
             self.write(f"const int {self.name(node.node.var)} = {axis};")
+        elif key == "reduce_scope":
+            self.reducers.append(node.node)
         elif key not in _IGNORED and not key.startswith("pragma_"):
             raise StageError(
                 f"a kernel has attribute {key}, which is not known in {self.language.name}",
@@ -172,13 +177,39 @@ class _Kernel:
         value = node.value
         if type(value).__name__ == "IntImm":
             return
-        if type(value).__name__ != "Call" or function_name(value) != "tvm_storage_sync":
-            raise StageError(f"a kernel evaluates {str(value)[:120]}", "tvm_storage_sync")
+        name = function_name(value) if type(value).__name__ == "Call" else ""
+        if name == "tvm_thread_allreduce":
+            self._totals(value)
+            return
+        if name != "tvm_storage_sync":
+            raise StageError(f"a kernel evaluates {str(value)[:120]}", "tvm_storage_sync, tvm_thread_allreduce")
         if str(value.args[0].value) != "warp":
             for line in self.language.barrier:
                 self.write(line)
 
+    def _totals(self, call: Any) -> None:
+        """Give each thread what the numbers of all threads of its group make."""
+        count, reducer = int(call.args[0].value), self.reducers.pop()
+        values, (condition,), to = (
+            call.args[1 : 1 + count],
+            call.args[1 + count : 2 + count],
+            call.args[2 + count : 2 + 2 * count],
+        )
+        operations = [_OPERATIONS.get(type(result).__name__, "") for result in reducer.result]
+        memories = [self.buffers[one.source] for one in to]
+        known = all(operations) and all(memory.scope == "local" for memory in memories) and constant_of(condition) == 1
+        if not known or self.extents.group_size()[1:] != (1, 1):
+            raise StageError(
+                f"a kernel reduces over threads: {str(call)[:120]}",
+                "sums, most and least along threadIdx.x alone, into registers",
+            )
+        for operation, value, made, memory in zip(operations, values, to, memories, strict=True):
+            kind = self.expressions.kind(value)
+            total = self.language.total(operation, kind, self.expressions.of(value), self.expressions.used)
+            self.write(self.expressions.store(memory, made.indices[0], total, kind))
 
+
+_OPERATIONS = {"Add": "add", "Max": "max", "Min": "min"}
 _STATEMENTS: dict[str, Callable[[_Kernel, Any], None]] = {
     "SeqStmt": _Kernel._sequence, "DeclBuffer": _Kernel._declared, "AllocBuffer": _Kernel._allocated, "AttrStmt": _Kernel._attribute,
     "Bind": _Kernel._bound, "BufferStore": _Kernel._stored, "For": _Kernel._loop, "IfThenElse": _Kernel._choice, "Evaluate": _Kernel._evaluated,

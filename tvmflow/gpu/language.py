@@ -95,6 +95,10 @@ class Language(ABC):
         """Return a vector of four int8 that is in a register as an int."""
 
     @abstractmethod
+    def total(self, operation: str, kind: KernelType, text: str, used: Used) -> str:
+        """Return what the numbers of all threads of a group make. operation: add, max or min; kind: float or int32."""
+
+    @abstractmethod
     def coordinates(self, x: str, y: str) -> str:
         """Return the index of an entry of an image."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tvmflow.errors import StageError
+from tvmflow.gpu.memory import seen_buffer
 from tvmflow.ir.ir_files import bytes_of
 
 Three = tuple[int, int, int]
@@ -83,7 +84,10 @@ def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
     }
     plain = tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in kernels.items()})
     lower, *_ = compilation_pipeline.get_tir_pipeline("default")
-    with target:
+    with (
+        target,
+        tvm.transform.PassContext(disabled_pass=["s_tir.LowerThreadAllreduce"]),
+    ):  # our generators say it by subgroups
         lowered = lower(tirx.transform.BindTarget(target)(plain))
     functions = {
         variable.name_hint: function
@@ -102,7 +106,7 @@ def _device_kernel(name: str, host: Any, functions: Mapping[str, Any]) -> Device
     calls: list[Any] = []
 
     def declare(statement: Any) -> None:
-        seen = _seen_buffer(statement.data)
+        seen = seen_buffer(statement.data)
         places[statement.buffer] = (
             Argument("parameter", sum(1 for place in places.values() if place.kind == "parameter"))
             if seen is None
@@ -132,11 +136,6 @@ def _operator(expression: Any) -> str:
     return str(getattr(expression.op, "name", ""))
 
 
-def _seen_buffer(data: Any) -> Any:
-    """Return the buffer whose memory an expression names; None for what the caller gave."""
-    return data.args[0] if type(data).__name__ == "Call" and _operator(data) == "tirx.buffer_data" else None
-
-
 def _launch(call: Any, places: Mapping[Any, Argument], functions: Mapping[str, Any]) -> Launch:
     name = str(call.args[0].value)
     tags = [str(tag) for tag in call.attrs.launch_params]
@@ -152,7 +151,7 @@ def _launch(call: Any, places: Mapping[Any, Argument], functions: Mapping[str, A
     written = set(_written(function))
     arguments = []
     for argument in given:
-        buffer = _seen_buffer(argument)
+        buffer = seen_buffer(argument)
         if buffer is None or buffer not in places:
             raise StageError(f"kernel {name} is given {str(argument)[:80]}", "tensors alone")
         arguments.append(places[buffer])

@@ -168,6 +168,9 @@ def memory_of(
     def declare(statement: Any) -> None:
         buffer = statement.buffer
         binding = positions.get(getattr(statement.data, "name", ""), -1)
+        if binding < 0 and (of := seen_buffer(statement.data)) in buffers and _same(of, buffer):
+            buffers[buffer] = buffers[of]
+            return
         if binding < 0:
             raise StageError(f"a kernel sees buffer {buffer.name} in another's memory", "buffers of its parameters")
         buffers[buffer] = Memory(
@@ -213,6 +216,16 @@ def memory_of(
     for node in seen:
         steps[type(node)](node)
     return buffers, Extents(extents)
+
+
+def seen_buffer(data: Any) -> Any:
+    """Return the buffer whose memory an expression names; None for what the caller gave."""
+    is_buffer = type(data).__name__ == "Call" and str(getattr(data.op, "name", "")) == "tirx.buffer_data"
+    return data.args[0] if is_buffer else None
+
+
+def _same(a: Any, b: Any) -> bool:
+    return str(a.dtype) == str(b.dtype) and _count(a) == _count(b)
 
 
 def _bind(analyzer: Any, bound: Any) -> None:

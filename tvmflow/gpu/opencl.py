@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
+from tvmflow.errors import StageError
 from tvmflow.gpu.glsl import exact_text
 from tvmflow.gpu.kernel_text import text_of
 from tvmflow.gpu.language import Language, Used
@@ -199,6 +200,9 @@ class OpenClC(Language):
 
     def word(self, text: str, used: Used) -> str:
         return f"as_int(convert_char4({text}))"
+
+    def total(self, operation: str, kind: KernelType, text: str, used: Used) -> str:
+        raise StageError("a kernel's threads sum together", "Vulkan's subgroups")
 
     def coordinates(self, x: str, y: str) -> str:
         return f"(int2)({x}, {y})"

@@ -1,7 +1,8 @@
 """Schedule templates for GPUs: channels by four in a vector, a tile of pixels and channels in each thread's registers.
 
 No predicates: tiles and groups divide their loops, so that no thread reads what is not there. No local memory either: on Mali it is main
-memory. Where a layer has too few outputs to fill the GPU, its sums are split over threads and added by a second launch.
+memory. Where a layer has too few outputs to fill the GPU, its sums are shared by the threads of a group (knob `shared`, `tvmflow/gpu/subgroups.py`), or split over threads and
+added by a second launch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from tvm import s_tir
 
+from tvmflow.gpu.subgroups import share_sums, threads_to_try
 from tvmflow.kernels.blocks import Kernel, axes, block_ref, extents, region_buffer
 from tvmflow.targets.gpu_features import GpuFeatures
 from tvmflow.templates.primitives import MOST_DEFAULTS, Knobs, Template, divisors, merge_epilogue
@@ -21,7 +23,15 @@ _PACKED_AXES = 5  # (n, c, h, w, lane)
 _ROW_LATER = 1.2
 MOST_TILE = 16  # vectors of sums in a thread
 _MOST_CANDIDATES = 256
-_AS_PLAIN = {"tile": 1, "together": 1, "across": 64, "down": 1, "parts": 0, "row": 0}  # where no tile can be scheduled
+_AS_PLAIN = {
+    "tile": 1,
+    "together": 1,
+    "across": 64,
+    "down": 1,
+    "parts": 0,
+    "row": 0,
+    "shared": 0,
+}  # where no tile can be scheduled
 GROUPS = (64, 16, 32, 128, 256)  # threads; every device runs as many
 
 
@@ -53,6 +63,9 @@ def _in_vectors(schedule: Any, loops: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _plain(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    if knobs["shared"]:
+        share_sums(schedule, kernel, knobs["shared"])
+        return
     names = [*kernel.before, *((kernel.anchor,) if kernel.anchor else ()), *kernel.after]
     kept = [name for name in names if name in kernel.reductions or not _inlined(schedule, name)]
     for name in kept:
@@ -98,9 +111,17 @@ def _plain_reduction(schedule: Any, name: str, knobs: Knobs) -> None:
     schedule.decompose_reduction(block, inner[len(inner) - (len(loops) - spatial)])
 
 
-def _plain_candidates(_schedule: Any, kernel: Kernel, _gpu: GpuFeatures) -> list[Knobs]:
+def _plain_candidates(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[Knobs]:
     ways = ((0, 1), (0, 0)) if kernel.reductions else ((1, 0), (0, 0))
-    return [{"group": group, "vector": vector, "register": register} for vector, register in ways for group in GROUPS]
+    shared = [
+        {"group": one, "vector": 0, "register": 0, "shared": one} for one in threads_to_try(schedule, kernel, gpu)
+    ]
+    apart = [
+        {"group": group, "vector": vector, "register": register, "shared": 0}
+        for vector, register in ways
+        for group in GROUPS
+    ]
+    return [*shared, *apart]
 
 
 GPU_PLAIN = Template("gpu_plain", lambda _schedule, _kernel: True, _plain_candidates, _plain)
@@ -149,10 +170,14 @@ def _window_candidates(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[
                         "down": down,
                         "parts": parts,
                         "row": row,
+                        "shared": 0,
                     }
                     found[tuple(knobs.values())] = (_cost(knobs, outputs, summed, gpu), knobs)
     ordered = [knobs for _, knobs in sorted(found.values(), key=lambda one: one[0])][:_MOST_CANDIDATES]
-    return [*ordered[: MOST_DEFAULTS - 1], _AS_PLAIN, *ordered[MOST_DEFAULTS - 1 :]]
+    shared = [{**_AS_PLAIN, "across": one, "shared": one} for one in threads_to_try(schedule, kernel, gpu)]
+    first = shared if height * width == 1 else []  # else pixels share weights
+    most = MOST_DEFAULTS - 1 - len(first)
+    return [*first, *ordered[:most], _AS_PLAIN, *(shared if not first else []), *ordered[most:]]
 
 
 def _column(sums: list[Any]) -> int:
@@ -187,7 +212,7 @@ def _cost(knobs: Knobs, outputs: int, summed: list[int], gpu: GpuFeatures) -> fl
 def _window(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     assert kernel.anchor is not None
     if not knobs["parts"]:
-        _plain(schedule, kernel, {"group": knobs["across"], "vector": 0, "register": 0})
+        _plain(schedule, kernel, {"group": knobs["across"], "vector": 0, "register": 0, "shared": knobs["shared"]})
         return
     for name in kernel.before[:-1]:
         schedule.compute_inline(block_ref(schedule, name))

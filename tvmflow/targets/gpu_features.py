@@ -17,6 +17,7 @@ class GpuFeatures:
     winograd: 3x3 convolutions of float32 are computed by Winograd's algorithm where nothing is measured; the tuner tries it on all.
     integer_dot: APIs by which int8 is multiplied in words, four products an instruction; kernels of OpenCL multiply one by one where the driver has no such function,
     Vulkan's do not run there.
+    subgroups: threads of a subgroup of Vulkan's that sum together where outputs are few and sums long; of other sizes the device may be, 0: they never do.
     rows: what a row of a window reads is loaded once; else the tuner tries that later.
     Sources: vendors' optimization guides and TFLite's delegate (work-groups by vendor); software drivers, measured.
     """
@@ -32,6 +33,7 @@ class GpuFeatures:
     rows: bool = True
     winograd: bool = False
     integer_dot: tuple[str, ...] = ()
+    subgroups: int = 0
 
 
 GPUS: dict[str, GpuFeatures] = {
@@ -46,6 +48,7 @@ GPUS: dict[str, GpuFeatures] = {
         opencl_float16=False,
         rows=False,
         integer_dot=("opencl", "vulkan"),
+        subgroups=32,
     ),
     "pocl": GpuFeatures(threads=64, warp=1, group=16, registers=128, opencl_float16=False, rows=False, winograd=True),
     "lavapipe": GpuFeatures(
@@ -57,5 +60,6 @@ GPUS: dict[str, GpuFeatures] = {
         float16=False,
         winograd=True,
         integer_dot=("vulkan",),
+        subgroups=8,
     ),
 }

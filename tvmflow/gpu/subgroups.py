@@ -1,0 +1,169 @@
+"""Sums that the threads of a group share: one launch for kernels of few outputs and long sums, rows of which are as many groups.
+
+Each thread sums a part and all of them get the total, by TVM's reductions over threads, which GLSL has for subgroups of any size (`tvmflow/gpu/glsl.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tvmflow.kernels.blocks import Kernel, axes, block_ref, extents
+from tvmflow.targets.gpu_features import GpuFeatures
+
+_LANES = 4
+_MOST_GROUPS = 65535  # along an axis, on every device
+_LEAST_SUMS = 64  # numbers of a group; with fewer it costs more than it saves
+_LEAST_ROUNDS = 8  # numbers of a thread, vectors twice as many: the same where groups are more than fill the GPU
+_SUBGROUPS = (1, 4)  # of a group
+
+
+_OPERATIONS = ("Add", "Max", "Min")
+_DTYPES = ("float32", "float16", "int32")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """shared: how many axes, the first ones, all blocks have: a step of them is a group's; is_vector: four of the last axis are side by side.
+
+    sums: the least of a reduction; once: threads that sum apart would read nothing that others read, or not side by side.
+    """
+
+    shared: int
+    groups: int
+    is_vector: bool
+    sums: int
+    once: bool
+
+
+def threads_to_try(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[int]:
+    """Return how many threads may share a sum, the likelier first; none where outputs are many or sums are short."""
+    rows = _rows_of(schedule, kernel) if gpu.subgroups and kernel.reductions else None
+    if rows is None or rows.groups > _MOST_GROUPS:
+        return []
+    if rows.sums * (_LANES if rows.is_vector else 1) < _LEAST_SUMS:
+        return []
+    rounds = _LEAST_ROUNDS * (2 if rows.is_vector else 1)
+    found = []
+    for threads in (gpu.subgroups * count for count in _SUBGROUPS):
+        fits = rows.groups * threads <= gpu.threads
+        if rows.sums >= threads and (fits or (rows.once and rows.sums >= rounds * threads)):
+            found.append(threads)
+    return found
+
+
+def _rows_of(schedule: Any, kernel: Kernel) -> _Rows | None:
+    """Return how the sums of a kernel are rows; None where they are not, or no subgroup can make them."""
+    last = extents(schedule, schedule.get_loops(block_ref(schedule, _last(kernel)))) if kernel.after else []
+    outputs, sums, is_row = [], [], True
+    for name in kernel.reductions:
+        shape, block = axes(schedule, name), schedule.get(block_ref(schedule, name))
+        if shape is None or not _is_total(block):
+            return None
+        sizes = extents(schedule, shape[0])
+        outputs.append(sizes[: shape[1]])
+        sums.append(math.prod(sizes[shape[1] :]))
+        is_row &= _along_rows(block)
+    all_of = [*outputs, last or outputs[-1]]
+    is_vector = len(outputs) == 1 and all(len(one) > 1 and one[-1] == _LANES for one in all_of)
+    most = min(map(len, all_of)) - is_vector
+    shared = next((at for at in range(most) if len({one[at] for one in all_of}) > 1), most)
+    if any(math.prod(one[shared:]) != (_LANES if is_vector else 1) for one in outputs):
+        return None
+    once = math.prod(outputs[0][2:-1]) == 1 if is_vector else is_row
+    return _Rows(shared, math.prod(outputs[0][:shared]), is_vector, min(sums), once)
+
+
+def _is_total(block: Any) -> bool:
+    value: Any = getattr(block.body, "value", None)
+    return type(value).__name__ in _OPERATIONS and str(value.ty.dtype) in _DTYPES
+
+
+def _along_rows(block: Any) -> bool:
+    """Whether what is summed lies side by side: the last axis of a tensor that is read."""
+    summed = [axis.var for axis in block.iter_vars if int(axis.iter_type) != 0]
+    lasts = [region.region[-1].min for region in block.reads if region.region]
+    return any(last.same_as(one) for last in lasts for one in summed)
+
+
+def share_sums(schedule: Any, kernel: Kernel, threads: int) -> None:
+    """Schedule a kernel so that threads of a group share its sums. Raises ScheduleError or ValueError where it has other blocks that cannot be inlined."""
+    rows = _rows_of(schedule, kernel)
+    if rows is None:
+        raise ValueError("outputs that are not rows of sums")
+    last = _last(kernel)
+    for name in (*kernel.before, *kernel.after):
+        if name != last and name not in kernel.reductions:
+            schedule.compute_inline(block_ref(schedule, name))
+    if last in kernel.reductions:
+        final = schedule.cache_write(block_ref(schedule, last), 0, "local")
+    else:
+        final = block_ref(schedule, last)
+        schedule.set_scope(block_ref(schedule, kernel.reductions[-1]), 0, "local")
+    if rows.is_vector:
+        group = _share_vectors(schedule, kernel.reductions[0], rows, threads)
+        schedule.reverse_compute_at(final, group, preserve_unit_loops=True)
+        _spread(schedule, final, rows, threads)
+        return
+    loops = list(schedule.get_loops(final))
+    group = schedule.fuse(*loops[: rows.shared]) if rows.shared else schedule.add_unit_loop(loops[0])
+    schedule.bind(group, "blockIdx.x")
+    _spread(schedule, final, rows, threads)
+    for name in reversed(kernel.reductions):
+        _share_numbers(schedule, name, group, threads)
+
+
+def _last(kernel: Kernel) -> str:
+    return kernel.after[-1] if kernel.after else kernel.reductions[-1]
+
+
+def _over_threads(schedule: Any, loops: list[Any], threads: int) -> tuple[Any, Any]:
+    """Fuse loops and split them over the threads of a group; return the loop of each thread, and that over threads."""
+    outer, thread = schedule.split(schedule.fuse(*loops) if len(loops) > 1 else loops[0], [None, threads])
+    return outer, thread
+
+
+def _share_numbers(schedule: Any, name: str, group: Any, threads: int) -> None:
+    block = block_ref(schedule, name)
+    schedule.set_scope(block, 0, "local")
+    summed = len((axes(schedule, name) or ([], 0))[0]) - (axes(schedule, name) or ([], 0))[1]
+    schedule.compute_at(block, group, preserve_unit_loops=True)
+    _, thread = _over_threads(schedule, list(schedule.get_loops(block))[-summed:], threads)
+    schedule.bind(thread, "threadIdx.x")
+
+
+def _share_vectors(schedule: Any, name: str, rows: _Rows, threads: int) -> Any:
+    """Let each thread sum its share of a vector, before all of them add; return the loop over groups."""
+    block = block_ref(schedule, name)
+    loops, spatial = axes(schedule, name) or ([], 0)
+    _, thread = _over_threads(schedule, loops[spatial:], threads)
+    part = schedule.rfactor(thread, 0)
+    schedule.set_scope(part, 0, "local")
+    loops = list(schedule.get_loops(part))
+    *units, lanes, outer, thread = loops[rows.shared :]
+    group = schedule.fuse(*loops[: rows.shared]) if rows.shared else schedule.add_unit_loop(loops[0])
+    schedule.reorder(thread, *units, outer, lanes)
+    schedule.bind(group, "blockIdx.x")
+    schedule.bind(thread, "threadIdx.x")
+    schedule.vectorize(lanes)
+    schedule.decompose_reduction(part, outer)
+    schedule.reverse_compute_at(block, group, preserve_unit_loops=True)
+    thread, *inner = list(schedule.get_loops(block))[1:]
+    schedule.reorder(*inner, thread)
+    schedule.bind(thread, "threadIdx.x")
+    for loop in inner:
+        schedule.unroll(loop)
+    return group
+
+
+def _spread(schedule: Any, block: Any, rows: _Rows, threads: int) -> None:
+    """Give what is left of a group's row of outputs to its threads."""
+    inner = list(schedule.get_loops(block))[1:]
+    lanes = inner.pop() if rows.is_vector else None
+    if not inner:
+        inner = [schedule.add_unit_loop(block if lanes is None else lanes)]
+    _, thread = _over_threads(schedule, inner, threads)
+    schedule.bind(thread, "threadIdx.x")
+    if lanes is not None:
+        schedule.vectorize(lanes)
