@@ -17,6 +17,7 @@ _AXES = {
     for kind in ("blockIdx", "threadIdx")
     for number, axis in enumerate("xyz")
 }
+_BY_GENERATORS = ["s_tir.LowerThreadAllreduce"]  # TVM's passes of what our generators have words for
 _NOT_GLOBAL = ("", "global")
 
 
@@ -84,10 +85,7 @@ def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
     }
     plain = tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in kernels.items()})
     lower, *_ = compilation_pipeline.get_tir_pipeline("default")
-    with (
-        target,
-        tvm.transform.PassContext(disabled_pass=["s_tir.LowerThreadAllreduce"]),
-    ):  # our generators say it by subgroups
+    with target, tvm.transform.PassContext(disabled_pass=_BY_GENERATORS):
         lowered = lower(tirx.transform.BindTarget(target)(plain))
     functions = {
         variable.name_hint: function

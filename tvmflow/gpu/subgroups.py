@@ -16,9 +16,8 @@ _LANES = 4
 _MOST_GROUPS = 65535  # along an axis, on every device
 _LEAST_SUMS = 64  # numbers of a group; with fewer it costs more than it saves
 _LEAST_ROUNDS = 8  # numbers of a thread, vectors twice as many: the same where groups are more than fill the GPU
+_MOST_OUTPUTS = 32  # of a thread, or twice as many as it sums; more are another launch's
 _SUBGROUPS = (1, 4)  # of a group
-
-
 _OPERATIONS = ("Add", "Max", "Min")
 _DTYPES = ("float32", "float16", "int32")
 
@@ -27,35 +26,49 @@ _DTYPES = ("float32", "float16", "int32")
 class _Rows:
     """shared: how many axes, the first ones, all blocks have: a step of them is a group's; is_vector: four of the last axis are side by side.
 
-    sums: the least of a reduction; once: threads that sum apart would read nothing that others read, or not side by side.
+    outputs: of a group, in vectors where that is so; sums: the least of a reduction; once: threads that sum apart would read nothing that others
+    read, or not side by side.
     """
 
     shared: int
     groups: int
     is_vector: bool
+    outputs: int
     sums: int
     once: bool
 
 
 def threads_to_try(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[int]:
     """Return how many threads may share a sum, the likelier first; none where outputs are many or sums are short."""
-    rows = _rows_of(schedule, kernel) if gpu.subgroups and kernel.reductions else None
-    if rows is None or rows.groups > _MOST_GROUPS:
+    if not gpu.subgroups or not kernel.reductions:
         return []
+    return [
+        one
+        for one in (gpu.subgroups * count for count in _SUBGROUPS)
+        if _pays(_rows(schedule, kernel, one)[0], one, gpu)
+    ]
+
+
+def _pays(rows: _Rows | None, threads: int, gpu: GpuFeatures) -> bool:
+    if rows is None or rows.groups > _MOST_GROUPS or rows.sums < threads:
+        return False
     if rows.sums * (_LANES if rows.is_vector else 1) < _LEAST_SUMS:
-        return []
+        return False
     rounds = _LEAST_ROUNDS * (2 if rows.is_vector else 1)
-    found = []
-    for threads in (gpu.subgroups * count for count in _SUBGROUPS):
-        fits = rows.groups * threads <= gpu.threads
-        if rows.sums >= threads and (fits or (rows.once and rows.sums >= rounds * threads)):
-            found.append(threads)
-    return found
+    return rows.groups * threads <= gpu.threads or (rows.once and rows.sums >= rounds * threads)
 
 
-def _rows_of(schedule: Any, kernel: Kernel) -> _Rows | None:
-    """Return how the sums of a kernel are rows; None where they are not, or no subgroup can make them."""
-    last = extents(schedule, schedule.get_loops(block_ref(schedule, _last(kernel)))) if kernel.after else []
+def _rows(schedule: Any, kernel: Kernel, threads: int) -> tuple[_Rows | None, bool]:
+    """Return the rows of a kernel, and whether its last block is one of its own launch; None where there are none or no subgroup can sum them."""
+    rows = _rows_of(schedule, kernel, _last(kernel))
+    if len(kernel.reductions) > 1 or _last(kernel) in kernel.reductions:
+        return rows, False
+    if rows is not None and rows.outputs <= max(2 * rows.sums, _MOST_OUTPUTS * threads):
+        return rows, False
+    return _rows_of(schedule, kernel, kernel.reductions[0]), True
+
+
+def _rows_of(schedule: Any, kernel: Kernel, last: str) -> _Rows | None:
     outputs, sums, is_row = [], [], True
     for name in kernel.reductions:
         shape, block = axes(schedule, name), schedule.get(block_ref(schedule, name))
@@ -65,14 +78,18 @@ def _rows_of(schedule: Any, kernel: Kernel) -> _Rows | None:
         outputs.append(sizes[: shape[1]])
         sums.append(math.prod(sizes[shape[1] :]))
         is_row &= _along_rows(block)
-    all_of = [*outputs, last or outputs[-1]]
+    made = (
+        outputs[-1] if last in kernel.reductions else extents(schedule, schedule.get_loops(block_ref(schedule, last)))
+    )
+    all_of = [*outputs, made]
     is_vector = len(outputs) == 1 and all(len(one) > 1 and one[-1] == _LANES for one in all_of)
     most = min(map(len, all_of)) - is_vector
     shared = next((at for at in range(most) if len({one[at] for one in all_of}) > 1), most)
     if any(math.prod(one[shared:]) != (_LANES if is_vector else 1) for one in outputs):
         return None
     once = math.prod(outputs[0][2:-1]) == 1 if is_vector else is_row
-    return _Rows(shared, math.prod(outputs[0][:shared]), is_vector, min(sums), once)
+    vectors = math.prod(made[shared:]) // (_LANES if is_vector else 1)
+    return _Rows(shared, math.prod(outputs[0][:shared]), is_vector, vectors, min(sums), once)
 
 
 def _is_total(block: Any) -> bool:
@@ -87,17 +104,21 @@ def _along_rows(block: Any) -> bool:
     return any(last.same_as(one) for last in lasts for one in summed)
 
 
-def share_sums(schedule: Any, kernel: Kernel, threads: int) -> None:
-    """Schedule a kernel so that threads of a group share its sums. Raises ScheduleError or ValueError where it has other blocks that cannot be inlined."""
-    rows = _rows_of(schedule, kernel)
+def share_sums(schedule: Any, kernel: Kernel, threads: int) -> list[str]:
+    """Schedule a kernel so that threads of a group share its sums; return the blocks that are left for a launch of their own, one at most.
+
+    Raises ScheduleError or ValueError where it has other blocks that cannot be inlined.
+    """
+    rows, apart = _rows(schedule, kernel, threads)
     if rows is None:
         raise ValueError("outputs that are not rows of sums")
     last = _last(kernel)
     for name in (*kernel.before, *kernel.after):
         if name != last and name not in kernel.reductions:
             schedule.compute_inline(block_ref(schedule, name))
-    if last in kernel.reductions:
-        final = schedule.cache_write(block_ref(schedule, last), 0, "local")
+    if apart or last in kernel.reductions:
+        last_sum = kernel.reductions[-1]
+        final = schedule.cache_write(block_ref(schedule, last_sum), 0, "local")
     else:
         final = block_ref(schedule, last)
         schedule.set_scope(block_ref(schedule, kernel.reductions[-1]), 0, "local")
@@ -105,13 +126,14 @@ def share_sums(schedule: Any, kernel: Kernel, threads: int) -> None:
         group = _share_vectors(schedule, kernel.reductions[0], rows, threads)
         schedule.reverse_compute_at(final, group, preserve_unit_loops=True)
         _spread(schedule, final, rows, threads)
-        return
+        return [last] if apart else []
     loops = list(schedule.get_loops(final))
     group = schedule.fuse(*loops[: rows.shared]) if rows.shared else schedule.add_unit_loop(loops[0])
     schedule.bind(group, "blockIdx.x")
     _spread(schedule, final, rows, threads)
     for name in reversed(kernel.reductions):
         _share_numbers(schedule, name, group, threads)
+    return [last] if apart else []
 
 
 def _last(kernel: Kernel) -> str:

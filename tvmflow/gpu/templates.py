@@ -23,15 +23,8 @@ _PACKED_AXES = 5  # (n, c, h, w, lane)
 _ROW_LATER = 1.2
 MOST_TILE = 16  # vectors of sums in a thread
 _MOST_CANDIDATES = 256
-_AS_PLAIN = {
-    "tile": 1,
-    "together": 1,
-    "across": 64,
-    "down": 1,
-    "parts": 0,
-    "row": 0,
-    "shared": 0,
-}  # where no tile can be scheduled
+# Where no tile can be scheduled.
+_AS_PLAIN = {"tile": 1, "together": 1, "across": 64, "down": 1, "parts": 0, "row": 0, "shared": 0}
 GROUPS = (64, 16, 32, 128, 256)  # threads; every device runs as many
 
 
@@ -64,7 +57,8 @@ def _in_vectors(schedule: Any, loops: list[Any]) -> tuple[list[Any], Any]:
 
 def _plain(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if knobs["shared"]:
-        share_sums(schedule, kernel, knobs["shared"])
+        for name in share_sums(schedule, kernel, knobs["shared"]):
+            _plain_elements(schedule, name, {"group": GROUPS[0], "vector": 1})
         return
     names = [*kernel.before, *((kernel.anchor,) if kernel.anchor else ()), *kernel.after]
     kept = [name for name in names if name in kernel.reductions or not _inlined(schedule, name)]
