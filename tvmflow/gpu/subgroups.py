@@ -98,10 +98,11 @@ def _is_total(block: Any) -> bool:
 
 
 def _along_rows(block: Any) -> bool:
-    """Whether what is summed lies side by side: the last axis of a tensor that is read."""
+    """Whether one tensor is summed, along its last axis: of products of matrices other rows read the same."""
     summed = [axis.var for axis in block.iter_vars if int(axis.iter_type) != 0]
-    lasts = [region.region[-1].min for region in block.reads if region.region]
-    return any(last.same_as(one) for last in lasts for one in summed)
+    found = [[any(axis.min.same_as(one) for one in summed) for axis in read.region] for read in block.reads]
+    of_sums = [axes_of for axes_of in found if any(axes_of)]
+    return len(of_sums) == 1 and of_sums[0][-1]
 
 
 def share_sums(schedule: Any, kernel: Kernel, threads: int) -> list[str]:
@@ -116,12 +117,11 @@ def share_sums(schedule: Any, kernel: Kernel, threads: int) -> list[str]:
     for name in (*kernel.before, *kernel.after):
         if name != last and name not in kernel.reductions:
             schedule.compute_inline(block_ref(schedule, name))
+    final, summed = block_ref(schedule, last), block_ref(schedule, kernel.reductions[-1])
     if apart or last in kernel.reductions:
-        last_sum = kernel.reductions[-1]
-        final = schedule.cache_write(block_ref(schedule, last_sum), 0, "local")
+        final = schedule.cache_write(summed, 0, "local")
     else:
-        final = block_ref(schedule, last)
-        schedule.set_scope(block_ref(schedule, kernel.reductions[-1]), 0, "local")
+        schedule.set_scope(summed, 0, "local")
     if rows.is_vector:
         group = _share_vectors(schedule, kernel.reductions[0], rows, threads)
         schedule.reverse_compute_at(final, group, preserve_unit_loops=True)
@@ -140,27 +140,26 @@ def _last(kernel: Kernel) -> str:
     return kernel.after[-1] if kernel.after else kernel.reductions[-1]
 
 
-def _over_threads(schedule: Any, loops: list[Any], threads: int) -> tuple[Any, Any]:
-    """Fuse loops and split them over the threads of a group; return the loop of each thread, and that over threads."""
-    outer, thread = schedule.split(schedule.fuse(*loops) if len(loops) > 1 else loops[0], [None, threads])
-    return outer, thread
+def _over_threads(schedule: Any, loops: list[Any], threads: int) -> Any:
+    """Fuse loops and split them over the threads of a group; return the loop over threads."""
+    return schedule.split(schedule.fuse(*loops) if len(loops) > 1 else loops[0], [None, threads])[1]
 
 
 def _share_numbers(schedule: Any, name: str, group: Any, threads: int) -> None:
     block = block_ref(schedule, name)
     schedule.set_scope(block, 0, "local")
-    summed = len((axes(schedule, name) or ([], 0))[0]) - (axes(schedule, name) or ([], 0))[1]
+    loops, spatial = axes(schedule, name) or ([], 0)
     schedule.compute_at(block, group, preserve_unit_loops=True)
-    _, thread = _over_threads(schedule, list(schedule.get_loops(block))[-summed:], threads)
-    schedule.bind(thread, "threadIdx.x")
+    schedule.bind(
+        _over_threads(schedule, list(schedule.get_loops(block))[spatial - len(loops) :], threads), "threadIdx.x"
+    )
 
 
 def _share_vectors(schedule: Any, name: str, rows: _Rows, threads: int) -> Any:
     """Let each thread sum its share of a vector, before all of them add; return the loop over groups."""
     block = block_ref(schedule, name)
     loops, spatial = axes(schedule, name) or ([], 0)
-    _, thread = _over_threads(schedule, loops[spatial:], threads)
-    part = schedule.rfactor(thread, 0)
+    part = schedule.rfactor(_over_threads(schedule, loops[spatial:], threads), 0)
     schedule.set_scope(part, 0, "local")
     loops = list(schedule.get_loops(part))
     *units, lanes, outer, thread = loops[rows.shared :]
@@ -185,7 +184,6 @@ def _spread(schedule: Any, block: Any, rows: _Rows, threads: int) -> None:
     lanes = inner.pop() if rows.is_vector else None
     if not inner:
         inner = [schedule.add_unit_loop(block if lanes is None else lanes)]
-    _, thread = _over_threads(schedule, inner, threads)
-    schedule.bind(thread, "threadIdx.x")
+    schedule.bind(_over_threads(schedule, inner, threads), "threadIdx.x")
     if lanes is not None:
         schedule.vectorize(lanes)
