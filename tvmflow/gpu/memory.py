@@ -166,13 +166,10 @@ def memory_of(
     names = _names()
 
     def declare(statement: Any) -> None:
-        buffer = statement.buffer
-        binding = positions.get(getattr(statement.data, "name", ""), -1)
-        if binding < 0 and (of := seen_buffer(statement.data)) in buffers and _same(of, buffer):
-            buffers[buffer] = buffers[of]
-            return
+        buffer, binding = statement.buffer, positions.get(getattr(statement.data, "name", ""), -1)
         if binding < 0:
-            raise StageError(f"a kernel sees buffer {buffer.name} in another's memory", "buffers of its parameters")
+            buffers[buffer] = buffers[_same_memory(statement, buffers)]
+            return
         buffers[buffer] = Memory(
             names(buffer.name), type_of(buffer.dtype, is_wide), _count(buffer), "global", binding, most_texels,
             widths.get(binding, 0),
@@ -224,8 +221,12 @@ def seen_buffer(data: Any) -> Any:
     return data.args[0] if is_buffer else None
 
 
-def _same(a: Any, b: Any) -> bool:
-    return str(a.dtype) == str(b.dtype) and _count(a) == _count(b)
+def _same_memory(statement: Any, buffers: Mapping[Any, Memory]) -> Any:
+    """Return the buffer that a declared one is another name of."""
+    buffer, seen = statement.buffer, seen_buffer(statement.data)
+    if seen not in buffers or str(seen.dtype) != str(buffer.dtype) or _count(seen) != _count(buffer):
+        raise StageError(f"a kernel sees buffer {buffer.name} in another's memory", "buffers of its parameters")
+    return seen
 
 
 def _bind(analyzer: Any, bound: Any) -> None:
