@@ -9,17 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.gpu.drivers import run_on
 from tests.gpu.kernels import Case, new_schedule_of
 from tests.gpu.test_networks import gpu_backend
 from tests.gpu.vulkan_networks import Array, HandMade, Kernel, Value, build, run
 from tvmflow.backends.gpu import OpenClBackend
+from tvmflow.building.library import build_scheduled
+from tvmflow.building.self_contained import Network, write_network
+from tvmflow.compilers import Command
 from tvmflow.errors import StageError
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.gpu.glsl import glsl_of
 from tvmflow.gpu.launches import Launch, lowered_for_device
 from tvmflow.gpu.opencl import opencl_of
 from tvmflow.gpu.spirv import spirv_of
 from tvmflow.gpu.subgroups import share_sums
 from tvmflow.kernels.blocks import look_at
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.sources.software_gpus import software_drivers
 from tvmflow.targets.gpu_features import GPUS
 from tvmflow.targets.resolve import host_target
 from tvmflow.templates import template_for
@@ -189,3 +197,19 @@ def test_opencl_never_shares_sums() -> None:
     assert GPUS["nvidia"].subgroups and not backend.gpu_features().subgroups
     with pytest.raises(StageError, match="subgroups"):
         opencl_of(_launch(_softmax(np.random.default_rng(0), 64, 8)).function, "k0")
+
+
+def test_norms_of_packed_rows_are_one_launch_and_right(tmp_path: Path) -> None:
+    import torch
+
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 96), torch.nn.LayerNorm(96), torch.nn.Linear(96, 8)).eval()
+    x = np.random.default_rng(0).standard_normal((1, 13, 8), dtype=np.float32)
+    module = canonicalize(ExportedModel(layers, (TensorSpec("x", x.shape),)).to_relax())
+    backend = gpu_backend("vulkan")
+    scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})
+    assert len(scheduled.executable.program.kernels["packed_norm"].launches) == 1
+    network = Network("any@vulkan:float32", (TensorSpec("x", x.shape),), ("y",), 1)
+    write_network(tmp_path / "network.so", scheduled, network, Command(("gcc",)))
+    wanted = layers(torch.from_numpy(x)).detach().numpy()
+    (found,) = run_on(software_drivers().lavapipe, tmp_path / "network.so", (x,), tmp_path, 1)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, axes, block_ref, extents
 from tvmflow.targets.gpu_features import GpuFeatures
+from tvmflow.templates.primitives import divisors
 
 _LANES = 4
 _MOST_GROUPS = 65535  # along an axis, on every device
@@ -18,6 +19,7 @@ _LEAST_SUMS = 64  # numbers of a group; with fewer it costs more than it saves
 _LEAST_ROUNDS = 8  # numbers of a thread, vectors twice as many: the same where groups are more than fill the GPU
 _MOST_OUTPUTS = 32  # of a thread, or twice as many as it sums; more are another launch's
 _SUBGROUPS = (1, 4)  # of a group
+_NORM = "packed_norm"  # block of layer norms of packed rows, `tvmflow/passes/packed_norm.py`
 _OPERATIONS = ("Add", "Max", "Min")
 _DTYPES = ("float32", "float16", "int32")
 
@@ -42,6 +44,10 @@ def threads_to_try(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[int]
     """Return how many threads may share a sum, the likelier first; none where outputs are many or sums are short."""
     if not gpu.subgroups or not kernel.reductions:
         return []
+    if _NORM in kernel.after:
+        batch, blocks, height, width, _ = extents(schedule, schedule.get_loops(block_ref(schedule, _NORM)))
+        threads = max(divisors(blocks, gpu.subgroups))
+        return [threads] if threads > gpu.subgroups // 2 and batch * height * width <= _MOST_GROUPS else []
     return [
         one
         for one in (gpu.subgroups * count for count in _SUBGROUPS)
@@ -110,6 +116,9 @@ def share_sums(schedule: Any, kernel: Kernel, threads: int) -> list[str]:
 
     Raises ScheduleError or ValueError where it has other blocks that cannot be inlined.
     """
+    if _NORM in kernel.after:
+        _share_norm(schedule, kernel, threads)
+        return []
     rows, apart = _rows(schedule, kernel, threads)
     if rows is None:
         raise ValueError("outputs that are not rows of sums")
@@ -187,3 +196,36 @@ def _spread(schedule: Any, block: Any, rows: _Rows, threads: int) -> None:
     schedule.bind(_over_threads(schedule, inner, threads), "threadIdx.x")
     if lanes is not None:
         schedule.vectorize(lanes)
+
+
+def _share_norm(schedule: Any, kernel: Kernel, threads: int) -> None:
+    """Schedule a layer norm of packed rows, a row for each group, blocks of channels over threads, of which there are a whole number for each."""
+    after = kernel.after[kernel.after.index(_NORM) :]
+    for name in after[:-1]:
+        schedule.compute_inline(block_ref(schedule, name))
+    batch, blocks, row, column, lanes = schedule.get_loops(block_ref(schedule, after[-1]))
+    schedule.reorder(batch, row, column, blocks, lanes)
+    group = schedule.fuse(batch, row, column)
+    schedule.bind(group, "blockIdx.x")
+    schedule.bind(_over_threads(schedule, [blocks], threads), "threadIdx.x")
+    schedule.vectorize(lanes)
+    for name in ("factor", "square", "square_of_lane", "total", "total_of_lane"):
+        block = block_ref(schedule, f"{_NORM}_{name}")
+        schedule.set_scope(block, 0, "local")
+        part = None
+        if name.endswith("of_lane"):
+            part = schedule.rfactor(_over_threads(schedule, schedule.get_loops(block)[-1:], threads), 0)
+            schedule.set_scope(part, 0, "local")
+        schedule.compute_at(block, group, preserve_unit_loops=True)
+        if part is None:
+            continue
+        thread, *inner = list(schedule.get_loops(block))[1:]
+        schedule.reorder(*inner, thread)
+        schedule.bind(thread, "threadIdx.x")
+        schedule.unroll(inner[-1])
+        schedule.compute_at(part, group, preserve_unit_loops=True)
+        thread, pixel, lanes, over = list(schedule.get_loops(part))[1:]
+        schedule.reorder(thread, pixel, over, lanes)
+        schedule.bind(thread, "threadIdx.x")
+        schedule.vectorize(lanes)
+        schedule.decompose_reduction(part, over)
