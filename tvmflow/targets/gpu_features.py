@@ -17,7 +17,7 @@ class GpuFeatures:
     winograd: 3x3 convolutions of float32 are computed by Winograd's algorithm where nothing is measured; the tuner tries it on all.
     integer_dot: APIs by which int8 is multiplied in words, four products an instruction; kernels of OpenCL multiply one by one where the driver has no such function,
     Vulkan's do not run there.
-    subgroups: threads of a subgroup of Vulkan's that sum together where outputs are few and sums long; of other sizes the device may be, 0: they never do.
+    subgroups: threads that share sums by Vulkan's subgroups, where outputs are few and sums long: as many as a subgroup has; other sizes cost time, not outputs. 0: none do.
     rows: what a row of a window reads is loaded once; else the tuner tries that later.
     Sources: vendors' optimization guides and TFLite's delegate (work-groups by vendor); software drivers, measured.
     """
