@@ -13,45 +13,25 @@ import tvm
 from tvm import tirx
 from tvm.tirx import compilation_pipeline
 
+from tvmflow.passes.hoist_tiles import HoistTiles
+from tvmflow.passes.statements import rewritten_kernels
+
 _SCOPE = "local"  # of memory, TVM's name
 _MOST_BYTES = 4096  # of one buffer
-PIPELINE = "tvmflow"  # name of TVM's pipeline for kernels, with this pass in it
+PIPELINE = "tvmflow"  # name of TVM's pipeline for kernels, with our passes in it
 
 
-def _kept(allocation: Any) -> Any:
-    """Return an allocation that TVM leaves to LLVM, where it is small and local."""
-    buffer = allocation.buffer
+def _kept(statement: Any) -> Any:
+    """Return an allocation that TVM leaves to LLVM, where it is small and local; any other statement as it is."""
+    if not isinstance(statement, tirx.AllocBuffer):
+        return statement
+    buffer = statement.buffer
     if str(buffer.scope()) != _SCOPE or not all(hasattr(extent, "value") for extent in buffer.shape):
-        return allocation
+        return statement
     dtype = tvm.DataType(str(buffer.dtype))
     if math.prod(int(extent.value) for extent in buffer.shape) * dtype.bits * dtype.lanes > 8 * _MOST_BYTES:
-        return allocation
-    return tirx.AllocBuffer(buffer, {**dict(allocation.annotations), "disable_lower_builtin": tirx.const(1, "bool")})
-
-
-def _walked(statement: Any) -> Any:
-    """Return a statement with its allocations kept, the same object where it has none."""
-    if isinstance(statement, tirx.AllocBuffer):
-        return _kept(statement)
-    if isinstance(statement, tirx.SeqStmt):
-        parts = [_walked(part) for part in statement.seq]
-        same = all(new.same_as(old) for new, old in zip(parts, statement.seq, strict=True))
-        return statement if same else tirx.SeqStmt(parts)
-    if isinstance(statement, tirx.IfThenElse):
-        then, other = _walked(statement.then_case), statement.else_case and _walked(statement.else_case)
-        same = then.same_as(statement.then_case) and (other is None or other.same_as(statement.else_case))
-        return statement if same else tirx.IfThenElse(statement.condition, then, other)
-    if not isinstance(statement, tirx.For | tirx.AttrStmt):
         return statement
-    body = _walked(statement.body)
-    if body.same_as(statement.body):
-        return statement
-    if isinstance(statement, tirx.AttrStmt):
-        return tirx.AttrStmt(statement.node, statement.attr_key, statement.value, body)
-    loop = statement
-    return tirx.For(
-        loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step
-    )
+    return tirx.AllocBuffer(buffer, {**dict(statement.annotations), "disable_lower_builtin": tirx.const(1, "bool")})
 
 
 @tvm.transform.module_pass(opt_level=0, name="KeepOnStack")
@@ -59,17 +39,13 @@ class KeepOnStack:
     """IRModule -> IRModule, of kernels that are lowered as far as calls of the runtime."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        functions = {
-            variable: function.with_body(_walked(function.body)) if isinstance(function, tirx.PrimFunc) else function
-            for variable, function in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        return rewritten_kernels(mod, _kept)
 
 
 def pipeline() -> tuple[Any, Any, Any]:
-    """Return TVM's default passes for kernels, those for the host and for devices behind them, with this pass before the host's."""
+    """Return TVM's default passes for kernels, those for the host and for devices behind them, with ours before the host's."""
     lower, of_host, of_device = compilation_pipeline.get_tir_pipeline("default")
-    return lower, lambda: tvm.ir.transform.Sequential([KeepOnStack(), of_host()]), of_device
+    return lower, lambda: tvm.ir.transform.Sequential([KeepOnStack(), HoistTiles(), of_host()]), of_device
 
 
 @functools.cache

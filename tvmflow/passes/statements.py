@@ -1,0 +1,51 @@
+"""Rewriting kernels that are lowered as far as calls of the runtime: TVM has no visitor of statements for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+Rewrite = Callable[[Any], Any]  # statement -> statement, the same object where it stays
+
+
+def rewritten(statement: Any, rewrite: Rewrite) -> Any:
+    """Return a statement with each of its parts rewritten, inner ones first; the same object where all stay."""
+    return rewrite(_with_parts(statement, rewrite))
+
+
+def rewritten_kernels(mod: Any, rewrite: Rewrite) -> Any:
+    """Return a module with the statements of its kernels rewritten."""
+    functions = {
+        variable: function.with_body(rewritten(function.body, rewrite)) if isinstance(function, tirx.PrimFunc) else function
+        for variable, function in mod.functions.items()
+    }  # fmt: skip
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _with_parts(statement: Any, rewrite: Rewrite) -> Any:
+    if isinstance(statement, tirx.SeqStmt):
+        parts = [rewritten(part, rewrite) for part in statement.seq]
+        same = all(new.same_as(old) for new, old in zip(parts, statement.seq, strict=True))
+        return statement if same else tirx.SeqStmt(parts)
+    if isinstance(statement, tirx.IfThenElse):
+        then, other = rewritten(statement.then_case, rewrite), statement.else_case
+        other = other and rewritten(other, rewrite)
+        same = then.same_as(statement.then_case) and (other is None or other.same_as(statement.else_case))
+        return statement if same else tirx.IfThenElse(statement.condition, then, other)
+    if not isinstance(statement, tirx.For | tirx.AttrStmt):
+        return statement
+    body = rewritten(statement.body, rewrite)
+    return statement if body.same_as(statement.body) else with_body(statement, body)
+
+
+def with_body(statement: Any, body: Any) -> Any:
+    """Return a loop or an attribute around another body."""
+    if isinstance(statement, tirx.AttrStmt):
+        return tirx.AttrStmt(statement.node, statement.attr_key, statement.value, body)
+    loop = statement
+    return tirx.For(
+        loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step
+    )
