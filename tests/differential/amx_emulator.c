@@ -17,11 +17,14 @@ typedef struct {
 
 static __thread config_t config;
 static __thread uint8_t tile[8][16][64];
-static long executed;
+static long executed, configured;
 static struct sigaction before;
 
 /* Return how many tile instructions have been computed, in all threads. */
 long amx_executed(void) { return executed; }
+
+/* Return how many times registers were given their shapes, in all threads. */
+long amx_configured(void) { return configured; }
 
 static const int order[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
                               REG_R8,  REG_R9,  REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15};
@@ -75,6 +78,7 @@ static int compute(ucontext_t *context) {
         if (opcode == 0x49 && prefix == 0 && modrm == 0xc0) { /* tilerelease */
             memset(&config, 0, sizeof config);
         } else if (opcode == 0x49 && prefix == 3) { /* tilezero */
+            if (!config.rows[reg]) return 0;
             memset(tile[reg], 0, sizeof tile[reg]);
         } else if (opcode == 0x5e || (opcode == 0x5c && prefix == 2)) {
             if (!multiply(opcode, prefix, reg, rm, other & 7)) return 0;
@@ -108,6 +112,7 @@ static int compute(ucontext_t *context) {
             for (int t = 0; t < 8; t++)
                 if (config.rows[t] > 16 || config.colsb[t] > 64 || config.colsb[t] % 4) return 0;
             memset(tile, 0, sizeof tile);
+            __atomic_add_fetch(&configured, 1, __ATOMIC_RELAXED);
         } else if (opcode == 0x4b && (prefix == 3 || prefix == 1)) { /* tileloadd, tileloaddt1 */
             if (!config.rows[reg]) return 0;
             memset(tile[reg], 0, sizeof tile[reg]);

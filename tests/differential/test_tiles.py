@@ -70,14 +70,15 @@ def _convolution(
     weight = np.random.default_rng(0).integers(-127, 128, (second, first, kernel, kernel)).astype(np.float32)
     same = torch.nn.Conv2d(first, second, kernel, stride, padding, bias=False, dtype=torch.float64)
     same.weight = torch.nn.Parameter(torch.from_numpy(weight.astype(np.float64)), requires_grad=False)
-    blocks = weight.reshape(second // 16, 16, first // 16, 16, kernel, kernel).transpose(0, 2, 4, 5, 3, 1)
-    x = relax.Var("x", relax.TensorType((1, first // 16, size, size, 16), data))
+    inner = min(first, 16)
+    blocks = weight.reshape(second // 16, 16, first // inner, inner, kernel, kernel).transpose(0, 2, 4, 5, 3, 1)
+    x = relax.Var("x", relax.TensorType((1, first // inner, size, size, inner), data))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
             conv = relax.op.nn.conv2d(
                 x, constant(np.ascontiguousarray(blocks).astype(numpy_dtype(low)), low), padding=padding, strides=stride,
-                data_layout="NCHW16c", kernel_layout="OIHW16i16o", out_layout="NCHW16c", out_dtype=total,
+                data_layout=f"NCHW{inner}c", kernel_layout=f"OIHW{inner}i16o", out_layout="NCHW16c", out_dtype=total,
             )  # fmt: skip
             out = builder.emit_output(relax.op.nn.relu(builder.emit(conv)))
         builder.emit_func_output(out)
@@ -92,7 +93,16 @@ SHAPES = (  # channels, kernel, stride, size
     ((128, 64), 1, 2, 16),
     ((48, 32), 5, 1, 12),
     ((16, 16), 3, 1, 37),  # rows that are computed wider and cut
+    ((4, 32), 7, 2, 28),  # a first layer: an instruction sums all columns of a filter's row
+    ((4, 16), 1, 1, 12),
+    ((8, 16), 5, 1, 9),
 )
+
+
+def _shares(knobs: dict[str, int], shape: tuple[int, ...]) -> int:
+    """Return into how many pieces a schedule divides a kernel for its threads, in each of which registers get their shapes once."""
+    pieces = shape[2] // knobs["chunk"]
+    return pieces if knobs["rows_first"] else pieces * shape[1] // knobs["c_tile"]
 
 
 @pytest.mark.parametrize(
@@ -112,15 +122,16 @@ def test_every_kind_of_tile_keeps_the_output(
     low, high = {"uint8": (0, 256), "int8": (-128, 128), "bfloat16": (-127, 128)}[data]
     x = np.random.default_rng(1).integers(low, high, (1, channels[0], size, size))
     wanted = torch.relu(same(torch.from_numpy(x.astype(np.float64)))).numpy()
-    packed = x.reshape(1, channels[0] // 16, 16, size, size).transpose(0, 1, 3, 4, 2)
+    packed = x.reshape(1, -1, min(channels[0], 16), size, size).transpose(0, 1, 3, 4, 2)
     for knobs in tiled[:: max(len(tiled) // 4, 1)]:
         trace = trace_json(scheduled(workload.function, match[0], knobs))
         tiles._intrinsic.cache_clear()  # as in a process that has scheduled nothing
         executable, choices, *_ = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
         assert [choice.how for choice in choices] == ["record"]
-        before = emulator.amx_executed()
+        before, configured = emulator.amx_executed(), emulator.amx_configured()
         output = run(executable, np.ascontiguousarray(packed).astype(numpy_dtype(data)))
         assert emulator.amx_executed() > before or "amx_tile" in FLAGS
+        assert emulator.amx_configured() - configured <= _shares(knobs, output.shape), knobs
         found_plain = output.astype(np.float64).transpose(0, 1, 4, 2, 3).reshape(wanted.shape)
         # Products of bfloat16 are exact in float32, their sums are rounded.
         assert np.abs(found_plain - wanted).max() <= (1e-6 * wanted.max() if data == "bfloat16" else 0), knobs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +135,7 @@ def _legalize_conv2d(
             primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
         )  # fmt: skip
     if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
-        tiled = group > 0 and constant.shape[-2:] == (16, 16) and sums_tiles(_target(), str(constant.dtype))
+        tiled = group > 0 and _takes_tiles(constant.shape) and sums_tiles(_target(), str(constant.dtype))
         data, padding, filling = _with_padding(builder, call.args[0], padding, paddings)
         if group and constant.shape[-1] == PAIRED_LANES and multiplies_pairs(_target(), str(constant.dtype)):
             weight, strides, padding = _in_pairs(constant.numpy(), group, shape_of(data)[3], strides, padding, dilation)
@@ -151,6 +151,11 @@ def _legalize_conv2d(
         groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout,
         out_dtype=_out_dtype(call), primfunc_name_hint="conv2d",
     )  # fmt: skip
+
+
+def _takes_tiles(weight: Sequence[int]) -> bool:
+    """Whether a weight (OC, IC, KH, KW, b of I, b of O) has blocks of 16 channels; of a first layer's image all channels are one block."""
+    return int(weight[-1]) == 16 and (int(weight[-2]) == 16 or int(weight[1]) == 1)
 
 
 def _in_pairs(

@@ -120,8 +120,10 @@ def steps_of(image: Any, axis: int, block: Any, variables: tuple[int, int]) -> l
     return linear_factors(image.region[axis].min, [block.iter_vars[index].var for index in variables])
 
 
-def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str) -> None:
+def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str, start: str = "") -> None:
     """Let the nine innermost loops of a convolution, four over outputs and five over what is summed, be one intrinsic, behind the start of its sums.
+
+    start: the intrinsic that starts them; vectors of zeros where there is none.
 
     What runs once is no part of the intrinsic: TVM drops such loops on one side of its comparison only.
     """
@@ -132,16 +134,20 @@ def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str) -> None:
     inner = [loop for loop, size in zip(loops, sizes, strict=True) if size > 1]
     schedule.reorder(*once, *inner)
     init = decompose_sums(schedule, anchor, [*summed_once, *inner][0])
-    schedule.vectorize(schedule.get_loops(init)[-1])
+    if start:
+        starting = schedule.get_loops(init)[-sum(size > 1 for size in sizes[:4]) :]
+        schedule.tensorize(starting[0], start)
+    else:
+        schedule.vectorize(schedule.get_loops(init)[-1])
     schedule.tensorize(inner[0], intrinsic)
 
 
 def meaning_of_axes(names: str, sizes: Sequence[int]) -> dict[str, str]:
-    """Return what stands for the loops of an intrinsic of nine axes in its meaning: an axis of one step has no loop, and 0 for its index.
+    """Return what stands for the loops of an intrinsic in its meaning: an axis of one step has no loop, and 0 for its index.
 
-    names: a letter for each axis, four of outputs and five of what is summed.
+    names: a letter for each axis, four of outputs, and five of what is summed or none.
     """
-    axes = list(zip(names, sizes, "SSSSRRRRR", strict=True))
+    axes = list(zip(names, sizes, "SSSSRRRRR"[: len(names)], strict=True))
     looped = [axis for axis in axes if axis[1] > 1]
     return {
         **{f"v{name}": f"v{name}" if size > 1 else "0" for name, size, _ in axes},

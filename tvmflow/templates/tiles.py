@@ -2,7 +2,9 @@
 
 One instruction multiplies a tile of pixels (rows) by a tile of weights. Both are read from memory with a constant step
 between rows, so the image is copied with all channels of a pixel side by side, beside its padding, and weights lie
-(OC, KH, KW, IC, ...). A tensor intrinsic is a whole tile of outputs: sums enter and leave registers once.
+(OC, KH, KW, IC, ...). Neighbouring columns of the filter are then neighbours in both, and one instruction sums as many of them as
+fit: first layers are read from the image as it is. Two tensor intrinsics are a whole tile of outputs: one gives registers their
+shapes and zeros, the other sums in them and stores them once. Shapes are given once for all tiles of a thread's share (HoistTiles).
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ _LATENCY = 52  # cycles until a sum can be added to again (Intel's optimization 
 _SOURCE = """
 @T.prim_func(s_tir=True)
 def function(a: T.handle, b: T.handle, c: T.handle) -> None:
-    row, pixel, sums, line = T.int64(), T.int64(), T.int64(), T.int64()
-    A = T.match_buffer(a, ({high}, {wide}, {blocks}, 16), "{data}", strides=[row, pixel, 16, 1], offset_factor=1)
+    {unit}row, pixel, sums, line = {unit_type}T.int64(), T.int64(), T.int64(), T.int64()
+    A = T.match_buffer(a, ({image}), "{data}", strides=[{steps}, 1], offset_factor=1)
     B = T.match_buffer(b, ({c}, {kh}, {kw}, {blocks}, {words}, 16, {group}), "{weight}", offset_factor=1)
     C = T.match_buffer(c, ({c}, {h}, {w}, 16), "{total}", strides=[sums, line, 16, 1], offset_factor=1, scope="local")
     with T.sblock("root"):
-        T.reads(C[0:{c}, 0:{h}, 0:{w}, 0:16], A[0:{high}, 0:{wide}, 0:{blocks}, 0:16],
+        T.reads(C[0:{c}, 0:{h}, 0:{w}, 0:16], A[{whole}],
                 B[0:{c}, 0:{kh}, 0:{kw}, 0:{blocks}, 0:{words}, 0:16, 0:{group}])
         T.writes(C[0:{c}, 0:{h}, 0:{w}, 0:16])
 {body}
@@ -39,14 +41,30 @@ _MEANING = """
             with T.sblock("update"):
                 {axes} = T.axis.remap("{kinds}", [{loops}])
                 C[{vo}, {vh}, {vw}, {vv}] = C[{vo}, {vh}, {vw}, {vv}] + T.Cast(
-                    "{total}", A[{vh} * {sh} + {vy} * {dh}, {vw} * {sw} + {vx} * {dw}, {vi}, {vu} * {group} + {vq}]
+                    "{total}", A[{pixel}, {vu} * {group} + {vq}]
                 ) * T.Cast("{total}", B[{vo}, {vy}, {vx}, {vi}, {vu}, {vv}, {vq}])
+"""
+_ZERO = """
+@T.prim_func(s_tir=True)
+def function(c: T.handle) -> None:
+    sums, line = T.int64(), T.int64()
+    C = T.match_buffer(c, ({c}, {h}, {w}, 16), "{total}", strides=[sums, line, 16, 1], offset_factor=1, scope="local")
+    with T.sblock("root"):
+        T.reads()
+        T.writes(C[0:{c}, 0:{h}, 0:{w}, 0:16])
+{body}
+"""
+_ZERO_MEANING = """
+        for {loops} in T.grid({extents}):
+            with T.sblock("init"):
+                {axes} = T.axis.remap("{kinds}", [{loops}])
+                C[{vo}, {vh}, {vw}, {vv}] = T.{total}(0)
 """
 # The permission for tiles is asked of the kernel (Linux: arch_prctl) once in a process; without it the next line traps.
 _CONFIGURE = """
 @tvmflow_tiles_allowed = weak_odr hidden global i32 0
 @{name}_shape = weak_odr hidden constant [64 x i8] [{shape}], align 64
-define weak_odr i32 @{name}(ptr %0) alwaysinline nounwind {{
+define weak_odr i32 @{name}() alwaysinline nounwind {{
   %allowed = load i32, ptr @tvmflow_tiles_allowed
   %unasked = icmp eq i32 %allowed, 0
   br i1 %unasked, label %ask, label %ready
@@ -67,24 +85,36 @@ define weak_odr i32 @tvmflow_{name}_{tile}(ptr %at, i64 %step) alwaysinline noun
   ret i32 0
 }}
 """
+_CLEAR = """
+define weak_odr i32 @tvmflow_tilezero_{tile}() alwaysinline nounwind {{
+  call void asm sideeffect "tilezero %tmm{tile}", ""()
+  ret i32 0
+}}
+"""
 _MULTIPLY = """
 define weak_odr i32 @tvmflow_{name}_{sums}_{pixels}_{weights}() alwaysinline nounwind {{
   call void asm sideeffect "{name} %tmm{weights}, %tmm{pixels}, %tmm{sums}", ""()
   ret i32 0
 }}
 """
+RELEASED = "tvmflow_tilerelease"
 _RELEASE = """
-define weak_odr i32 @tvmflow_tilerelease() alwaysinline nounwind {
+define weak_odr i32 @tvmflow_tilerelease(ptr %0) alwaysinline nounwind {
   call void asm sideeffect "tilerelease", ""()
   ret i32 0
 }
 """
+CONFIGURED = "tvmflow_tiles_"  # begins the names of the functions that do it
 _INSTRUCTIONS = {"uint8": "tdpbusd", "int8": "tdpbssd", "bfloat16": "tdpbf16ps"}
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """A tile of outputs: c blocks of channels x h rows x w pixels, summed over kh x kw x blocks of 16 input channels."""
+    """A tile of outputs: c blocks of channels x h rows x w pixels, summed over kh x kw x blocks of `inner` input channels.
+
+    plain: 1 where an image of one block is read as it is, (block, row, pixel, channel); 0: (row, pixel, block, channel). joined: 1 where the
+    columns of a filter's row lie side by side, so that an instruction may sum several.
+    """
 
     data: str
     c: int
@@ -93,6 +123,9 @@ class _Tile:
     kh: int
     kw: int
     blocks: int
+    inner: int
+    plain: int
+    joined: int
     sh: int
     sw: int
     dh: int
@@ -109,83 +142,107 @@ class _Tile:
 
     @property
     def registers(self) -> int:
-        """Return how many registers hold sums and pixels: at least one is left for weights."""
-        return self.c * self.h + self.h
+        """Return how many registers a tile needs."""
+        return _registers(self.c, self.h)
+
+    @property
+    def run(self) -> int:
+        """Return how many words of four bytes lie side by side for a pixel, and are summed."""
+        return _run(self.kw if self.joined else 1, self.blocks * self.inner * self.size)
 
     @property
     def depth(self) -> int:
-        """Return how many blocks of input channels one instruction sums."""
-        return _depth(self.blocks, self.size)
+        """Return how many words of four bytes one instruction sums."""
+        return _depth(self.run)
 
     @property
     def configure(self) -> str:
         """Return the name of the function that tells the processor the shapes of the tiles."""
-        return f"tvmflow_tiles_{self.c * self.h}_{self.h}_{self.w}_{self.depth * self.size}"
+        return f"{CONFIGURED}{self.c}_{self.h}_{self.w}_{4 * self.depth}"
 
     @property
     def products(self) -> list[tuple[int, int, int]]:
-        """Return the registers of a step's instructions: sums, pixels, weights. Sums come first, then pixels, then weights."""
-        pixels = self.c * self.h
-        weights = pixels + self.h
-        return [
-            (o * self.h + h, pixels + h, weights + o % (_REGISTERS - weights))
-            for o in range(self.c)
-            for h in range(self.h)
-        ]
+        """Return the registers of a step's instructions: sums, pixels, weights. Sums come first, then what the other side meets, which takes turns in the rest."""
+        held, turns = self.c * self.h, _REGISTERS - self.c * self.h - min(self.c, self.h)
+        if self.h <= self.c:
+            return [(o * self.h + h, held + h, held + self.h + o % turns) for o in range(self.c) for h in range(self.h)]
+        return [(o * self.h + h, held + self.c + h % turns, held + o) for h in range(self.h) for o in range(self.c)]
 
     @property
     def imports(self) -> str:
-        """Return LLVM's text of the functions that the body calls."""
-        sums, width = self.c * self.h, self.depth * self.size * _LANES
-        shapes = [(self.w, _ROW_BYTES)] * sums + [(self.w, width)] * self.h
-        shapes += [(width // 4, _ROW_BYTES)] * (_REGISTERS - len(shapes))
+        """Return LLVM's text of the functions that the bodies call."""
+        sums, depth = self.c * self.h, self.depth
+        pixels, weights = (self.w, 4 * depth), (depth, _ROW_BYTES)
+        shapes = [(self.w, _ROW_BYTES)] * sums
+        shapes += [pixels] * self.h if self.h <= self.c else [weights] * self.c
+        shapes += [weights if self.h <= self.c else pixels] * (_REGISTERS - len(shapes))
         table = bytearray(64)
         table[0] = 1  # the palette
         table[16:32] = b"".join(columns.to_bytes(2, "little") for _, columns in shapes)
         table[48:56] = bytes(rows for rows, _ in shapes)
         parts = [_CONFIGURE.format(name=self.configure, shape=", ".join(f"i8 {value}" for value in table)), _RELEASE]
-        for tile in range(_REGISTERS):
+        for tile in range(sums, _REGISTERS):
             parts.append(_MOVE.format(name="tileloadd", tile=tile, operands=f"($0,$1,1), %tmm{tile}"))
         for tile in range(sums):
+            parts.append(_CLEAR.format(tile=tile))
             parts.append(_MOVE.format(name="tilestored", tile=tile, operands=f"%tmm{tile}, ($0,$1,1)"))
-        for total, pixels, weights in self.products:
+        for total, pixel, weight in self.products:
             name = _INSTRUCTIONS[self.data]
-            parts.append(_MULTIPLY.format(name=name, sums=total, pixels=pixels, weights=weights))
+            parts.append(_MULTIPLY.format(name=name, sums=total, pixels=pixel, weights=weight))
         return "".join(parts)
 
+    def zeros(self) -> str:
+        """Return the body of the intrinsic that starts the sums in TVMScript: they stay in registers."""
+        lines = [_called(8, self.configure.removeprefix("tvmflow_"))]
+        return "\n".join([*lines, *(_called(8, f"tilezero_{tile}") for tile in range(self.c * self.h))])
+
     def instructions(self) -> str:
-        """Return the body in TVMScript."""
-        line = f"T.int64({_ROW_BYTES})"
-
-        def call(indent: int, name: str, *arguments: str) -> str:
-            given = ", ".join(('"int32"', f'"tvmflow_{name}"', *arguments))
-            return " " * indent + f"T.evaluate(T.call_extern({given}))"
-
-        def moved(name: str) -> list[str]:
-            places = ((o, h) for o in range(self.c) for h in range(self.h))
-            return [
-                call(8, f"{name}_{tile}", f"T.address_of(C[{o}, {h}, 0, 0])", line)
-                for tile, (o, h) in enumerate(places)
-            ]
-
-        # A.data is passed for TVM's sake: memory that is seen outside of loads and stores is not widened to float32.
-        lines = [f'        T.evaluate(T.call_extern("int32", "{self.configure}", A.data))', *moved("tileloadd")]
-        lines.append(f"        for y, x, i in T.grid({self.kh}, {self.kw}, {self.blocks // self.depth}):")
+        """Return the body of the intrinsic that sums in TVMScript."""
+        line, steps = f"T.int64({_ROW_BYTES})", self.run // self.depth
+        loops = [("y", self.kh), ("s", steps)] if self.joined else [("y", self.kh), ("x", self.kw), ("s", steps)]
+        x = "0" if self.joined else "x"
+        names, sizes = (", ".join(str(loop[at]) for loop in loops) for at in (0, 1))
+        lines = [f"        for {names} in T.grid({sizes}):"]
         for total, pixels, weights in self.products:
             o, h = divmod(total, self.h)
-            if o == 0:
-                address = f"A[{h * self.sh} + y * {self.dh}, x * {self.dw}, i * {self.depth}, 0]"
+            if o == 0:  # past the end of an axis the next one's values follow
+                place = f"{h * self.sh} + y * {self.dh}, {x} * {self.dw}"
+                inner = f"s * {4 * self.depth // self.size}"
+                address = f"A[0, {place}, {inner}]" if self.plain else f"A[{place}, 0, {inner}]"
                 step = f"pixel * T.int64({self.sw * self.size})"
-                lines.append(call(12, f"tileloadd_{pixels}", f"T.address_of({address})", step))
+                lines.append(_called(12, f"tileloadd_{pixels}", f"T.address_of({address})", step))
             if h == 0:
-                address = f"B[{o}, y, x, i * {self.depth}, 0, 0, 0]"
-                lines.append(call(12, f"tileloadd_{weights}", f"T.address_of({address})", line))
-            lines.append(call(12, f"{_INSTRUCTIONS[self.data]}_{total}_{pixels}_{weights}"))
-        return "\n".join([*lines, *moved("tilestored"), call(8, "tilerelease")])
+                address = f"B[{o}, y, {x}, 0, s * {self.depth}, 0, 0]"
+                lines.append(_called(12, f"tileloadd_{weights}", f"T.address_of({address})", line))
+            lines.append(_called(12, f"{_INSTRUCTIONS[self.data]}_{total}_{pixels}_{weights}"))
+        for tile in range(self.c * self.h):
+            o, h = divmod(tile, self.h)
+            lines.append(_called(8, f"tilestored_{tile}", f"T.address_of(C[{o}, {h}, 0, 0])", line))
+        # A.data is passed for TVM's sake: memory that is seen outside of loads and stores is not widened to float32.
+        return "\n".join([*lines, _called(8, RELEASED.removeprefix("tvmflow_"), "A.data")])
 
 
-def _depth(blocks: int, size: int) -> int:
-    return max(divisors(blocks, _ROW_BYTES // (_LANES * size)))
+def _called(indent: int, name: str, *arguments: str) -> str:
+    given = ", ".join(('"int32"', f'"tvmflow_{name}"', *arguments))
+    return " " * indent + f"T.evaluate(T.call_extern({given}))"
+
+
+def _registers(c: int, h: int) -> int:
+    """Return how many registers sums of c x h tiles need, with one side of what they multiply, and one of the other."""
+    return c * h + min(c, h) + 1
+
+
+def _run(columns: int, pixel_bytes: int) -> int:
+    return columns * pixel_bytes // 4
+
+
+def _depth(run: int) -> int:
+    return max(divisors(run, _ROW_BYTES // 4))
+
+
+def _joined(columns: int, dilation: int, blocks: int, of_image: int) -> int:
+    """Return 1 where the columns of a filter's row are neighbours in an image of so many blocks, all of which are summed."""
+    return int(columns > 1 and dilation == 1 and blocks == of_image)
 
 
 def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) -> list[Knobs]:
@@ -193,49 +250,58 @@ def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) ->
     if reduced != 5 or kernel.anchor is None or not kernel.anchor.startswith(TILED_CONVOLUTION):
         return []
     block = schedule.get(block_ref(schedule, kernel.anchor))
-    data = str(region_buffer(block.reads[0]).dtype)
-    _, channels, height, width, lanes, _, _, blocks, words, group = extents(
+    image = block.reads[0]
+    data = str(region_buffer(image).dtype)
+    _, channels, height, width, lanes, _, columns, blocks, words, _ = extents(
         schedule, schedule.get_loops(block_ref(schedule, kernel.anchor))
     )
-    if TILES_FOR.get(data, "") not in cpu.dots or (lanes, words * group) != (_LANES, _LANES):
+    if TILES_FOR.get(data, "") not in cpu.dots or lanes != _LANES:
         return []
-    rows = _depth(blocks, 1 if group == 4 else 2) * words
+    joined = _joined(columns, steps_of(image, 3, block, (3, 6))[1], blocks, int(region_buffer(image).shape[1]))
+    rows = _depth(_run(columns if joined else 1, blocks * words * 4))
 
     def cycles(tile: tuple[int, int, int]) -> float:
-        """Cycles per useful row: an instruction takes one for each of its pixels, a register one for two of its rows."""
+        """Cycles per useful row: an instruction takes one for each of its pixels, a register one for two of its rows; and what both load."""
         c, h, w = tile
-        return max(c * h * w, _LATENCY, 0.5 * h * w + 1.3 * c * rows) / (c * h * w)
+        slowest = max(c * h * (w + 1), _LATENCY, 0.5 * h * w + 1.3 * c * rows)
+        return slowest / (c * h * w) + 0.5 * (c + h) / (c * h)
 
     tiles = [
         (c, h, w)
         for c in divisors(channels, _REGISTERS - 2)
-        for h in divisors(height, 3)
+        for h in divisors(height, _REGISTERS - 2)
         for w in divisors(width, _ROWS)
-        if c * h + h < _REGISTERS
+        if _registers(c, h) <= _REGISTERS
     ]
     tiles.sort(key=lambda tile: (cycles(tile), -tile[0] * tile[1] * tile[2]))
     return [{"c_tile": c, "h_tile": h, "w_tile": w} for c, h, w in tiles[:12]]
 
 
-def pixels_together(schedule: Any, kernel: Kernel) -> str:
-    """Let a convolution read a copy of its image, (N, H, W, C/16, 16); return the name of the block that makes it."""
+def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], bool]:
+    """Let a convolution read a copy of its image, (N, H, W, C/16, 16); return the names of the blocks that pad or copy, and whether it is plain.
+
+    An image of one block is plain: its pixels are together, and it is read as it is.
+    """
     assert kernel.anchor is not None
-    if kernel.before:
-        copy = block_ref(schedule, kernel.before[-1])
-    else:
-        copy = schedule.cache_read(block_ref(schedule, kernel.anchor), 0, "global")
+    anchor = block_ref(schedule, kernel.anchor)
+    if int(region_buffer(schedule.get(anchor).reads[0]).shape[1]) == 1:
+        return kernel.before, True
+    copy = block_ref(schedule, kernel.before[-1]) if kernel.before else schedule.cache_read(anchor, 0, "global")
     schedule.transform_layout(copy, ("write", 0), lambda n, c, h, w, v: (n, h, w, c, v))
-    return str(schedule.get(copy).name_hint)
+    return (str(schedule.get(copy).name_hint),), False
 
 
-def sum_in_tiles(schedule: Any, anchor: Any, outermost: Any) -> None:
-    """Let the innermost tile of a convolution's outputs be one intrinsic; its image is read pixel by pixel."""
-    c, h, w, _, kh, kw, blocks, _, _ = extents(schedule, schedule.get_loops(anchor)[-9:])
+def sum_in_tiles(schedule: Any, anchor: Any, outermost: Any, plain: bool) -> None:
+    """Let the innermost tile of a convolution's outputs be two intrinsics; its image is read pixel by pixel."""
+    c, h, w, _, kh, kw, blocks, words, group = extents(schedule, schedule.get_loops(anchor)[-9:])
     block = schedule.get(anchor)
     image = block.reads[0]
-    (sh, dh), (sw, dw) = steps_of(image, 1, block, (2, 5)), steps_of(image, 2, block, (3, 6))
-    tile = _Tile(str(region_buffer(image).dtype), c, h, w, kh, kw, blocks, sh, sw, dh, dw)
-    tensorize_tile(schedule, anchor, _intrinsic(tile))
+    (sh, dh), (sw, dw) = steps_of(image, 1 + plain, block, (2, 5)), steps_of(image, 2 + plain, block, (3, 6))
+    joined = _joined(kw, dw, blocks, int(region_buffer(image).shape[1 if plain else 3]))
+    data = str(region_buffer(image).dtype)
+    tile = _Tile(data, c, h, w, kh, kw, blocks, words * group, int(plain), joined, sh, sw, dh, dw)
+    name = _intrinsic(tile)
+    tensorize_tile(schedule, anchor, name, f"{name}_zero")
     schedule.annotate(outermost, "pragma_import_llvm", tile.imports)
 
 
@@ -247,24 +313,43 @@ def register_tiles_in(trace: str) -> None:
 
 def tiles_in(trace: str) -> list[_Tile]:
     """Return the tiles that a trace names, without those that no processor has."""
-    names = set(re.findall(r"tvmflow\.tiles_(u?int8|bfloat16)((?:_\d{1,6}){10})\b", trace))
+    names = set(re.findall(r"tvmflow\.tiles_(u?int8|bfloat16)((?:_\d{1,6}){13})(?![\d])", trace))
     tiles = [_Tile(data, *(int(value) for value in sizes.split("_")[1:])) for data, sizes in names]
-    return [
-        tile for tile in tiles if min(tile.c, tile.h, tile.w) > 0 and tile.w <= _ROWS and tile.registers < _REGISTERS
-    ]
+    return [tile for tile in tiles if _possible(tile)]
+
+
+def _possible(tile: _Tile) -> bool:
+    """Whether a processor has the registers for a tile, of columns that divide into words."""
+    fits = min(tile.c, tile.h, tile.w, tile.blocks) > 0 and tile.w <= _ROWS and tile.registers <= _REGISTERS
+    return fits and tile.inner in (4, 8, 16) and tile.plain <= 1 and tile.joined <= 1
 
 
 @cache
 def _intrinsic(tile: _Tile) -> str:
-    """Register a tile with TVM and return its name."""
+    """Register a tile with TVM and return its name; the intrinsic of the same name and _zero starts its sums."""
     group = 2 if tile.data == "bfloat16" else 4
-    sizes = (tile.c, tile.h, tile.w, _LANES, tile.kh, tile.kw, tile.blocks, _LANES // group, group)
+    sizes = (tile.c, tile.h, tile.w, _LANES, tile.kh, tile.kw, tile.blocks, tile.inner // group, group)
+    axes = meaning_of_axes("ohwvyxiuq", sizes)
+    place = f"{axes['vh']} * {tile.sh} + {axes['vy']} * {tile.dh}, {axes['vw']} * {tile.sw} + {axes['vx']} * {tile.dw}"
+    high, wide = (
+        (size - 1) * stride + (taps - 1) * dilation + 1
+        for size, stride, taps, dilation in ((tile.h, tile.sh, tile.kh, tile.dh), (tile.w, tile.sw, tile.kw, tile.dw))
+    )
+    image = (tile.blocks, high, wide, tile.inner) if tile.plain else (high, wide, tile.blocks, tile.inner)
     values = {
-        **meaning_of_axes("ohwvyxiuq", sizes),
-        **{field.name: getattr(tile, field.name) for field in fields(tile)},
-        "high": (tile.h - 1) * tile.sh + (tile.kh - 1) * tile.dh + 1,
-        "wide": (tile.w - 1) * tile.sw + (tile.kw - 1) * tile.dw + 1,
-        "words": _LANES // group, "group": group, "weight": "bfloat16" if group == 2 else "int8",
+        **axes, **{field.name: getattr(tile, field.name) for field in fields(tile)},
+        "image": ", ".join(map(str, image)), "whole": ", ".join(f"0:{size}" for size in image),
+        "unit": "unit, " if tile.plain else "", "unit_type": "T.int64(), " if tile.plain else "",
+        "steps": "unit, row, pixel" if tile.plain else f"row, pixel, {tile.inner}",
+        "pixel": f"{axes['vi']}, {place}" if tile.plain else f"{place}, {axes['vi']}",
+        "words": tile.inner // group, "group": group, "weight": "bfloat16" if group == 2 else "int8",
         "total": "float32" if group == 2 else "int32",
     }  # fmt: skip
+    register_intrinsic(
+        f"{tile.intrinsic_name}_zero",
+        _ZERO,
+        _ZERO_MEANING,
+        tile.zeros(),
+        {**values, **meaning_of_axes("ohwv", sizes[:4])},
+    )
     return register_intrinsic(tile.intrinsic_name, _SOURCE, _MEANING, tile.instructions(), values)
