@@ -27,6 +27,8 @@ from tvmflow.templates.primitives import (
 )
 from tvmflow.templates.tiles import pixels_together, sum_in_tiles, tile_knobs
 
+_MOST_IDLE = 0.3  # of the threads' time: schedules that leave more of it unused are tried last
+
 
 def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
     """Return loop extents and number of reduced axes of a convolution or pool on packed channels.
@@ -49,10 +51,10 @@ def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     window = _window(schedule, kernel)
     assert window is not None and kernel.anchor is not None
-    (_, _, height, *_), reduced = window
+    (images, channels, height, *_), reduced = window
     by_channel = reduced == 2
     order = parallel_first(work_of(schedule, kernel.anchor))
-    chunks = _chunks(height)
+    chunks = _chunks(height, cpu.threads)
     if not kernel.before:
         places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
     elif by_channel:
@@ -64,7 +66,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             places = list(dict.fromkeys(places))
     shapes = tile_knobs(schedule, kernel, cpu, reduced)
     tiles = [
-        {**tile, "rows_first": rows, "pad_inside": rows, "chunk": max(chunk, tile["h_tile"]), "parallel": parallel, "tiles": 1}
+        {**tile, "rows_first": rows, "pad_inside": rows, "chunk": _rows_for(chunk, tile["h_tile"], height), "parallel": parallel, "tiles": 1}
         for rows, chunk in dict.fromkeys((rows, chunk) for rows, _, chunk in places)
         for tile in shapes
         for parallel in order
@@ -77,7 +79,22 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         for unroll, number, (c, h, w) in ways
         for parallel in order
     ]  # fmt: skip
-    return distinct([k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0])
+    whole = [k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0]
+    # Stable: where threads have something to do, the order above stays.
+    whole.sort(key=lambda k: k["parallel"] and _idle(_tasks((images, channels, height), k), cpu.threads) > _MOST_IDLE)
+    return distinct(whole)
+
+
+def _tasks(sizes: tuple[int, int, int], knobs: Knobs) -> int:
+    """Return into how many pieces a schedule divides a convolution of so many images, blocks of channels and rows."""
+    images, channels, height = sizes
+    pieces = images * height // knobs["chunk"]
+    return pieces if knobs["rows_first"] else pieces * channels // knobs["c_tile"]
+
+
+def _idle(tasks: int, threads: int) -> float:
+    """Return which share of the time threads wait for the last of them, each given as many neighbouring tasks."""
+    return 1 - tasks / (threads * -(-tasks // threads))
 
 
 def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:
@@ -150,9 +167,10 @@ def _factors(block: Any) -> list[Any]:
     return list(block.reads)[-2:]
 
 
-def _chunks(height: int) -> list[int]:
+def _chunks(height: int, threads: int) -> list[int]:
     """Return how many rows one thread may take at a time, the likelier first."""
-    wanted = (height // 4, height // 2, 1, height // 8)
+    shared = max(threads, 2)
+    wanted = (height // (2 * shared), height // shared, 1, height // (4 * shared))
     return list(dict.fromkeys(max(divisors(height, max(rows, 1))) for rows in wanted))
 
 
@@ -174,7 +192,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     anchor = block_ref(schedule, kernel.anchor)
     reduced = len(schedule.get_loops(anchor)) - 5
     tiles = knobs.get("tiles", 0)
-    before = (pixels_together(schedule, kernel),) if tiles else kernel.before
+    before, plain = pixels_together(schedule, kernel) if tiles else (kernel.before, False)
     behind = after = None
     if last is not None:
         computed, expected = _image(schedule, anchor, reduced), _image(schedule, block_ref(schedule, last), 0)
@@ -200,7 +218,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         schedule.reverse_compute_at(behind, h_outer, preserve_unit_loops=True)
         schedule.vectorize(schedule.get_loops(behind)[-1])
     if tiles:
-        sum_in_tiles(schedule, anchor, rows)
+        sum_in_tiles(schedule, anchor, rows, plain)
     else:
         _sum(schedule, anchor, reduced, rows, knobs)
 
