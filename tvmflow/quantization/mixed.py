@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.emit import call_again, constant, convolution, straight_line
+from tvmflow.ir.emit import call_again, constant, convolution, straight_line, transposed_convolution
 from tvmflow.ir.graph import Argument, Graph, Ref, Step, read_graph
 from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.ir.tvm_names import type_of
 
 _PRODUCTS = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "relax.nn.conv1d", "relax.nn.conv3d")
 # What may be computed on a float32 sum before it is rounded, in the kernel that made the sum.
@@ -145,4 +146,7 @@ class _Mixer:
             return relax.op.matmul(*operands, out_dtype=total), total
         if step.op == "relax.nn.conv2d":
             return convolution(step, operands[0], operands[1], total), total
-        return call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype)), dtype
+        if step.op == "relax.nn.conv2d_transpose":
+            return transposed_convolution(step, operands[0], operands[1], total), total
+        value = self.builder.emit(call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype)))
+        return value, str(type_of(value).dtype)
