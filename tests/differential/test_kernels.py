@@ -216,7 +216,7 @@ def test_a_resize_stays_on_packed_channels(options: dict[str, Any]) -> None:
     x = np.random.default_rng(0).standard_normal((1, 3, 11, 15), dtype=np.float32)
     packed = PackChannels(16)(module)
     names = [workload.name for workload in extract_workloads(lower(packed, HOST))]
-    assert "resize2d 1x2x17x26x16" in names
+    assert [name for name in names if "resize" in name][-1].endswith(" 1x2x17x26x16")
     assert not any("transpose" in name for name in names)
     assert error_of(LocalRunner(packed, HOST).run(x)[0], model.run(x)[0]) < BOUND
 

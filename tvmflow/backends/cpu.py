@@ -64,13 +64,14 @@ class CpuBackend(Backend):
         from tvmflow.passes.fuse_attention import FuseAttention
         from tvmflow.passes.legalize_convolutions import legalize_convolutions
         from tvmflow.passes.legalize_pools import legalize_max_pool2d
+        from tvmflow.passes.legalize_resize import legalize_resize2d
         from tvmflow.passes.narrow_by_instruction import NarrowByInstruction
         from tvmflow.passes.packed_norm import legalize_layer_norm
         from tvmflow.passes.round_bfloat16 import legalize_astype
 
         own = {
             **clips(), **legalize_convolutions(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
-            "relax.astype": legalize_astype, "relax.nn.layer_norm": legalize_layer_norm,
+            "relax.astype": legalize_astype, "relax.nn.layer_norm": legalize_layer_norm, "relax.image.resize2d": legalize_resize2d,
         }  # fmt: skip
         legalize = Sequential([relax.transform.LegalizeOps(own), relax.transform.DeadCodeElimination(["main"])])
         return [

@@ -21,6 +21,7 @@ from tvmflow.templates.primitives import (
 )  # fmt: skip
 
 _PACKED_AXES = 5  # (n, c, h, w, lane)
+_RESIZE = "resize"  # a block whose table of rows has one place for a vector that does not cross them
 _FEW = 4  # values of a last axis that is too short for a vector: the axis before it goes into one
 
 
@@ -57,7 +58,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     if kernel.reductions or not kernel.after:
         return [{"parallel": parallel, "rows": 0, "rows_first": 0} for parallel in order]
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[-1])))
-    ways = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if sizes[-1] <= _FEW else [(0, 0), (1, 0)]
+    by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after
+    ways = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
     if len(sizes) == _PACKED_AXES and sizes[1] > 1:
         ways.append((1, 1))
     knobs = [{"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in ways for parallel in order]

@@ -1,0 +1,32 @@
+"""Pools and resizes of images in packed channels, as they are of plain ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from tvmflow.ir.graph import Step
+
+POOLS = {
+    "relax.nn.max_pool2d": relax.op.nn.max_pool2d, "relax.nn.avg_pool2d": relax.op.nn.avg_pool2d,
+}  # fmt: skip
+
+
+def pool(step: Step, data: Any, block: int) -> Any:
+    """Return a pool of packed channels."""
+    attrs = step.call.attrs
+    return POOLS[step.op](
+        data, pool_size=list(attrs.pool_size), strides=list(attrs.strides), dilation=list(attrs.dilation), padding=list(attrs.padding),
+        ceil_mode=bool(attrs.ceil_mode), count_include_pad=bool(attrs.count_include_pad), layout=f"NCHW{block}c",
+    )  # fmt: skip
+
+
+def resize(step: Step, data: Any, block: int) -> Any:
+    """Return packed channels in another size."""
+    attrs = step.call.attrs
+    return relax.op.image.resize2d(
+        data, tuple(int(d) for d in step.shape[2:]), tuple(float(v) for v in attrs.roi), f"NCHW{block}c", str(attrs.method),
+        str(attrs.coordinate_transformation_mode), str(attrs.rounding_method), float(attrs.cubic_alpha), int(attrs.cubic_exclude),
+        float(attrs.extrapolation_value), step.dtype,
+    )  # fmt: skip
