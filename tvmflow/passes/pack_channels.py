@@ -21,8 +21,10 @@ from tvmflow.ir.tvm_names import type_of
 from tvmflow.ir.views import keeps_order
 from tvmflow.passes.legalize_convolutions import convolutions
 from tvmflow.passes.packed_deconvolution import deconvolution
+from tvmflow.passes.packed_images import POOLS, pool, resize
 from tvmflow.passes.packed_norm import AXES
 from tvmflow.passes.packed_rows import pack_rows, pixels_as_rows, rows_as_pixels
+from tvmflow.passes.packed_taps import convolution_by_taps, sees_little
 from tvmflow.passes.packed_weights import (
     as_image,
     few_lanes,
@@ -41,9 +43,6 @@ _UNARY = {
 _BINARY = {
     "relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum", "relax.right_shift",
     "relax.left_shift",
-}  # fmt: skip
-_POOLS = {
-    "relax.nn.max_pool2d": relax.op.nn.max_pool2d, "relax.nn.avg_pool2d": relax.op.nn.avg_pool2d,
 }  # fmt: skip
 
 
@@ -192,14 +191,16 @@ class _Packer:
             return lambda: call_again(step, self._as_packed)
         if step.op in _BINARY and len(step.shape) in (2, 3, 4):
             return self._binary(step)
-        if step.op in _POOLS and str(step.call.attrs.layout) == "NCHW":
-            return lambda: self._pool(step)
+        if step.op in POOLS and str(step.call.attrs.layout) == "NCHW":
+            return lambda: pool(step, self.packed[step.refs[0]], self.block)
         if step.op == "relax.nn.adaptive_avg_pool2d" and str(step.call.attrs.layout) == "NCHW":
             size = [int(d) for d in step.shape[2:]]
             layout = f"NCHW{self.block}c"
             return lambda: relax.op.nn.adaptive_avg_pool2d(self.packed[step.refs[0]], size, layout=layout)
         if step.op == "relax.image.resize2d" and str(step.call.attrs.layout) == "NCHW":
-            return lambda: self._resize(step)
+            if step.name in self.graph.outputs:  # the small image is unpacked, not the large one
+                return None
+            return lambda: resize(step, self.packed[step.refs[0]], self.block)
         if step.op in ("relax.mean", "relax.sum", "relax.max"):
             return self._reduction(step)
         if step.op == "relax.concat" and len(step.shape) == 4 and int(step.call.attrs.axis) % 4 == 1:
@@ -215,6 +216,8 @@ class _Packer:
         b, groups = self.block, int(attrs.groups)
         data, padding = self._through_padding(step)
         outputs, inputs = weight.shape[0], weight.shape[1] * groups
+        if inputs >= b and sees_little(step, weight, padding, self.shapes[data]):
+            return lambda: convolution_by_taps(self.builder, step, weight, padding, self._as_packed(data))
         if groups == 1 and (2 * outputs >= b or data in self.packed):
             few = few_lanes(inputs, weight.dtype, b)
             if data not in self.packed and few:
@@ -291,22 +294,6 @@ class _Packer:
                 return None
         again = Step(step.name, step.op, tuple(moved), step.call, step.shape, step.dtype)
         return lambda: call_again(again, self._as_packed)
-
-    def _pool(self, step: Step) -> Any:
-        attrs = step.call.attrs
-        return _POOLS[step.op](
-            self.packed[step.refs[0]], pool_size=list(attrs.pool_size), strides=list(attrs.strides),
-            dilation=list(attrs.dilation), padding=list(attrs.padding), ceil_mode=bool(attrs.ceil_mode),
-            count_include_pad=bool(attrs.count_include_pad), layout=f"NCHW{self.block}c",
-        )  # fmt: skip
-
-    def _resize(self, step: Step) -> Any:
-        attrs = step.call.attrs
-        return relax.op.image.resize2d(
-            self.packed[step.refs[0]], tuple(int(d) for d in step.shape[2:]), tuple(float(v) for v in attrs.roi),
-            f"NCHW{self.block}c", str(attrs.method), str(attrs.coordinate_transformation_mode), str(attrs.rounding_method),
-            float(attrs.cubic_alpha), int(attrs.cubic_exclude), float(attrs.extrapolation_value), step.dtype,
-        )  # fmt: skip
 
     def _reduction(self, step: Step) -> Callable[[], Any] | None:
         attrs = step.call.attrs

@@ -1,4 +1,4 @@
-"""Convolutions over (N, C, L), deconvolutions, and pixels that become rows: networks drawn from seeds, beside PyTorch in float64."""
+"""Signals, deconvolutions, large dilations, resizes, and pixels that become rows: networks drawn from seeds, beside PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.quantization.mixed import MixedPrecision, to_mixed
+
+_FLOAT32, _BFLOAT16 = 1e-5, 5e-2  # errors by rounding sums, and by rounding each layer to 8 bits
 
 
-def operators_of(network: nn.Module, shape: tuple[int, ...]) -> list[str]:
+def operators_of(network: nn.Module, shape: tuple[int, ...], dtype: str = "float32") -> list[str]:
     """Return the operators of a network as it is packed, after its outputs were compared."""
     module = canonicalize(ExportedModel(network.eval(), (TensorSpec("x", shape),)).to_relax())
+    if dtype != "float32":
+        module = to_mixed(module, MixedPrecision(dtype, "float32", ("conv2d", "matmul"), ("mean",)))
     packed, _ = host_backend().pack(module, None)
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     with torch.no_grad():
         expected = torch.utils._pytree.tree_leaves(network.double()(torch.from_numpy(x).double()))
     for ours, theirs in zip(LocalRunner(packed, host_backend()).run(x), expected, strict=True):
         assert ours.shape == tuple(theirs.shape)
-        assert np.abs(ours - theirs.numpy()).max() < 1e-5 * np.abs(theirs.numpy()).max()
+        bound = _FLOAT32 if dtype == "float32" else _BFLOAT16
+        assert np.abs(ours - theirs.numpy()).max() < bound * np.abs(theirs.numpy()).max()
     return [step.op.removeprefix("relax.") for step in read_graph(packed).steps]
 
 
@@ -56,6 +62,11 @@ class Signals(nn.Module):
 def test_signals_are_images(seed: int) -> None:
     found = operators_of(Signals(seed), (1 + seed // 3, 6, 40))
     assert not {name for name in found if "1d" in name} and "nn.conv2d_transpose" not in found
+
+
+@pytest.mark.parametrize("network", [Signals(1), nn.Conv1d(6, 24, 3, padding=12, dilation=12)])
+def test_signals_in_sixteen_bits(network: nn.Module) -> None:
+    assert "nn.conv2d" in operators_of(network, (1, 6, 14), "bfloat16")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -96,3 +107,23 @@ class Pixels(nn.Module):
 @pytest.mark.parametrize("size", [(16, 20), (34, 34)])
 def test_pixels_become_rows_where_they_lie(size: tuple[int, int]) -> None:
     assert operators_of(Pixels(), (1, 3, *size)).count("permute_dims") == 1  # of the output
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_windows_that_see_little_are_taken_apart(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    size = [int(draw.integers(5, 9)) for _ in "hw"]
+    dilation = [int(draw.integers(extent - 2, extent)) for extent in size]
+    padding = [step + int(draw.integers(2)) for step in dilation]
+    network = nn.Sequential(nn.Conv2d(20, 24, 3, padding=padding, dilation=dilation), nn.ReLU(), nn.Conv2d(24, 5, 1))
+    assert operators_of(network, (1, 20, *size)).count("nn.conv2d") == 1 + 9
+
+
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize(("size", "made"), [((5, 7), (13, 20)), ((6, 6), (12, 12)), ((9, 8), (4, 8)), ((1, 3), (4, 1))])
+def test_resizes_have_pytorchs_outputs(size: tuple[int, int], made: tuple[int, int], corners: bool) -> None:
+    """Between convolutions on packed channels, and as an output of the network."""
+    torch.manual_seed(0)
+    larger = nn.Upsample(made, mode="bilinear", align_corners=corners)
+    operators_of(nn.Sequential(nn.Conv2d(3, 20, 1), larger, nn.Conv2d(20, 5, 1), larger), (2, 3, *size))
