@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.differential.test_frontends import BOUND, Array, _error, _load, _x
 from tvmflow.errors import ModelFileError
 from tvmflow.evaluation.first_difference import first_differing_layer
-from tvmflow.frontends.table import FRONTENDS
-from tvmflow.ir.definition import run_graph
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec
+from tvmflow.frontends.table import FRONTENDS, load_source
+from tvmflow.ir.definition import run_all, run_graph
 from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.progress import silent
@@ -67,6 +69,39 @@ def test_onnx_opsets(tmp_path: Path, opset: int) -> None:
     onnx.save(_onnx_network(opset), tmp_path / "model.onnx")
     source = _load(tmp_path, "onnx", "model.onnx", (2, 3, 8, 8))
     assert _error(source, _x((2, 3, 8, 8))) < BOUND
+
+
+class _Tokens(torch.nn.Module):
+    """An embedding and attention with a mask, whose heads are made of sizes that are open until the model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.qkv = torch.nn.Embedding(20, 16), torch.nn.Linear(16, 48)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        batch, length = ids.shape
+        kept = mask.bool()[:, None, None, :].expand(batch, 1, length, length)
+        q, k, v = (z.view(batch, length, 2, 8).transpose(1, 2) for z in self.qkv(self.table(ids)).chunk(3, -1))
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=kept)
+        return mixed.transpose(1, 2).reshape(batch, length, 16) + torch.arange(length)[None, :, None]
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 9)])
+def test_open_sizes_are_bound_to_those_of_the_inputs(tmp_path: Path, shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    ids, mask = np.arange(np.prod(shape)).reshape(shape) % 20, np.ones(shape, np.int64)
+    mask[:, -2:] = 0
+    sizes = {0: torch.export.Dim("batch", min=1, max=8), 1: torch.export.Dim("length", min=2, max=64)}
+    program = torch.export.export(
+        _Tokens().eval(), (torch.ones((2, 7), dtype=torch.int64),) * 2, dynamic_shapes=(sizes,) * 2
+    )
+    torch.onnx.export(
+        program, (), tmp_path / "model.onnx", input_names=["ids", "mask"], external_data=False, verbose=False
+    )
+    specs = tuple(TensorSpec(name, shape, "int64") for name in ("ids", "mask"))
+    source = load_source(tmp_path, SourceDescription("onnx", None, "model.onnx", specs))
+    expected, (found,) = source.run(ids, mask)[0], run_all(read_graph(canonicalize(source.to_relax())), (ids, mask))
+    assert found.shape == expected.shape and np.abs(found - expected).max() < BOUND * np.abs(expected).max()
 
 
 def test_onnx_opset_8_is_refused_and_external_data_is_brought(tmp_path: Path) -> None:

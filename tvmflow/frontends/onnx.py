@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ class OnnxModel:
             with _plain_clips():
                 shapes = {name: list(spec.shape) for name, spec in self.inputs.items()}
                 dtypes = {name: spec.dtype for name, spec in self.inputs.items()}
-                return with_inputs(from_onnx(self.graph, shape_dict=shapes, dtype_dict=dtypes), self.order)
+                graph = with_shapes(self.graph, shapes)
+                return with_inputs(from_onnx(graph, shape_dict=shapes, dtype_dict=dtypes), self.order)
         except Exception as error:
             if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
                 raise unsupported("ONNX", str(error)) from error
@@ -82,6 +83,40 @@ class OnnxModel:
         shutil.copyfile(self.path, path)
         for name, file in external_files(self.path).items():
             shutil.copyfile(file, path.parent / name)
+
+
+def with_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
+    """Return a graph whose inputs have these shapes, and constants for all that it computes of shapes alone; the same graph where it leaves no size open.
+
+    Exporters write what depends on an open size as operators on shapes, of which TVM's importer loses track.
+    """
+    import onnx
+    from onnxscript import optimizer
+
+    sizes = [value.type.tensor_type.shape.dim for value in graph.graph.input if value.name in shapes]
+    if all(size.HasField("dim_value") for dimensions in sizes for size in dimensions):
+        return graph
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(graph)
+    for value in fixed.graph.input:
+        if value.name in shapes:
+            del value.type.tensor_type.shape.dim[:]
+            value.type.tensor_type.shape.dim.extend(
+                onnx.TensorShapeProto.Dimension(dim_value=size) for size in shapes[value.name]
+            )
+    for value in fixed.graph.output:  # their open sizes have names, too
+        value.type.tensor_type.ClearField("shape")
+    del fixed.graph.value_info[:]
+    optimizer.fold_constants(fixed, onnx_shape_inference=True)
+    for node in fixed.graph.node:
+        if (
+            node.op_type == "Constant" and node.attribute[0].name != "value"
+        ):  # numbers, which TVM's importer wants as tensors
+            numbers = onnx.helper.get_attribute_value(node.attribute[0])
+            kind = np.int64 if node.attribute[0].name.startswith("value_int") else np.float32
+            tensor = onnx.numpy_helper.from_array(np.asarray(numbers, kind))
+            node.attribute[0].CopyFrom(onnx.helper.make_attribute("value", tensor))
+    return fixed
 
 
 def refused(inputs: Sequence[Array], error: Exception) -> ModelFileError:

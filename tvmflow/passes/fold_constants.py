@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvmflow.ir.emit import constant
 from tvmflow.ir.tvm_names import constant_value, type_of
 
 Array = np.ndarray[Any, Any]
@@ -53,6 +54,8 @@ _FOLDERS: dict[str, Callable[[list[Array], Any], Array]] = {
         None if attrs.axis is None else int(attrs.axis),
         mode="wrap" if str(attrs.mode) == "wrap" else "clip",
     ),
+    "relax.less": lambda a, _: np.less(a[0], a[1]),
+    "relax.where": lambda a, _: np.where(a[0], a[1], a[2]),
     "relax.astype": lambda a, attrs: a[0].astype(str(attrs.dtype)),
 }
 
@@ -72,14 +75,14 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
         if any(value is None for value in values):
             return call
         folded = _FOLDERS[name]([value for value in values if value is not None], call.attrs)
-        return relax.const(np.ascontiguousarray(folded), str(folded.dtype))
+        return constant(folded, str(folded.dtype))  # of no axes, too: an index of one would give what is taken another
 
     def _reshape(self, call: Any) -> Any:
         value, shape = self._value(call.args[0]), call.args[1]
         dims = getattr(shape, "values", None)
         if value is None or dims is None or not all(hasattr(d, "value") for d in dims):
             return call
-        return relax.const(np.ascontiguousarray(value.reshape([int(d.value) for d in dims])), str(value.dtype))
+        return constant(value.reshape([int(d.value) for d in dims]), str(value.dtype))
 
     def _shape(self, call: Any) -> Any:
         """Exporters compute with shapes; here they are numbers."""
