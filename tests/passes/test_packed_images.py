@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from torch import nn
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
+from tvmflow.frontends import onnx
 from tvmflow.frontends.exported import ExportedModel
-from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec, one_input
 from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.quantization.mixed import MixedPrecision, to_mixed
@@ -107,6 +109,18 @@ class Pixels(nn.Module):
 @pytest.mark.parametrize("size", [(16, 20), (34, 34)])
 def test_pixels_become_rows_where_they_lie(size: tuple[int, int]) -> None:
     assert operators_of(Pixels(), (1, 3, *size)).count("permute_dims") == 1  # of the output
+
+
+def test_pixels_of_onnx_become_rows_too(tmp_path: Path) -> None:
+    """Its dense layers are products of matrices over four axes, then sums."""
+    specs = one_input("x", (1, 3, 16, 20))
+    ExportedModel(Pixels().eval(), specs).to_onnx(tmp_path / "model.onnx")
+    model = onnx.load(tmp_path, SourceDescription("onnx", None, "model.onnx", specs))
+    packed, _ = host_backend().pack(canonicalize(model.to_relax()), None)
+    assert [step.op for step in read_graph(packed).steps].count("relax.permute_dims") == 1
+    x = np.random.default_rng(0).standard_normal(specs[0].shape, dtype=np.float32)
+    expected = model.run(x)[0]
+    assert np.abs(LocalRunner(packed, host_backend()).run(x)[0] - expected).max() < _FLOAT32 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("seed", range(6))

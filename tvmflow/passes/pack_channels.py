@@ -23,7 +23,7 @@ from tvmflow.passes.legalize_convolutions import convolutions
 from tvmflow.passes.packed_deconvolution import deconvolution
 from tvmflow.passes.packed_images import POOLS, pool, resize
 from tvmflow.passes.packed_norm import AXES
-from tvmflow.passes.packed_rows import pack_rows, pixels_as_rows, rows_as_pixels
+from tvmflow.passes.packed_rows import is_dense, pack_rows, pixels_as_rows, rows_as_pixels
 from tvmflow.passes.packed_taps import convolution_by_taps, sees_little
 from tvmflow.passes.packed_weights import (
     as_image,
@@ -161,6 +161,13 @@ class _Packer:
             if norm is not None:
                 self.rows[step.name] = self.builder.emit(norm(), step.name)
             return norm is not None
+        if step.op == "relax.matmul" and source in self.rows and is_dense(step):
+            self.rows[step.name] = self.builder.emit(self._dense(step, self.rows[source]), step.name)
+            return True
+        if step.op in _BINARY and all(name in self.rows and self.shapes[name] == step.shape for name in step.refs):
+            again = Step(step.name, step.op, self._row_constants(step), step.call, step.shape, step.dtype)
+            self.rows[step.name] = self.builder.emit(call_again(again, self.rows.__getitem__), step.name)
+            return True
         if step.op == "relax.permute_dims" and shape[0] == 1 and _axes(step) == [0, 2, 3, 1] and source in self.packed:
             self.rows[step.name] = pixels_as_rows(self.builder, self.packed[source])
             return True
@@ -175,8 +182,8 @@ class _Packer:
         """Return how to compute the step on packed channels, None where it is computed on the plain layout."""
         if step.op == "relax.nn.conv2d":
             return self._convolution(step)
-        if step.op == "relax.matmul":
-            return self._dense(step)
+        if step.op == "relax.matmul" and len(self.shapes[step.refs[0]]) in (2, 3) and is_dense(step):
+            return lambda: self._dense(step, self._as_packed(step.refs[0]))
         if step.op == "relax.nn.conv2d_transpose":
             return self._deconvolution(step)
         if step.op == "relax.nn.layer_norm" and len(step.shape) in (2, 3) and step.refs[0] in self.packed:
@@ -359,17 +366,23 @@ class _Packer:
         made = deconvolution(self.builder, step, self._as_packed(step.refs[0]), self.block)
         return None if made is None else lambda: made
 
-    def _dense(self, step: Step) -> Callable[[], Any] | None:
+    def _dense(self, step: Step, rows: Any) -> Any:
         """A dense layer is a convolution of one row of pixels, one for each of its rows, with one pixel."""
-        weight, data = step.args[1], step.refs[0]
-        if not isinstance(weight, np.ndarray) or weight.ndim != 2 or len(self.shapes[data]) not in (2, 3):
-            return None
-        b = self.block
+        weight, b = step.args[1], self.block
+        assert isinstance(weight, np.ndarray)
         kernel = pack_both(weight.T[:, :, None, None], b)
-        return lambda: relax.op.nn.conv2d(
-            self._as_packed(data), constant(kernel, str(weight.dtype)), data_layout=f"NCHW{b}c",
-            out_layout=f"NCHW{b}c", kernel_layout=f"OIHW{b}i{b}o", out_dtype=step.dtype,
+        return relax.op.nn.conv2d(
+            rows, constant(kernel, str(weight.dtype)), data_layout=f"NCHW{b}c", out_layout=f"NCHW{b}c",
+            kernel_layout=f"OIHW{b}i{b}o", out_dtype=step.dtype,
         )  # fmt: skip
+
+    def _row_constants(self, step: Step) -> tuple[Argument, ...]:
+        """Return the arguments of a step on rows of four axes, its constants as rows of packed channels have them."""
+        filling = 1 if step.op == "relax.divide" else 0
+        return tuple(
+            pack_constant(rows_as_image(one, step.shape), self.block, filling) if isinstance(one, np.ndarray) else one
+            for one in step.args
+        )
 
 
 def _axes(step: Step) -> list[int]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
+from tvmflow.ir.graph import Ref, Step
 from tvmflow.ir.tvm_names import shape_of
 from tvmflow.passes.packed_weights import as_image
 
@@ -38,3 +40,9 @@ def rows_as_pixels(builder: Any, rows: Any, height: int, width: int) -> Any:
     if whole != height * width:
         rows = builder.emit(relax.op.strided_slice(rows, axes=[3], begin=[0], end=[height * width]))
     return rows if height == 1 else builder.emit(relax.op.reshape(rows, (1, blocks, height, width, block)))
+
+
+def is_dense(step: Step) -> bool:
+    """Whether a product of matrices is with constant weights, one matrix for all, by what is computed."""
+    weight = step.args[1]
+    return isinstance(step.args[0], Ref) and isinstance(weight, np.ndarray) and weight.ndim == 2
