@@ -104,6 +104,29 @@ def test_open_sizes_are_bound_to_those_of_the_inputs(tmp_path: Path, shape: tupl
     assert found.shape == expected.shape and np.abs(found - expected).max() < BOUND * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(("border", "pads"), [((1, 2, 0, 3), 1), ((0, 0, 0, 0), 0)])
+def test_a_border_is_an_operator_and_none_is_nothing(tmp_path: Path, border: tuple[int, ...], pads: int) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    left, right, top, bottom = border
+    widths = helper.make_tensor("pads", TensorProto.INT64, [8], [0, 0, top, left, 0, 0, bottom, right])
+    node = helper.make_node("Pad", ["x", "pads", "value"], ["y"])
+    given, made = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 2, 4, 5]), ("y", [1, 2, 4 + top + bottom, 5 + left + right]))
+    )
+    graph = helper.make_graph(
+        [node], "g", [given], [made], [widths, helper.make_tensor("value", TensorProto.FLOAT, [], [0.5])]
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), tmp_path / "model.onnx"
+    )
+    source = _load(tmp_path, "onnx", "model.onnx", (1, 2, 4, 5))
+    assert _error(source, _x((1, 2, 4, 5))) < BOUND
+    assert [step.op for step in read_graph(canonicalize(source.to_relax())).steps] == ["relax.nn.pad"] * pads
+
+
 def test_onnx_opset_8_is_refused_and_external_data_is_brought(tmp_path: Path) -> None:
     import onnx
 

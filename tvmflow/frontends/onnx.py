@@ -66,7 +66,7 @@ class OnnxModel:
         from tvm.relax.frontend.onnx import from_onnx
 
         try:
-            with _plain_clips():
+            with _plain_clips(), _plain_pads():
                 shapes = {name: list(spec.shape) for name, spec in self.inputs.items()}
                 dtypes = {name: spec.dtype for name, spec in self.inputs.items()}
                 graph = with_shapes(self.graph, shapes)
@@ -159,6 +159,31 @@ def _plain_clips() -> Iterator[None]:
     finally:
         for name, original in originals.items():
             setattr(converter, name, original)
+
+
+@contextlib.contextmanager
+def _plain_pads() -> Iterator[None]:
+    """Let TVM's importer make `pad` of a Pad with constants, and nothing of one without a border; its own way is a kernel that no later pass knows."""
+    from tvm import relax
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    converter = onnx_frontend.Pad
+    original = vars(converter).get("_lower_pad")
+
+    def convert(cls: Any, builder: Any, inputs: Any, attrs: Any, params: Any, modes: Any) -> Any:
+        if attrs.get("mode", b"constant") != b"constant" or original is None:
+            return original.__func__(cls, builder, inputs, attrs, params, modes)  # type: ignore[union-attr]
+        before, after, value = cls._parse_pads_and_axes(inputs, params)
+        widths = [int(width) for pair in zip(before, after, strict=True) for width in pair]
+        return relax.op.nn.pad(inputs[0], widths, pad_value=float(value)) if any(widths) else inputs[0]
+
+    if original is not None:
+        converter._lower_pad = classmethod(convert)
+    try:
+        yield
+    finally:
+        if original is not None:
+            converter._lower_pad = original
 
 
 def _clip_converter(original: Callable[..., Any]) -> Callable[..., Any]:
