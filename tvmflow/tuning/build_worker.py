@@ -6,6 +6,7 @@ is there.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -37,7 +38,7 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     from tvmflow.tuning.records import COMPILE_ERROR, ILLEGAL_SCHEDULE, OK, UNKNOWN
 
     try:
-        function = tvm.ir.load_json(Path(request["function"]).read_text(encoding="utf-8"))
+        function = _function(request["function"])
         backend = backend_of(from_json(request["target"]))
         if request.get("trace") is None and not request.get("template"):
             backend = backend.plain
@@ -66,6 +67,14 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # no linker, one that dies, or no room for what it writes
         return {"status": UNKNOWN, "error": str(error)[-300:]}
     return {"status": OK, "trace": trace, "digest": _digest(function)}
+
+
+@functools.lru_cache(maxsize=8)
+def _function(file: str) -> Any:
+    """Return a workload's function; reading it takes a tenth of what compiling a candidate takes."""
+    import tvm
+
+    return tvm.ir.load_json(Path(file).read_text(encoding="utf-8"))
 
 
 def _estimate(file: Path, request: dict[str, Any], built: Any, backend: Backend) -> float | None:
