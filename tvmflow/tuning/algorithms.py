@@ -134,13 +134,20 @@ def settle(
     what is not compared stays as the kernels alone decided.
     """
     options: dict[str, set[int]] = {}
+    seconds: dict[tuple[str, int], float] = {}  # of the kernels alone
     for alternative in candidates:
-        if all(w.key in best for w in alternative.added):
+        after = _seconds(alternative.added, best)
+        if after is not None:
             options.setdefault(alternative.key, {0}).add(alternative.m)
+            before = _seconds(alternative.removed, best)
+            seconds[alternative.key, 0] = math.inf if before is None else before
+            seconds[alternative.key, alternative.m] = after
     for key in sorted(options, key=weight_values, reverse=True):
         if weight_values(key) < LARGE_WEIGHTS:
             break
         for m in sorted(options[key] - {chosen.get(key, 0)}):
+            if m > chosen.get(key, 0) and seconds[key, m] >= seconds[key, chosen.get(key, 0)]:
+                continue  # slower by itself, and with more weights to read
             other = {k: v for k, v in {**chosen, key: m}.items() if v}
             if not may_go_on():
                 return chosen

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.backends.backend import Backend
-from tvmflow.building.library import Scheduled, build_scheduled
+from tvmflow.building.library import Scheduled, schedule_lowered
 from tvmflow.building.lower import lower
 from tvmflow.building.self_contained import Network, write_network
 from tvmflow.devices.session import DeviceSession, RemoteModel
@@ -41,6 +41,7 @@ class NetworkComparison:
         self._context: Any = None
         self._session: DeviceSession | None = None
         self._models: dict[str, RemoteModel] = {}
+        self._lowered: dict[str, Any] = {}
         self._known = {r.workload: r for r in journal.known() if r.template == NETWORK}
 
     def __enter__(self) -> NetworkComparison:
@@ -68,8 +69,18 @@ class NetworkComparison:
         return record.canary_s / record.median_s
 
     def _digest(self, winograd: dict[str, int]) -> list[list[Any]]:
-        used = extract_workloads(lower(self.packed, self.backend, winograd=winograd))
+        used = extract_workloads(self._kernels(winograd))
         return [[w.key, w.calls, self.best[w.key].knobs if w.key in self.best else None] for w in used]
+
+    def _kernels(self, winograd: dict[str, int]) -> Any:
+        """Return the network as a module of kernels; the last ones are kept, since one of them is compared with the next."""
+        name = json.dumps(winograd, sort_keys=True)
+        if name not in self._lowered:
+            while len(self._lowered) > 1:  # each may hold a copy of the weights
+                self._lowered.pop(next(iter(self._lowered)))
+            self._lowered[name] = lower(self.packed, self.backend, winograd=winograd)
+        self._lowered[name] = self._lowered.pop(name)  # the latest used goes last
+        return self._lowered[name]
 
     def _measure(self, now: dict[str, int], other: dict[str, int]) -> tuple[float, float]:
         one, two = self._model(now), self._model(other)
@@ -87,7 +98,7 @@ class NetworkComparison:
                 self._session = self._context.__enter__()
             assert self._session is not None
             records = {key: {"trace": record.trace} for key, record in self.best.items()}
-            scheduled = build_scheduled(self.packed, self.backend, records, winograd=winograd)
+            scheduled = schedule_lowered(self._kernels(winograd), self.backend, records)
             library = self.folder / f"network-{next(self._count)}.so"
             while len(self._models) > 2:  # each holds a copy of the weights
                 self._models.pop(next(iter(self._models)))
