@@ -65,8 +65,13 @@ BACKEND = host_backend()
 
 def kernels(network: str, shape: tuple[int, ...] = (3, 224, 224)) -> list[Workload]:
     """Return the distinct kernels of a network with random weights."""
+    return extract_workloads(lower(packed_network(network, shape), BACKEND))
+
+
+def packed_network(network: str, shape: tuple[int, ...] = (3, 224, 224)) -> Any:
+    """Return a network with random weights, packed."""
     model = ExportedModel(build(network, 0).eval(), one_input("input", (1, *shape)))
-    return extract_workloads(lower(run_pass(PackChannels(16), canonicalize(model.to_relax())), BACKEND))
+    return run_pass(PackChannels(16), canonicalize(model.to_relax()))
 
 
 def workloads(network: str = "torchvision/resnet18", count: int = 6) -> list[Workload]:

@@ -82,6 +82,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
         "workloads": outcome.tuned,
         "kernels": kernels,
         **curve,
+        "won": 1 - curve["best_kernels_ms"] / curve["default_kernels_ms"] if curve["default_kernels_ms"] else 0.0,
         "winograd": len(outcome.winograd),
         **costs(outcome.report),
     }

@@ -120,6 +120,7 @@ def small_params() -> dict[str, Any]:
     params["cells"] = {name: params["cells"][name] for name in ("digits", "digits-keras")}
     params["tune"] |= {
         "trials_per_workload": 2,
+        "min_gain_per_minute": 0.0,
         "measure_min_ms": 5.0,
         "measure_repeats": 2,
         "max_drift": MACHINE_MAY_BE_BUSY,

@@ -128,6 +128,7 @@ class TuneParams(StageBlock):
     total_trials: NotNegative = 0
     max_seconds: NotNegativeFloat = 0.0
     early_stopping: Positive = 10
+    min_gain_per_minute: NotNegativeFloat = 0.02
     max_workloads: Positive = 200
     winograd_max_error: dict[Literal["float32", "bfloat16"], NotNegativeFloat] = Field(
         default_factory=lambda: dict(_WINOGRAD_ERRORS)

@@ -36,7 +36,7 @@ class Built:
     """A compiled kernel, or why there is none. digest: equal for schedules that came out the same.
 
     status: UNKNOWN where nothing can be said of the schedule. sure: the failure needs no second look. estimate_s: of the static
-    model, where it was asked for and knows the kernel; then there is no library.
+    model, where it was asked for and knows the kernel; then there is no library. seconds: that building it took.
     """
 
     status: str
@@ -46,6 +46,7 @@ class Built:
     error: str = ""
     sure: bool = False
     estimate_s: float | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -134,14 +135,14 @@ class BuildPool:
         raise self._broken
 
     def _once(self, order: Order) -> Built:
-        library = self.folder / f"kernel-{order.workload.key[:12]}-{next(self._count)}.so"
+        library, started = self.folder / f"kernel-{order.workload.key[:12]}-{next(self._count)}.so", time.monotonic()
         try:
             reply = self._process().ask(self.request(order, library), self.timeout_s)
         except (OSError, RuntimeError) as error:  # no room, no process, no thread
             return Built(UNKNOWN, library, error=str(error))
         return Built(
             reply["status"], library, reply.get("trace"), reply.get("digest", ""), reply.get("error", ""),
-            reply.get("sure", False), reply.get("estimate_s"),
+            reply.get("sure", False), reply.get("estimate_s"), time.monotonic() - started,
         )  # fmt: skip
 
     def request(self, order: Order, library: Path) -> dict[str, Any]:

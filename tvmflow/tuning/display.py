@@ -71,6 +71,11 @@ def best_so_far(searches: list[WorkloadSearch]) -> str:
     return f"{text}, {sum(s.workload.calls * s.default_s for s in known) / best:.2f}x the default"
 
 
+def why_stopped(report: TuneReport) -> str:
+    """Return why a search ended, and what another minute was expected to win."""
+    return f"search ended ({report.stopped}), another minute promised {report.promised:.1%}: {best_so_far(report.searches)}"
+
+
 def _table(searches: list[WorkloadSearch], report: TuneReport) -> Table:
     from rich.table import Table
 

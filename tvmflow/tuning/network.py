@@ -55,6 +55,7 @@ def network_rules(
         seconds=settings.max_seconds, early_stopping=settings.early_stopping, seed=settings.seed,
         replay_slowdown=settings.replay_slowdown, build_workers=limits.build_workers,
         build_timeout_s=limits.build_timeout_s, overlap=not is_this_host, fleet=fleet, self_contained=not has_tvm,
+        least_gain=settings.min_gain_per_minute,
     )  # fmt: skip
     return NetworkRules(search, settings.max_workloads, settings.winograd_max_error, settings.without_device)
 
@@ -85,7 +86,7 @@ def tune_network(
         others = alternatives(packed, backend, base, bound)
         workloads = _distinct([*workloads, *(w for other in others for w in other.added)])
         with tempfile.TemporaryDirectory() as folder, live_table(progress) as (watch, say):
-            report = tune(workloads, open_session, backend, rules.search, journal, Path(folder), say, watch)
+            report = tune(workloads, open_session, backend, rules.search, journal, Path(folder), say, watch, others)
             winograd = choose(others, report.best)
             if others:
                 say("comparing whole networks", 0, 0)

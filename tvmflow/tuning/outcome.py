@@ -85,7 +85,7 @@ def costs(report: TuneReport) -> dict[str, Any]:
     per_trial = report.seconds / report.measured if report.measured >= _ENOUGH_TRIALS else 0.0
     counts = {name: getattr(report, name) for name in ("replayed", "lost", "slower", "searched", "duplicates")}
     return {
-        "measured": report.measured, "known_before": report.reused, **counts,
+        "stopped": report.stopped, "promised_per_minute": report.promised, "measured": report.measured, "known_before": report.reused, **counts,
         "seconds": report.seconds, "device_hours": report.device_s / 3600.0,
         "trials_per_minute": 60.0 * report.measured / report.seconds if report.seconds else 0.0,
         "reused": report.reused, "saved_s": per_trial * report.reused, "failures": dict(sorted(report.failures.items())),

@@ -17,6 +17,7 @@ class SearchSettings:
     total_trials: int
     max_seconds: float
     early_stopping: int
+    min_gain_per_minute: float
     max_workloads: int
     winograd_max_error: Mapping[str, float]
     measure_repeats: int

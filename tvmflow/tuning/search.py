@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,14 +15,16 @@ from tvmflow.errors import StageError, ToolchainError
 from tvmflow.kernels.workloads import Workload, anchor_extents
 from tvmflow.progress import Progress
 from tvmflow.templates import Knobs
+from tvmflow.tuning.algorithms import Alternative
 from tvmflow.tuning.builder import BuildPool, Built
 from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.display import best_so_far, task_line
+from tvmflow.tuning.display import best_so_far, task_line, why_stopped
 from tvmflow.tuning.estimates import order_by_estimate
 from tvmflow.tuning.fleet import Fleet, Job, Measured, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import inputs_of
 from tvmflow.tuning.origins import LOST, REMEASURED, RETUNED
+from tvmflow.tuning.prospects import Prospects
 from tvmflow.tuning.records import (
     ILLEGAL_SCHEDULE,
     OK,
@@ -36,23 +38,32 @@ from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.tuners import StaticTuner, TunerFactory, knob_key
 
 REPLAYED = "replayed"
-_ROUND = 8  # candidates in one round, for each device
+# Why a search ended.
+MIN_GAIN = "min_gain_per_minute"
+TOTAL_TRIALS, MAX_SECONDS = "total_trials", "max_seconds"
+NOTHING_LEFT = "every kernel had its trials"
+_ROUND = 16  # candidates in one round, for each device
+_OF_ONE = 4  # of them of one kernel
 _MOST_UNBUILT = 8  # in a row, though a small kernel can be built: there is too little memory or room
 
 
 def tune(
     workloads: list[Workload], open_session: OpenSession, backend: Backend, rules: SearchRules, journal: Journal,
-    folder: Path, progress: Progress, watch: Watch | None = None,
+    folder: Path, progress: Progress, watch: Watch | None = None, alternatives: Sequence[Alternative] = (),
 ) -> TuneReport:  # fmt: skip
-    """Tune workloads side by side, always the one that may win most. What the journal already has is not measured again.
+    """Tune workloads side by side, always the one that may win most per second. What the journal already has is not measured again.
+
+    alternatives: which of the workloads would replace which others.
 
     A workload that an older toolchain tuned gets its old schedule replayed and measured; only where the schedule is
     lost, or slower than before by more than the rules allow, it is searched for anew. Raises DeviceError when no device
     can be had; what was measured until then is in the journal.
     """
-    search = _Search(workloads, backend, rules, journal, folder, progress, watch)
+    search = _Search(workloads, backend, rules, journal, folder, progress, watch, alternatives)
     if search.wants_device():
         search.run(open_session)
+    else:
+        search.say_why()
     keys = {workload.key for workload in workloads}
     search.report.best = best_of([record for record in journal.known() if record.workload in keys])
     return search.report
@@ -61,7 +72,7 @@ def tune(
 class _Search:
     def __init__(
         self, workloads: list[Workload], backend: Backend, rules: SearchRules, journal: Journal, folder: Path,
-        progress: Progress, watch: Watch | None,
+        progress: Progress, watch: Watch | None, alternatives: Sequence[Alternative],
     ) -> None:  # fmt: skip
         self.backend, self.rules, self.journal, self.folder = backend, rules, journal, folder
         self.progress, self.watch = progress, watch
@@ -77,10 +88,12 @@ class _Search:
             self.known.setdefault(record.workload, []).append(record)
         factory = TunerFactory(rules.tuner, rules.loss, rules.seed)
         self.searches = [search for w in workloads if (search := self._search_of(w, factory)) is not None]
+        self.prospects = Prospects(self.searches, alternatives, rules.trials, rules.build_workers)
         for key in self.known.keys() - {search.workload.key for search in self.searches}:  # what other networks taught
             for record in self.known[key]:
                 if record.extents and record.template != REPLAYED:
                     factory.learn(key, record.template, list(record.extents), record.knobs, self.clock.seconds(record))
+                    self.prospects.gains.learn(record)
         self.report.searches = self.searches
         self.to_replay = [search for search in self.searches if search.workload.key in self.old]
         for search in self.searches:
@@ -106,11 +119,16 @@ class _Search:
                 self._judge_replay(search, record)
                 self.to_replay = [other for other in self.to_replay if other is not search]
             position = index.get(knob_key(record.knobs)) if record.template == search.template else None
-            search.learn(position, self.clock.seconds(record))
+            self._learn(search, position, record)
             self.report.reused += 1
 
+    def _learn(self, search: WorkloadSearch, position: int | None, record: TuningRecord) -> None:
+        search.learn(position, self.clock.seconds(record))
+        if position is not None:
+            self.prospects.gains.learn(record)
+
     def wants_device(self) -> bool:
-        return bool(self.to_replay) or any(self._open(search) for search in self.searches)
+        return bool(self.to_replay) or bool(self._worth_while())
 
     def _open(self, search: WorkloadSearch) -> bool:
         return (
@@ -118,11 +136,24 @@ class _Search:
             and search.since_gain < self.rules.early_stopping
         )  # fmt: skip
 
-    def _budget_left(self) -> bool:
+    def _worth_while(self) -> list[tuple[float, WorkloadSearch]]:
+        """Return what is left to be tried, with the share of the network's time that a minute with it is expected to win."""
+        found = [(self.prospects.gain_per_minute(search), search) for search in self.searches if self._open(search)]
+        return [(gain, search) for gain, search in found if gain >= self.rules.least_gain]
+
+    def _budget_over(self) -> str:
+        """Return which budget is spent, "" for none."""
         rules = self.rules
         if rules.total_trials and self.report.measured >= rules.total_trials:
-            return False
-        return not rules.seconds or time.monotonic() - self.started < rules.seconds
+            return TOTAL_TRIALS
+        return MAX_SECONDS if rules.seconds and time.monotonic() - self.started >= rules.seconds else ""
+
+    def say_why(self) -> None:
+        """Say why the search ends, and what another minute promised."""
+        left = [self.prospects.gain_per_minute(search) for search in self.searches if self._open(search)]
+        self.report.promised = max((gain for gain in left if math.isfinite(gain)), default=0.0)
+        self.report.stopped = self._budget_over() or (MIN_GAIN if left else NOTHING_LEFT)
+        self.progress(why_stopped(self.report), self._trials_done(), self.rules.trials * len(self.searches))
 
     # -- the loop --
 
@@ -153,10 +184,10 @@ class _Search:
     def _search_all(self, fleet: Fleet, pool: BuildPool) -> None:
         """Measure one batch after the other; where devices are elsewhere, the next is built meanwhile."""
         ahead: list[_Candidate] = []
-        while True:
+        while not self._budget_over():
             batch = ahead or self._propose(fleet, pool)
             ahead = []
-            if not batch or not self._budget_left():
+            if not batch:
                 break
             if self.rules.overlap:
                 ahead = self._propose(fleet, pool)
@@ -164,6 +195,8 @@ class _Search:
             self._show()
         for candidate in ahead:
             candidate.built.cancel()
+            candidate.landed()
+        self.say_why()
 
     def _measure(self, fleet: Fleet, pool: BuildPool, batch: list[_Candidate]) -> None:
         """Measure what can be built of a batch. Raises ToolchainError, after the rest, where this machine cannot build."""
@@ -231,16 +264,14 @@ class _Search:
         batch_size = _ROUND * self.rules.fleet.slots
         batch: list[_Candidate] = []
         while len(batch) < batch_size:
-            open_searches = [
-                search for search in self.searches if self._open(search) and search not in [c.search for c in batch]
-            ]
-            if not open_searches:
+            found = [(gain, one) for gain, one in self._worth_while() if one not in [c.search for c in batch]]
+            if not found:
                 break
-            search = max(open_searches, key=lambda t: (t.promise(), t.flops * t.workload.calls))
-            count = 1 if search.trials == 0 else max(batch_size // 2, 1)
+            _, search = max(found, key=lambda one: (one[0], one[1].flops * one[1].workload.calls))
+            count = 1 if search.trials == 0 else _OF_ONE * self.rules.fleet.slots
             if isinstance(search.tuner, StaticTuner) and search.tuner.order is None:
-                found = order_by_estimate(pool, search.workload, search.template, search.candidates)
-                search.tuner.order = [index for _, index, _ in found]
+                order = order_by_estimate(pool, search.workload, search.template, search.candidates)
+                search.tuner.order = [index for _, index, _ in order]
             indices = search.tuner.ask(
                 min(count, self.rules.trials - search.trials - search.in_flight, batch_size - len(batch))
             )
@@ -329,8 +360,9 @@ class _Search:
             candidate.record = record
         candidate.landed()
         search.measured += 1
+        search.build_s += built.seconds
         seconds = self.clock.seconds(record)
-        search.learn(candidate.index, seconds)
+        self._learn(search, candidate.index, record)
         line = task_line(self.searches, search, seconds, self.rules.trials)
         self.progress(line, self._trials_done(), self.rules.trials * len(self.searches))
 

@@ -12,6 +12,7 @@ from tvmflow.tuning.tuners import Loss
 class SearchRules:
     """tuner, loss: see tuners. early_stopping: trials of a workload without a gain after which it is left.
 
+    least_gain: share of the network's time that a minute has to promise, or the search ends; 0 for none.
     total_trials, seconds: budgets of the whole search, 0 for none. overlap: build while measuring, which a device that is
     this machine would feel. self_contained: kernels are linked for devices without TVM.
     """
@@ -29,3 +30,4 @@ class SearchRules:
     overlap: bool
     fleet: FleetRules
     self_contained: bool = False
+    least_gain: float = 0.0

@@ -13,14 +13,14 @@ from tvmflow.tuning.origins import NEW, REUSED
 from tvmflow.tuning.records import TuningRecord
 from tvmflow.tuning.tuners import Tuner
 
-_GAIN = 0.01  # less is noise
+GAIN = 0.01  # less is noise
 
 
 @dataclass
 class WorkloadSearch:
     """One workload while it is tuned. in_flight: candidates that are being built or measured.
 
-    measured: candidates of this run. before_s: the best time under an older toolchain, 0 where there is none; replayed: what
+    measured: candidates of this run; spent_s, build_s: what measuring and compiling them took. before_s: the best time under an older toolchain, 0 where there is none; replayed: what
     became of that schedule: REMEASURED where it held, RETUNED where it got slower, LOST where it does not apply.
     """
 
@@ -35,6 +35,7 @@ class WorkloadSearch:
     default_s: float = math.inf
     best_s: float = math.inf
     spent_s: float = 0.0
+    build_s: float = 0.0
     exhausted: bool = False
     measured: int = 0
     before_s: float = 0.0
@@ -58,14 +59,8 @@ class WorkloadSearch:
         if index is not None:
             self.tuner.tell(index, seconds)
             self.default_s = seconds if index == 0 else self.default_s
-        self.since_gain = 0 if seconds < self.best_s * (1 - _GAIN) else self.since_gain + 1
+        self.since_gain = 0 if seconds < self.best_s * (1 - GAIN) else self.since_gain + 1
         self.best_s = min(self.best_s, seconds)
-
-    def promise(self) -> float:
-        """Return how many seconds of the network a further trial may win: its share, less the longer nothing came."""
-        if math.isinf(self.best_s):
-            return math.inf if self.trials == 0 else 0.0
-        return self.workload.calls * self.best_s / (1 + self.since_gain)
 
 
 @dataclass
@@ -74,7 +69,8 @@ class TuneReport:
 
     replayed, lost, slower: schedules of an older toolchain that held, did not apply, or got slower; searched: workloads
     that were searched. unbuilt: candidates that this machine could not build, and of which nothing is known. failures: status -> count. device_s: seconds that devices measured, over all of them.
-    units: unit of a device -> how many schedules it measured.
+    units: unit of a device -> how many schedules it measured. stopped: why the search ended; promised: the share of the network's
+    time that another minute was then expected to win.
     """
 
     best: dict[str, TuningRecord]
@@ -88,6 +84,8 @@ class TuneReport:
     seconds: float = 0.0
     device_s: float = 0.0
     unbuilt: int = 0
+    stopped: str = ""
+    promised: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)
     fleet: FleetCounts = field(default_factory=FleetCounts)
