@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tvmflow.kernels.workloads import Workload
-from tvmflow.tuning.display import best_so_far, task_line
+from tvmflow.tuning.display import best_so_far, task_line, why_stopped
 from tvmflow.tuning.origins import LOST, NEW, ORIGINS, REMEASURED, RETUNED, REUSED
 from tvmflow.tuning.outcome import costs, write_kernels
 from tvmflow.tuning.state import TuneReport, WorkloadSearch
@@ -44,6 +44,11 @@ def test_the_best_so_far_is_the_time_of_all_calls_beside_the_default() -> None:
     assert best_so_far(searches) == "best 3 ms in 1 of 2 kernels, 2.00x the default"
     searches[1].learn(1, 1e-3)  # its default schedule failed
     assert best_so_far(searches) == "best 4 ms in 2 of 2 kernels"
+    report = TuneReport({}, searches=searches, stopped="max_seconds", promised=0.031)
+    assert (
+        why_stopped(report)
+        == "best 4 ms in 2 of 2 kernels; the search ended (max_seconds), another minute promised 3.1%"
+    )
 
 
 @pytest.mark.parametrize(

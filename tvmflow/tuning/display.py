@@ -72,8 +72,8 @@ def best_so_far(searches: list[WorkloadSearch]) -> str:
 
 
 def why_stopped(report: TuneReport) -> str:
-    """Return why a search ended, and what another minute was expected to win."""
-    return f"search ended ({report.stopped}), another minute promised {report.promised:.1%}: {best_so_far(report.searches)}"
+    """Return what a search found, why it ended, and what another minute was expected to win."""
+    return f"{best_so_far(report.searches)}; the search ended ({report.stopped}), another minute promised {report.promised:.1%}"
 
 
 def _table(searches: list[WorkloadSearch], report: TuneReport) -> Table:
