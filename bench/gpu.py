@@ -285,7 +285,8 @@ def _run_iree(folder: Path, _network: str, _precision: str) -> Callable[[], Any]
     import iree.runtime
 
     module = iree.runtime.load_vm_flatbuffer_file(str(folder / "iree.vmfb"), driver="vulkan")
-    function, x = next(iter(module.vm_module.function_names)), np.ones(SHAPE, np.float32)
+    names, x = module.vm_module.function_names, np.ones(SHAPE, np.float32)
+    function = min(names, key=lambda name: (name.startswith("__"), "$" in name))  # beside it: its asynchronous form
     return lambda: module[function](x).to_host()
 
 
