@@ -9,6 +9,7 @@
 
 #define DEFAULT_SPIN_US 200u
 #define MAX_CPUS 64
+#define FEW_THREADS 4u /* have a share each: halves of a loop of 28 rows are equal, eighths are not */
 
 static inline void relax_cpu(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -18,26 +19,43 @@ static inline void relax_cpu(void) {
 #endif
 }
 
-static int run_share(pool *used, uint32_t number) {
-  int failed = 0;
-  for (int32_t task = (int32_t)number; task < used->group.num_task; task += (int32_t)used->threads)
-    failed |= used->task(task, &used->group, used->data);
-  return failed;
+static uint32_t round_of(unsigned long long work) { return (uint32_t)(work >> 32); }
+
+/* Whether this thread is the one that computes a share of a round. Of a round that is over all shares are taken, in it or in a later one. */
+static int take(pool *used, uint32_t share, uint32_t round) {
+  uint32_t last = atomic_load_explicit(&used->taken[share], memory_order_relaxed);
+  while ((int32_t)(last - round) < 0)
+    if (atomic_compare_exchange_weak_explicit(&used->taken[share], &last, round, memory_order_acquire, memory_order_relaxed)) return 1;
+  return 0;
 }
 
-/* Wait until the round is another than `seen`: spinning first, then asleep. */
-static uint32_t next_round(pool *owner, uint32_t seen) {
+/* Compute shares of a round: those of this thread, and where there are many threads, others until none is left. */
+static void run_shares(pool *used, uint32_t number, unsigned long long work) {
+  const uint32_t shares = (uint32_t)work, each = shares / used->threads, first = number * each;
+  for (uint32_t i = 0; i < (each > 1 ? shares : each); ++i) {
+    const uint32_t share = first + i < shares ? first + i : first + i - shares;
+    if (!take(used, share, round_of(work))) continue;
+    int failed = 0; /* the round cannot end before this share is done: what is read here is its own */
+    for (int32_t task = (int32_t)share; task < used->group.num_task; task += (int32_t)shares)
+      failed |= used->task(task, &used->group, used->data);
+    if (failed) atomic_store_explicit(&used->failed, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&used->done, 1, memory_order_release);
+  }
+}
+
+/* Wait until the round is another than that of `seen`: spinning first, then asleep. */
+static unsigned long long next_work(pool *owner, unsigned long long seen) {
   uint64_t until = owner->spin_ns ? now_ns() + owner->spin_ns : 0;
+  unsigned long long found;
   for (uint32_t turn = 0; until; ++turn) {
-    uint32_t found = atomic_load_explicit(&owner->round, memory_order_acquire);
+    found = atomic_load_explicit(&owner->work, memory_order_acquire);
     if (found != seen) return found;
     relax_cpu();
     if (turn % 64 == 63 && now_ns() > until) break;
   }
   pthread_mutex_lock(&owner->mutex);
   atomic_fetch_add(&owner->sleeping, 1);
-  uint32_t found;
-  while ((found = atomic_load(&owner->round)) == seen) pthread_cond_wait(&owner->wake, &owner->mutex);
+  while ((found = atomic_load(&owner->work)) == seen) pthread_cond_wait(&owner->wake, &owner->mutex);
   atomic_fetch_sub(&owner->sleeping, 1);
   pthread_mutex_unlock(&owner->mutex);
   return found;
@@ -47,21 +65,23 @@ static void *work(void *argument) {
   struct pool_worker *self = argument;
   pool *owner = self->owner;
   pool_enter(owner->owner, self->number);
-  for (uint32_t seen = 0;;) {
-    seen = next_round(owner, seen);
+  for (unsigned long long seen = 0;;) {
+    seen = next_work(owner, seen);
     if (atomic_load_explicit(&owner->ends, memory_order_acquire)) return NULL;
-    if (run_share(owner, self->number)) atomic_store(&owner->failed, 1);
-    atomic_fetch_sub_explicit(&owner->working, 1, memory_order_release);
+    run_shares(owner, self->number, seen);
   }
 }
 
-static void announce(pool *used) {
-  atomic_fetch_add(&used->round, 1); /* sequentially consistent, as is the read of `sleeping`: one of both sees the other */
+/* Begin a round of so many shares; returns it. */
+static unsigned long long announce(pool *used, uint32_t shares) {
+  const unsigned long long next = (unsigned long long)(round_of(atomic_load_explicit(&used->work, memory_order_relaxed)) + 1) << 32 | shares;
+  atomic_store(&used->work, next); /* sequentially consistent, as is the read of `sleeping`: one of both sees the other */
   if (atomic_load(&used->sleeping)) {
     pthread_mutex_lock(&used->mutex);
     pthread_cond_broadcast(&used->wake);
     pthread_mutex_unlock(&used->mutex);
   }
+  return next;
 }
 
 /* -- which CPUs -- */
@@ -156,26 +176,30 @@ tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint3
 }
 
 int pool_run(pool *used, pool_task task, void *data, int tasks) {
+  const uint32_t shares = used->threads > FEW_THREADS ? POOL_SHARES_EACH * used->threads : used->threads;
   used->task = task;
   used->data = data;
-  used->group = (pool_group){NULL, tasks > 0 ? tasks : (int32_t)used->threads};
-  if (used->threads == 1) return run_share(used, 0);
+  used->group = (pool_group){NULL, tasks > 0 ? tasks : (int32_t)shares};
+  if (used->threads == 1) {
+    int failed = 0;
+    for (int32_t i = 0; i < used->group.num_task; ++i) failed |= task(i, &used->group, data);
+    return failed;
+  }
   avoid_caller(used);
   atomic_store_explicit(&used->failed, 0, memory_order_relaxed);
-  atomic_store_explicit(&used->working, used->threads - 1, memory_order_relaxed);
-  announce(used);
-  int failed = run_share(used, 0);
+  atomic_store_explicit(&used->done, 0, memory_order_relaxed);
+  run_shares(used, 0, announce(used, shares));
   uint64_t until = now_ns() + used->spin_ns;
-  for (uint32_t turn = 0; atomic_load_explicit(&used->working, memory_order_acquire); ++turn) {
+  for (uint32_t turn = 0; atomic_load_explicit(&used->done, memory_order_acquire) < shares; ++turn) {
     relax_cpu();
     if (turn % 64 == 63 && now_ns() > until) sched_yield();
   }
-  return failed | (int)atomic_load_explicit(&used->failed, memory_order_relaxed);
+  return (int)atomic_load_explicit(&used->failed, memory_order_relaxed);
 }
 
 void pool_stop(pool *stopped) {
   atomic_store_explicit(&stopped->ends, 1, memory_order_release);
-  announce(stopped);
+  announce(stopped, 0);
   for (uint32_t number = 1; number <= stopped->started; ++number) pthread_join(stopped->workers[number].thread, NULL);
   pthread_cond_destroy(&stopped->wake);
   pthread_mutex_destroy(&stopped->mutex);

@@ -1,4 +1,8 @@
-/* A pool of threads of one instance: they spin for a while, then sleep. */
+/* A pool of threads of one instance: they spin for a while, then sleep.
+ *
+ * A loop is divided into shares, one for each of few threads. Each of many takes its own first, so that it finds its data in its cache, then
+ * those that nobody has taken: a thread that the system does not run, or that still sleeps, holds up nothing that it has not begun.
+ */
 #ifndef TVMFLOW_POOL_H
 #define TVMFLOW_POOL_H
 
@@ -18,6 +22,9 @@ typedef int (*pool_task)(int task, pool_group *group, void *data);
 
 typedef struct pool pool;
 
+#define POOL_SHARES_EACH 4 /* of a thread, where there are many */
+#define POOL_MAX_SHARES (POOL_SHARES_EACH * TVMFLOW_MAX_THREADS)
+
 struct pool_worker {
   pool *owner;
   uint32_t number;
@@ -33,8 +40,8 @@ struct pool {
   pool_task task;
   void *data;
   pool_group group;
-  atomic_uint round;      /* raised for every loop; workers wait for it to change */
-  atomic_uint working;    /* workers that are not done with this round */
+  atomic_ullong work; /* number of the round << 32 | shares of it; workers wait for it to change */
+  atomic_uint done;   /* shares of this round that have been computed */
   atomic_uint failed;
   atomic_uint sleeping;
   atomic_int ends;
@@ -42,6 +49,7 @@ struct pool {
   pthread_cond_t wake;
   uint32_t started;
   struct pool_worker workers[TVMFLOW_MAX_THREADS];
+  atomic_uint taken[POOL_MAX_SHARES]; /* the last round in which a share was taken */
 };
 
 /* Start threads - 1 threads. Returns TVMFLOW_NO_THREADS, with none of them left, when the system makes no more. */
