@@ -96,13 +96,16 @@ SHAPES = (  # channels, kernel, stride, size
     ((4, 32), 7, 2, 28),  # a first layer: an instruction sums all columns of a filter's row
     ((4, 16), 1, 1, 12),
     ((8, 16), 5, 1, 9),
+    ((64, 64), 3, 1, 7),  # narrower than a tile, which goes on to the next row
+    ((64, 48), 1, 1, 7),
+    ((16, 32), 5, 1, 4),
 )
 
 
 def _shares(knobs: dict[str, int], shape: tuple[int, ...]) -> int:
     """Return into how many pieces a schedule divides a kernel for its threads, in each of which registers get their shapes once."""
-    pieces = shape[2] // knobs["chunk"]
-    return pieces if knobs["rows_first"] else pieces * shape[1] // knobs["c_tile"]
+    pieces = shape[2] // knobs.get("chunk", shape[2])
+    return pieces if knobs.get("rows_first") else pieces * shape[1] // knobs["c_tile"]
 
 
 @pytest.mark.parametrize(

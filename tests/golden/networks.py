@@ -68,11 +68,11 @@ def _float32() -> Any:
     return _module((1, 3, _SIZE, _SIZE), "float32", body)
 
 
-def _one_convolution() -> Any:
+def _one_convolution(size: int = _SIZE) -> Any:
     def body(x: Any, emit: Callable[..., Any]) -> Any:
         return relax.op.nn.relu(emit(relax.op.nn.conv2d(x, _weight(32, 32, 3, 3), padding=1)))
 
-    return _module((1, 32, _SIZE, _SIZE), "float32", body)
+    return _module((1, 32, size, size), "float32", body)
 
 
 def _beside_convolutions() -> Any:
@@ -145,6 +145,7 @@ _NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
     "winograd4": (_one_convolution, 4),
     "bfloat16": (lambda: _mixed("bfloat16", "float32", _float32()), 0),
     "bfloat16_winograd": (lambda: _mixed("bfloat16", "float32", _one_convolution()), 2),
+    "bfloat16_narrow": (lambda: _mixed("bfloat16", "float32", _one_convolution(_SIZE - 3)), 0),
     "float16": (lambda: _mixed("float16", "float16", _float32()), 0),
     "float16_acc32": (lambda: _mixed("float16", "float32", _one_convolution()), 0),
     "uint8": (lambda: _bytes("uint8"), 0),
@@ -152,7 +153,7 @@ _NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
 }
 _OF_TARGET: dict[str, tuple[str, ...]] = {
     "znver4": tuple(_NETWORKS),
-    "sapphirerapids": ("bfloat16", "uint8", "int8"),
+    "sapphirerapids": ("bfloat16", "bfloat16_narrow", "uint8", "int8"),
     "x86-64-v3": ("float32", "attention", "winograd4", "bfloat16"),
     "cortex-a72": ("float32", "beside", "attention", "uint8"),
     "neoverse-v1": ("bfloat16", "bfloat16_winograd", "float16_acc32", "uint8", "int8"),

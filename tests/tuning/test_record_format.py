@@ -79,10 +79,10 @@ def test_a_line_that_is_no_record_is_one_error_and_nothing_is_stored(tmp_path: P
 
 def test_machine_code_of_our_own_is_let_through() -> None:
     own = _import(AVX512_BF16.imports, name=AVX512_BF16.intrinsic_name)
-    tile = "tvmflow.tiles_uint8_2_2_8_3_3_4_16_0_1_1_1_1_1"
+    tile = "tvmflow.tiles_uint8_2_2_8_3_3_4_16_0_1_1_1_1_1_0_0"
     tiles = tiles_in(
         tile
-        + " tvmflow.tiles_int8_999999_999999_9_1_1_1_16_0_0_1_1_1_1 tvmflow.tiles_int8_0_1_1_1_1_1_16_0_0_1_1_1_1 tvmflow.tiles_int8_1_1_1_1_1_1_5_0_0_1_1_1_1"
+        + " tvmflow.tiles_int8_999999_999999_9_1_1_1_16_0_0_1_1_1_1_0_0 tvmflow.tiles_int8_0_1_1_1_1_1_16_0_0_1_1_1_1_0_0 tvmflow.tiles_int8_1_1_1_1_1_1_5_0_0_1_1_1_1_0_0"
     )
     assert [one.intrinsic_name for one in tiles] == [tile]
     pair = "tvmflow.pairs_15_2_1_4_8_3_3_1_1_1_1"
@@ -182,5 +182,5 @@ def _read_or_refuse(path: Path, line: bytes) -> None:
 
 
 def test_a_tile_without_further_sums_is_one_of_ours() -> None:
-    assert len(tiles_in("tvmflow.tiles_uint8_1_1_1_1_1_4_16_0_0_0_0_0_0")) == 1
-    assert not tiles_in("tvmflow.tiles_uint8_0_1_1_1_1_4_16_0_0_0_0_0_0")
+    assert len(tiles_in("tvmflow.tiles_uint8_1_1_1_1_1_4_16_0_0_0_0_0_0_0_0")) == 1
+    assert not tiles_in("tvmflow.tiles_uint8_0_1_1_1_1_4_16_0_0_0_0_0_0_0_0")

@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import te
+from tvm import te, tirx
 
 from tvmflow.kernels.words import dot4, word_of, words_of_image
 from tvmflow.passes.images import padded_image, tileable_width
 from tvmflow.targets.cpu_features import is_cpu, multiplies_by_lane
+from tvmflow.templates.flat_tiles import rows_and_columns
 from tvmflow.templates.pairs import PAIRED_BYTES, PAIRED_CONVOLUTION
-from tvmflow.templates.tiles import TILED_CONVOLUTION
+from tvmflow.templates.tiles import FLAT_CONVOLUTION, TILED_CONVOLUTION
+
+_NARROW = 7  # columns of an output up to which a tile of 16 pixels goes on to the next row; 8 rows of 8 divide into tiles that share weights
 
 
 def interleave(weight: Any, group: int) -> Any:
@@ -54,6 +57,15 @@ def packed_conv2d(
     reach = (kw - 1) * dw + 1
     width = int(data.shape[3]) // columns + left + right
     out_width = (width - reach) // sw + 1
+    rows = int(data.shape[2]) + top + bottom - kh + 1
+    if (
+        tiled
+        and groups == 1
+        and (sh, sw, dh, dw) == (1, 1, 1, 1)
+        and out_width <= _NARROW
+        and rows * out_width >= _NARROW
+    ):
+        return _flat(data, weight, (rows, out_width), padding, _Sums(dtype, offset), filling)
     computed = tileable_width(out_width, multiplies_by_lane(target)) if is_cpu(target) else out_width
     right += max((computed - 1) * sw + reach - width, 0)
     if top or left or bottom or right or columns > 1 or read_dtype != str(data.dtype):
@@ -183,6 +195,43 @@ def _whole_words(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, s
         return dot4(data[b, first, h * sh + y * dh, w * sw + x * dw], weight[o, i, y, x, v])
 
     return te.compute(shape, lambda *index: sums.of(term(*index), [i, y, x], index), name="conv2d_words")
+
+
+def _flat(data: Any, weight: Any, size: tuple[int, int], padding: list[int], sums: _Sums, filling: float) -> Any:
+    """Sum packed channels of an image whose rows lie in one, so that tiles go on from row to row; what is computed between rows is left out.
+
+    size: rows and columns of the output.
+    """
+    (height, width), (top, left, _, right) = size, padding
+    n, blocks, high, wide, inner = (int(d) for d in data.shape)
+    oc, kh, kw, ic, words, lanes, group = (int(d) for d in weight.shape)
+    step = wide + left + right  # from a row to the next
+    tiles, pixels = rows_and_columns((height - 1) * step + width)
+    length = tiles * pixels + (kh - 1) * step + kw - 1
+
+    def at(b: Any, c: Any, _: Any, q: Any, v: Any) -> Any:
+        h, w = tirx.floordiv(q, step) - top, tirx.floormod(q, step) - left
+        inside = tirx.all(h >= 0, h < high, w >= 0, w < wide)
+        return tirx.if_then_else(inside, data[b, c, h, w, v], tirx.const(filling, str(data.dtype)))
+
+    flat = te.compute((n, blocks, 1, length, inner), at, name="pad")
+    y, x, i = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw"), te.reduce_axis((0, ic), "ic")
+    u, q = te.reduce_axis((0, words), "ic_lane"), te.reduce_axis((0, group), "ic_byte" if group == 4 else "ic_pair")
+    total = te.compute(
+        (n, oc, tiles, pixels, lanes),
+        lambda b, o, h, w, v: sums.of(
+            _term(sums.dtype, flat[b, i, 0, h * pixels + w + y * step + x, u * group + q], weight[o, y, x, i, u, v, q]),
+            [y, x, i, u, q],
+            (b, o, h, w, v),
+        ),
+        name=FLAT_CONVOLUTION,
+    )
+
+    def pixel(b: Any, o: Any, h: Any, w: Any, v: Any) -> Any:
+        place = h * step + w
+        return total[b, o, tirx.floordiv(place, pixels), tirx.floormod(place, pixels), v]
+
+    return te.compute((n, oc, height, width, lanes), pixel, name="crop")
 
 
 def _cropped(output: Any, width: int) -> Any:

@@ -19,6 +19,10 @@ from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 from tvmflow.templates.primitives import Knobs, divisors, meaning_of_axes, register_intrinsic, steps_of, tensorize_tile
 
 TILED_CONVOLUTION = "conv2d_tiles"  # name of the block whose weights lie (OC, KH, KW, IC, ...)
+FLAT_CONVOLUTION = (
+    "conv2d_flat"  # the same, of an image whose rows are one; names are part of the keys of tuning records
+)
+_CONVOLUTIONS = (TILED_CONVOLUTION, FLAT_CONVOLUTION)
 _LANES = 16  # channels of a block; int32 or float32 values in a row of a tile
 _ROWS, _ROW_BYTES, _REGISTERS = 16, 64, 8
 _LATENCY = 52  # cycles until a sum can be added to again (Intel's optimization manual, chapter on AMX)
@@ -113,7 +117,8 @@ class _Tile:
     """A tile of outputs: c blocks of channels x h rows x w pixels, summed over kh x kw x blocks of `inner` input channels.
 
     plain: 1 where an image of one block is read as it is, (block, row, pixel, channel); 0: (row, pixel, block, channel). joined: 1 where the
-    columns of a filter's row lie side by side, so that an instruction may sum several.
+    columns of a filter's row lie side by side, so that an instruction may sum several. ph, py: pixels from a row of outputs, and of the filter, to
+    the next where all rows of an image are one; else 0.
     """
 
     data: str
@@ -130,6 +135,8 @@ class _Tile:
     sw: int
     dh: int
     dw: int
+    ph: int = 0
+    py: int = 0
 
     @property
     def intrinsic_name(self) -> str:
@@ -206,7 +213,7 @@ class _Tile:
         for total, pixels, weights in self.products:
             o, h = divmod(total, self.h)
             if o == 0:  # past the end of an axis the next one's values follow
-                place = f"{h * self.sh} + y * {self.dh}, {x} * {self.dw}"
+                place = f"{h * self.sh} + y * {self.dh}, {x} * {self.dw} + {h * self.ph} + y * {self.py}"
                 inner = f"s * {4 * self.depth // self.size}"
                 address = f"A[0, {place}, {inner}]" if self.plain else f"A[{place}, 0, {inner}]"
                 step = f"pixel * T.int64({self.sw * self.size})"
@@ -247,7 +254,7 @@ def _joined(columns: int, dilation: int, blocks: int, of_image: int) -> int:
 
 def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) -> list[Knobs]:
     """Return the tiles of outputs worth trying, the likelier first: c_tile, h_tile, w_tile. Empty where there are none."""
-    if reduced != 5 or kernel.anchor is None or not kernel.anchor.startswith(TILED_CONVOLUTION):
+    if reduced != 5 or kernel.anchor is None or not kernel.anchor.startswith(_CONVOLUTIONS):
         return []
     block = schedule.get(block_ref(schedule, kernel.anchor))
     image = block.reads[0]
@@ -299,7 +306,8 @@ def sum_in_tiles(schedule: Any, anchor: Any, outermost: Any, plain: bool) -> Non
     (sh, dh), (sw, dw) = steps_of(image, 1 + plain, block, (2, 5)), steps_of(image, 2 + plain, block, (3, 6))
     joined = _joined(kw, dw, blocks, int(region_buffer(image).shape[1 if plain else 3]))
     data = str(region_buffer(image).dtype)
-    tile = _Tile(data, c, h, w, kh, kw, blocks, words * group, int(plain), joined, sh, sw, dh, dw)
+    ph, py = steps_of(image, 2 + plain, block, (2, 5))
+    tile = _Tile(data, c, h, w, kh, kw, blocks, words * group, int(plain), joined, sh, sw, dh, dw, ph, py)
     name = _intrinsic(tile)
     tensorize_tile(schedule, anchor, name, f"{name}_zero")
     schedule.annotate(outermost, "pragma_import_llvm", tile.imports)
@@ -313,7 +321,7 @@ def register_tiles_in(trace: str) -> None:
 
 def tiles_in(trace: str) -> list[_Tile]:
     """Return the tiles that a trace names, without those that no processor has."""
-    names = set(re.findall(r"tvmflow\.tiles_(u?int8|bfloat16)((?:_\d{1,6}){13})(?![\d])", trace))
+    names = set(re.findall(r"tvmflow\.tiles_(u?int8|bfloat16)((?:_\d{1,6}){15})(?![\d])", trace))
     tiles = [_Tile(data, *(int(value) for value in sizes.split("_")[1:])) for data, sizes in names]
     return [tile for tile in tiles if _possible(tile)]
 
@@ -330,11 +338,12 @@ def _intrinsic(tile: _Tile) -> str:
     group = 2 if tile.data == "bfloat16" else 4
     sizes = (tile.c, tile.h, tile.w, _LANES, tile.kh, tile.kw, tile.blocks, tile.inner // group, group)
     axes = meaning_of_axes("ohwvyxiuq", sizes)
-    place = f"{axes['vh']} * {tile.sh} + {axes['vy']} * {tile.dh}, {axes['vw']} * {tile.sw} + {axes['vx']} * {tile.dw}"
-    high, wide = (
-        (size - 1) * stride + (taps - 1) * dilation + 1
-        for size, stride, taps, dilation in ((tile.h, tile.sh, tile.kh, tile.dh), (tile.w, tile.sw, tile.kw, tile.dw))
+    column = (
+        f"{axes['vw']} * {tile.sw} + {axes['vx']} * {tile.dw} + {axes['vh']} * {tile.ph} + {axes['vy']} * {tile.py}"
     )
+    place = f"{axes['vh']} * {tile.sh} + {axes['vy']} * {tile.dh}, {column}"
+    high = (tile.h - 1) * tile.sh + (tile.kh - 1) * tile.dh + 1
+    wide = (tile.w - 1) * tile.sw + (tile.kw - 1) * tile.dw + (tile.h - 1) * tile.ph + (tile.kh - 1) * tile.py + 1
     image = (tile.blocks, high, wide, tile.inner) if tile.plain else (high, wide, tile.blocks, tile.inner)
     values = {
         **axes, **{field.name: getattr(tile, field.name) for field in fields(tile)},
