@@ -141,7 +141,19 @@ def open_session(path: Path, threads: int = 0) -> Any:
 
 
 @contextlib.contextmanager
-def _plain_clips() -> Iterator[None]:
+def _replaced(owner: Any, members: Mapping[str, Any]) -> Iterator[None]:
+    """Give a class other members for as long as the context lasts."""
+    originals = {name: vars(owner)[name] for name in members}
+    for name, member in members.items():
+        setattr(owner, name, member)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(owner, name, original)
+
+
+def _plain_clips() -> contextlib.AbstractContextManager[None]:
     """Let TVM's importer make `clip` of a Clip with constant bounds.
 
     Its own way, a comparison with a bound that is asked for NaN while the model runs, hides from every later pass that
@@ -149,41 +161,30 @@ def _plain_clips() -> Iterator[None]:
     """
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    converter = onnx_frontend.Clip
-    names = [name for name in vars(converter) if name.startswith("_impl_v")]
-    originals = {name: vars(converter)[name] for name in names}
-    for name, original in originals.items():
-        setattr(converter, name, classmethod(_clip_converter(original.__func__)))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(converter, name, original)
+    ways = {name: way for name, way in vars(onnx_frontend.Clip).items() if name.startswith("_impl_v")}
+    members = {name: classmethod(_clip_converter(way.__func__)) for name, way in ways.items()}
+    return _replaced(onnx_frontend.Clip, members)
 
 
-@contextlib.contextmanager
-def _plain_pads() -> Iterator[None]:
+def _plain_pads() -> contextlib.AbstractContextManager[None]:
     """Let TVM's importer make `pad` of a Pad with constants, and nothing of one without a border; its own way is a kernel that no later pass knows."""
-    from tvm import relax
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    converter = onnx_frontend.Pad
-    original = vars(converter).get("_lower_pad")
+    way = vars(onnx_frontend.Pad).get("_lower_pad")
+    return _replaced(onnx_frontend.Pad, {"_lower_pad": classmethod(_pad_converter(way.__func__))} if way else {})
 
+
+def _pad_converter(original: Callable[..., Any]) -> Callable[..., Any]:
     def convert(cls: Any, builder: Any, inputs: Any, attrs: Any, params: Any, modes: Any) -> Any:
-        if attrs.get("mode", b"constant") != b"constant" or original is None:
-            return original.__func__(cls, builder, inputs, attrs, params, modes)  # type: ignore[union-attr]
+        from tvm import relax
+
+        if attrs.get("mode", b"constant") != b"constant":
+            return original(cls, builder, inputs, attrs, params, modes)
         before, after, value = cls._parse_pads_and_axes(inputs, params)
         widths = [int(width) for pair in zip(before, after, strict=True) for width in pair]
         return relax.op.nn.pad(inputs[0], widths, pad_value=float(value)) if any(widths) else inputs[0]
 
-    if original is not None:
-        converter._lower_pad = classmethod(convert)
-    try:
-        yield
-    finally:
-        if original is not None:
-            converter._lower_pad = original
+    return convert
 
 
 def _clip_converter(original: Callable[..., Any]) -> Callable[..., Any]:

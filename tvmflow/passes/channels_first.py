@@ -15,8 +15,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.ir.emit import call_again, constant, straight_line
+from tvmflow.ir.emit import call_again, constant
 from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
+from tvmflow.passes.two_layouts import TwoLayouts
 
 _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 _UNARY = {
@@ -52,22 +53,10 @@ def _axes(step: Step) -> list[int]:
     return [int(a) for a in axes] if axes is not None else []
 
 
-class _Rewriter:
+class _Rewriter(TwoLayouts):
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.builder = relax.BlockBuilder()
-        self.plain: dict[str, Any] = {}
+        super().__init__(graph)
         self.first: dict[str, Any] = {}
-        self.shapes = {name: kind.shape for name, kind in graph.kinds().items()}
-
-    def module(self) -> Any:
-        return straight_line(self.builder, self.graph, self._body)
-
-    def _body(self, parameters: dict[str, Any]) -> list[Any]:
-        self.plain |= parameters
-        for step in self.graph.steps:
-            self._step(step)
-        return [self._as_plain(name) for name in self.graph.outputs]
 
     def _emit(self, expression: Any, name: str) -> Any:
         return self.builder.emit(expression, name)
@@ -97,8 +86,7 @@ class _Rewriter:
             else:
                 self.plain[step.name] = result
             return
-        value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._as_plain)
-        self.plain[step.name] = self._emit(value, step.name)
+        self._emit_plain(step)
 
     def _twin(self, step: Step) -> Callable[[], Any] | None:
         """Return how to compute the step channels-first, None where it has to stay as it is."""

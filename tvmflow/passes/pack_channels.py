@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.ir.emit import call_again, constant, straight_line
+from tvmflow.ir.emit import call_again, constant
 from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.ir.tvm_names import type_of
 from tvmflow.ir.views import keeps_order
@@ -34,6 +34,7 @@ from tvmflow.passes.packed_weights import (
     pack_outputs,
     rows_as_image,
 )
+from tvmflow.passes.two_layouts import TwoLayouts
 
 # Operators on single elements that leave a zero of the filling finite.
 _UNARY = {
@@ -57,25 +58,14 @@ class PackChannels:
         return _Packer(read_graph(mod), self.block).module()
 
 
-class _Packer:
+class _Packer(TwoLayouts):
     def __init__(self, graph: Graph, block: int) -> None:
-        self.graph, self.block = graph, block
-        self.builder = relax.BlockBuilder()
-        self.plain: dict[str, Any] = {}
+        super().__init__(graph)
+        self.block = block
         self.packed: dict[str, Any] = {}
         self.rows: dict[str, Any] = {}  # packed rows of values (A, B, D, C), which are rows and no images
         self.flat: dict[str, str] = {}  # values (1, C, H * W), by the names of the images (1, C, H, W) that they are
         self.steps = {step.name: step for step in graph.steps}
-        self.shapes = {name: kind.shape for name, kind in graph.kinds().items()}
-
-    def module(self) -> Any:
-        return straight_line(self.builder, self.graph, self._body)
-
-    def _body(self, parameters: dict[str, Any]) -> list[Any]:
-        self.plain |= parameters
-        for step in self.graph.steps:
-            self._step(step)
-        return [self._as_plain(name) for name in self.graph.outputs]
 
     # -- the two layouts of a value --
 
@@ -138,8 +128,7 @@ class _Packer:
             value = twin()  # a variable where it is what another step packed: a second name would keep kernels apart
             self.packed[step.name] = value if isinstance(value, relax.Var) else self.builder.emit(value, step.name)
             return
-        value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._as_plain)
-        self.plain[step.name] = self.builder.emit(value, step.name)
+        self._emit_plain(step)
 
     def _keeps_rows(self, step: Step) -> bool:
         """Keep packed rows that get four axes, and what is computed of each of their values, as rows, and pixels whose channels go last: dense layers go on with them."""

@@ -12,8 +12,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.ir.emit import call_again, constant, straight_line
+from tvmflow.ir.emit import call_again, constant
 from tvmflow.ir.graph import Argument, Graph, Step, read_graph
+from tvmflow.passes.two_layouts import TwoLayouts
 
 _UNARY = {
     "relax.nn.relu", "relax.clip", "relax.sigmoid", "relax.tanh", "relax.exp", "relax.sqrt", "relax.negative", "relax.abs", "relax.erf",
@@ -33,27 +34,17 @@ class SignalsAsImages:
         return _Rewriter(graph).module()
 
 
-class _Rewriter:
+class _Rewriter(TwoLayouts):
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.builder = relax.BlockBuilder()
-        self.plain: dict[str, Any] = {}
+        super().__init__(graph)
         self.images: dict[str, Any] = {}
-        self.shapes = {name: kind.shape for name, kind in graph.kinds().items()}
 
-    def module(self) -> Any:
-        return straight_line(self.builder, self.graph, self._body)
-
-    def _body(self, parameters: dict[str, Any]) -> list[Any]:
-        self.plain |= parameters
-        for step in self.graph.steps:
-            twin = self._twin(step)
-            if twin is not None:
-                self.images[step.name] = self.builder.emit(twin, step.name)
-                continue
-            value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._as_plain)
-            self.plain[step.name] = self.builder.emit(value, step.name)
-        return [self._as_plain(name) for name in self.graph.outputs]
+    def _step(self, step: Step) -> None:
+        twin = self._twin(step)
+        if twin is None:
+            self._emit_plain(step)
+        else:
+            self.images[step.name] = self.builder.emit(twin, step.name)
 
     def _as_plain(self, name: str) -> Any:
         if name not in self.plain:

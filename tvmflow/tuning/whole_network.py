@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +42,8 @@ class NetworkComparison:
         self._context: Any = None
         self._session: DeviceSession | None = None
         self._models: dict[str, RemoteModel] = {}
-        self._lowered: dict[str, Any] = {}
+        # The last ones are kept, since one of them is compared with the next; each may hold a copy of the weights.
+        self._lowered = lru_cache(2)(lambda winograd: lower(packed, backend, winograd=json.loads(winograd)))
         self._known = {r.workload: r for r in journal.known() if r.template == NETWORK}
 
     def __enter__(self) -> NetworkComparison:
@@ -73,14 +75,8 @@ class NetworkComparison:
         return [[w.key, w.calls, self.best[w.key].knobs if w.key in self.best else None] for w in used]
 
     def _kernels(self, winograd: dict[str, int]) -> Any:
-        """Return the network as a module of kernels; the last ones are kept, since one of them is compared with the next."""
-        name = json.dumps(winograd, sort_keys=True)
-        if name not in self._lowered:
-            while len(self._lowered) > 1:  # each may hold a copy of the weights
-                self._lowered.pop(next(iter(self._lowered)))
-            self._lowered[name] = lower(self.packed, self.backend, winograd=winograd)
-        self._lowered[name] = self._lowered.pop(name)  # the latest used goes last
-        return self._lowered[name]
+        """Return the network as a module of kernels."""
+        return self._lowered(json.dumps(winograd, sort_keys=True))
 
     def _measure(self, now: dict[str, int], other: dict[str, int]) -> tuple[float, float]:
         one, two = self._model(now), self._model(other)
