@@ -20,7 +20,7 @@ from tvmflow.sources import datasets
 from tvmflow.sources.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.labels import read_labels
-from tvmflow.sources.tool_environments import TOOL_ENVIRONMENTS, ToolEnvironment, ToolProcess, python_of
+from tvmflow.sources.tool_environments import TOOL_ENVIRONMENTS, ToolEnvironment, ToolProcess, python_of, run_tool
 from tvmflow.sources.weights import WeightsRequest, bring_weights
 
 
@@ -269,3 +269,12 @@ def test_a_worker_ends_when_its_model_is_no_longer_used(tmp_path: Path, monkeypa
     assert len(set(psutil.Process().children()) - before) == 1
     del process
     assert set(psutil.Process().children()) - before == set()
+
+
+def test_an_exporter_does_not_see_the_backend_of_our_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text("import os, sys\nsys.exit(os.environ.get('KERAS_BACKEND'))")
+    monkeypatch.setitem(TOOL_ENVIRONMENTS, "backend", ToolEnvironment((), str(worker)))
+    monkeypatch.setattr("tvmflow.sources.tool_environments.python_of", lambda _name: sys.executable)
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    run_tool("backend", [])

@@ -178,6 +178,7 @@ def run_tool(name: str, arguments: list[str], timeout_s: float = REPLY_TIMEOUT_S
     process = subprocess.Popen(
         [str(python_of(name)), str(_WORKERS / TOOL_ENVIRONMENTS[name].worker), *arguments],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"},  # ours may not be there
     )  # fmt: skip
     try:
         said, _ = process.communicate(timeout=timeout_s)
