@@ -131,6 +131,15 @@ typedef struct {
 } tvmflow_image;
 #define TVMFLOW_MAX_SIDE 32768
 
+/* A size of inputs that a run chooses, as the length of a text or the batch: any of 1 to buckets[count - 1]. The network was compiled for each of
+ * `buckets`, which ascend; a run takes the smallest that holds it, and fills inputs up to it. */
+typedef struct {
+  const char *name;
+  const int64_t *buckets;
+  uint32_t count;
+} tvmflow_size;
+#define TVMFLOW_MAX_SIZES 2
+
 typedef struct tvmflow_instance tvmflow_instance;
 
 /* The functions of one network. Those that return a status leave their outputs alone unless it is TVMFLOW_OK. */
@@ -197,6 +206,18 @@ typedef struct tvmflow_api {
    * none for this device. gpu: as of create_on_gpu. */
   tvmflow_status (*create_with_gpu)(const tvmflow_options *options, const struct tvmflow_api *other, const tvmflow_gpu *gpu, const void *const *sample,
                                     tvmflow_instance **instance);
+
+  /* How many sizes a run chooses; 0 where all inputs and outputs have one shape. Where there are some, `input`, `output` and `run` are of the largest
+   * of each, and so is `profile`: of runs in the largest bucket. */
+  uint32_t sizes;
+  tvmflow_status (*size_of)(uint32_t i, tvmflow_size *info);
+  /* Find the sizes, sizes[0] to sizes[api->sizes - 1], that inputs of these shapes have: shapes[i] as many numbers as input i has axes. Says by
+   * last_error which one does not fit, or is larger than the largest bucket. */
+  tvmflow_status (*sizes_of)(const int64_t *const *shapes, int64_t *sizes);
+  /* Write the shape that input or output i has in a run of such sizes. */
+  tvmflow_status (*shape_of)(int is_output, uint32_t i, const int64_t *sizes, int64_t *shape);
+  /* As run, with inputs and outputs of these sizes, elements one behind the other: padding and cutting are the library's. */
+  tvmflow_status (*run_sized)(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs, void *const *outputs);
 } tvmflow_api;
 
 typedef const tvmflow_api *(*tvmflow_entry)(void);

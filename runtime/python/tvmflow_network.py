@@ -86,6 +86,10 @@ class Gpu(ctypes.Structure):
         super().__init__(ctypes.sizeof(Gpu), *named)
 
 
+class _Size(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("buckets", ctypes.POINTER(ctypes.c_int64)), ("count", ctypes.c_uint32))
+
+
 class _Processor(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_char_p) for name in ("kind", "reason", "device", "driver", "version"))
 
@@ -96,6 +100,7 @@ class _Profile(ctypes.Structure):
 
 _Info = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(_Tensor))
 _Pointers = ctypes.POINTER(ctypes.c_void_p)
+_Numbers = ctypes.POINTER(ctypes.c_int64)
 
 
 class _Api(ctypes.Structure):
@@ -120,6 +125,10 @@ class _Api(ctypes.Structure):
         ("processor", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Processor))),
         ("tolerance", ctypes.c_double),
         ("create_with_gpu", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.c_void_p, ctypes.POINTER(Gpu), _Pointers, _Pointers)),
+        ("sizes", ctypes.c_uint32), ("size_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(_Size))),
+        ("sizes_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Numbers), _Numbers)),
+        ("shape_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint32, _Numbers, _Numbers)),
+        ("run_sized", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _Numbers, _Pointers, _Pointers)),
     )  # fmt: skip
 
 
@@ -134,6 +143,13 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     size: int
+
+
+class Size(NamedTuple):
+    """A size of inputs that a run chooses, 1 to buckets[-1]; it is filled up to the smallest bucket that holds it."""
+
+    name: str
+    buckets: tuple[int, ...]
 
 
 class Processor(NamedTuple):
@@ -178,6 +194,7 @@ class Network:
         self.name = str(self._api.network.decode())
         self.inputs = tuple(self._tensor(self._api.input, i) for i in range(self._api.inputs))
         self.outputs = tuple(self._tensor(self._api.output, i) for i in range(self._api.outputs))
+        self.sizes = self._open_sizes()
         self.labels = tuple(self._api.labels[i].decode() for i in range(self._api.label_count))
         options = _Options(threads=threads, cpu_mask=cpu_mask)
         self._driver = driver(self.device) if callable(driver) and self.device else None if callable(driver) else driver
@@ -215,15 +232,56 @@ class Network:
         )
 
     def __call__(self, *arrays: Any) -> Any:
-        """Run once. arrays: one per input, exactly of its shape; numbers are converted to its dtype."""
+        """Run once. arrays: one per input, exactly of its shape; numbers are converted to its dtype.
+
+        Where the network has `sizes`, inputs may be smaller in these, and outputs are what they make of it.
+        """
         if len(arrays) != len(self.inputs):
             raise ValueError(
                 f"{len(arrays)} arrays for {len(self.inputs)} inputs: {', '.join(x.name for x in self.inputs)}"
             )
+        if self.sizes:
+            return self._run_sized(arrays)
         given = [self._input(array, spec) for array, spec in zip(arrays, self.inputs, strict=True)]
         found = [_aligned(spec) for spec in self.outputs]
         self._check(self._api.run(self._handle, _pointers(given), _pointers(found)))
         return found[0] if len(found) == 1 else tuple(found)
+
+    def _run_sized(self, arrays: Sequence[Any]) -> Any:
+        sizes = self._sizes_of(arrays)
+        given = [
+            self._input(array, self._sized(spec, False, i, sizes))
+            for i, (array, spec) in enumerate(zip(arrays, self.inputs, strict=True))
+        ]
+        found = [_aligned(self._sized(spec, True, i, sizes)) for i, spec in enumerate(self.outputs)]
+        self._check(self._api.run_sized(self._handle, sizes, _pointers(given), _pointers(found)))
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def _sizes_of(self, arrays: Sequence[Any]) -> Any:
+        """Return the sizes that inputs have. Raises ValueError for those that do not fit together, or are too large."""
+        shapes = [np.shape(array) for array in arrays]
+        for shape, spec in zip(shapes, self.inputs, strict=True):
+            if len(shape) != len(spec.shape):
+                raise ValueError(f"input {spec.name} got an array of shape {shape}, not of {len(spec.shape)} axes")
+        held = [(ctypes.c_int64 * len(shape))(*shape) for shape in shapes]
+        sizes = (ctypes.c_int64 * len(self.sizes))()
+        if self._api.sizes_of((_Numbers * len(held))(*(ctypes.cast(one, _Numbers) for one in held)), sizes):
+            raise ValueError(self._api.last_error().decode(errors="replace"))
+        return sizes
+
+    def _sized(self, spec: Tensor, is_output: bool, i: int, sizes: Any) -> Tensor:
+        """Return an input or output of a run of such sizes."""
+        shape = (ctypes.c_int64 * len(spec.shape))()
+        self._check(self._api.shape_of(is_output, i, sizes, shape))
+        return Tensor(spec.name, tuple(shape), spec.dtype, int(np.prod(shape)) * np.dtype(spec.dtype).itemsize)
+
+    def _open_sizes(self) -> tuple[Size, ...]:
+        found = []
+        for i in range(self._api.sizes if self._api.size > _Api.sizes.offset else 0):
+            one = _Size()
+            self._check(self._api.size_of(i, ctypes.byref(one)))
+            found.append(Size(one.name.decode(), tuple(one.buckets[: one.count])))
+        return tuple(found)
 
     @property
     def device(self) -> str:

@@ -8,6 +8,7 @@
 #include "plan.h"
 #include "pool.h"
 #include "scores.h"
+#include "sizes.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,10 +44,13 @@ struct tvmflow_instance {
   const void **gpu_inputs; /* where its inputs, then outputs, are in a run */
   pthread_mutex_t mutex;
   unsigned char *arena;
-  plan_tensor *tensors;  /* one per value of the plan */
-  plan_any *arguments;   /* one per argument of a step */
+  const plan_tables *now; /* of the bucket that runs; `plan` itself where there are none */
+  plan_tensor *tensors;  /* one per value of its plan; those of all buckets lie one behind the other, and begin at all_tensors */
+  plan_any *arguments;   /* one per argument of a step, likewise */
+  plan_tensor *all_tensors;
+  plan_any *all_arguments;
   place *places;         /* of inputs, then outputs */
-  int moved;             /* one of them since the values were pointed at them */
+  int moved;             /* one of them, or the bucket, since the values were pointed at them */
   uint64_t *calls, *nanoseconds; /* one per step, and PROFILE_OTHERS; NULL where profiling was never on */
   int profiling;
   void *image_memory;    /* in which images are resized; of the largest so far */
@@ -159,17 +163,36 @@ void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int
 
 /* -- making and freeing -- */
 
+static uint32_t bucket_count(void) { return plan.sizes ? plan.sizes->bucket_count : 1; }
+
+static const plan_tables *bucket(uint32_t i) { return plan.sizes ? plan.sizes->buckets[i].plan : &plan; }
+
+/* Let the next run be in this bucket. */
+static void turn_to(tvmflow_instance *instance, const plan_tables *tables) {
+  if (instance->now == tables || plan.gpu) return;
+  instance->now = tables;
+  instance->moved = 1;
+  instance->tensors = instance->all_tensors;
+  instance->arguments = instance->all_arguments;
+  for (uint32_t i = 0; bucket(i) != tables; ++i) {
+    instance->tensors += bucket(i)->value_count;
+    instance->arguments += bucket(i)->argument_count;
+  }
+}
+
+/* Fill the tensors and arguments of the bucket that is next. */
 static void bind(tvmflow_instance *made) {
-  for (uint32_t i = 0; i < plan.value_count; ++i) {
-    const plan_value *value = &plan.values[i];
+  const plan_tables *now = made->now;
+  for (uint32_t i = 0; i < now->value_count; ++i) {
+    const plan_value *value = &now->values[i];
     plan_tensor *tensor = &made->tensors[i];
     *tensor = (plan_tensor){NULL, PLAN_DEVICE_CPU, 0, value->ndim, value->code, value->bits, 1, value->shape, value->strides, 0};
     if (value->place == PLAN_CONSTANT) tensor->data = (void *)(uintptr_t)(plan.constants + value->offset);
     if (value->place == PLAN_ARENA) tensor->data = made->arena + value->offset;
   }
-  for (uint32_t i = 0; i < plan.argument_count; ++i) {
+  for (uint32_t i = 0; i < now->argument_count; ++i) {
     made->arguments[i].type_index = PLAN_ANY_TENSOR;
-    made->arguments[i].value.pointer = &made->tensors[plan.arguments[i]];
+    made->arguments[i].value.pointer = &made->tensors[now->arguments[i]];
   }
 }
 
@@ -188,8 +211,8 @@ static void free_memory(tvmflow_instance *freed) {
   release(freed, freed->image_memory);
   release(freed, freed->scores);
   release(freed, freed->calls);
-  release(freed, freed->arguments);
-  release(freed, freed->tensors);
+  release(freed, freed->all_arguments);
+  release(freed, freed->all_tensors);
   release(freed, freed->arena);
   tvmflow_instance copy = {.options = freed->options};
   release(&copy, freed);
@@ -253,13 +276,23 @@ static int make_memory(tvmflow_instance *made) {
   made->places = allocate(made, tensors);
   if (!made->places) return -1;
   memset(made->places, 0, tensors);
+  made->now = &plan;
   if (plan.gpu) return 0;
+  size_t values = 0, arguments = 0;
+  for (uint32_t i = 0; i < bucket_count(); ++i) {
+    values += bucket(i)->value_count;
+    arguments += bucket(i)->argument_count;
+  }
   made->arena = allocate(made, plan_api.arena_size);
-  made->tensors = allocate(made, plan.value_count * sizeof *made->tensors);
-  made->arguments = allocate(made, plan.argument_count * sizeof *made->arguments);
-  if (!made->arena || !made->tensors || !made->arguments) return -1;
-  memset(made->arguments, 0, plan.argument_count * sizeof *made->arguments);
-  bind(made);
+  made->all_tensors = allocate(made, values * sizeof *made->tensors);
+  made->all_arguments = allocate(made, arguments * sizeof *made->arguments);
+  if (!made->arena || !made->all_tensors || !made->all_arguments) return -1;
+  memset(made->all_arguments, 0, arguments * sizeof *made->arguments);
+  made->now = NULL;
+  for (uint32_t i = 0; i < bucket_count(); ++i) {
+    turn_to(made, bucket(i));
+    bind(made);
+  }
   return 0;
 }
 
@@ -357,20 +390,26 @@ static tvmflow_status settle(tvmflow_instance *instance, place *at, const void *
   return TVMFLOW_OK;
 }
 
-static tvmflow_status settle_inputs(tvmflow_instance *instance, const void *const *inputs) {
+/* sizes: of inputs that may be smaller than the bucket's; NULL for those that are not. Memory of ours is as large as the largest bucket's. */
+static tvmflow_status settle_inputs(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs) {
   for (uint32_t i = 0; i < plan_api.inputs; ++i) {
     place *at = &instance->places[i];
-    tvmflow_status status = settle(instance, at, inputs[i], plan.inputs[i].size);
+    const tvmflow_tensor *wanted = &instance->now->inputs[i];
+    const int exact = sizes_are_exact(i, wanted, sizes);
+    tvmflow_status status = settle(instance, at, exact ? inputs[i] : NULL, plan.inputs[i].size);
     if (status) return status;
-    if (at->used != inputs[i]) memcpy(at->used, inputs[i], plan.inputs[i].size);
+    if (!exact) sizes_pad(i, wanted, sizes, inputs[i], at->used);
+    else if (at->used != inputs[i]) memcpy(at->used, inputs[i], wanted->size);
   }
   return TVMFLOW_OK;
 }
 
-/* outputs: NULL for memory of ours. */
-static tvmflow_status settle_outputs(tvmflow_instance *instance, void *const *outputs) {
+/* sizes: as of settle_inputs; outputs: NULL for memory of ours. */
+static tvmflow_status settle_outputs(tvmflow_instance *instance, const int64_t *sizes, void *const *outputs) {
   for (uint32_t i = 0; i < plan_api.outputs; ++i) {
-    tvmflow_status status = settle(instance, &instance->places[plan_api.inputs + i], outputs ? outputs[i] : NULL, plan.outputs[i].size);
+    const uint32_t tensor = plan_api.inputs + i;
+    void *given = outputs && sizes_are_exact(tensor, &instance->now->outputs[i], sizes) ? outputs[i] : NULL;
+    tvmflow_status status = settle(instance, &instance->places[tensor], given, plan.outputs[i].size);
     if (status) return status;
   }
   return TVMFLOW_OK;
@@ -378,8 +417,8 @@ static tvmflow_status settle_outputs(tvmflow_instance *instance, void *const *ou
 
 /* Point the values that lie in inputs and outputs at them. */
 static void point(tvmflow_instance *instance) {
-  for (uint32_t i = 0; i < plan.value_count && instance->moved; ++i) {
-    const plan_value *value = &plan.values[i];
+  for (uint32_t i = 0; i < instance->now->value_count && instance->moved; ++i) {
+    const plan_value *value = &instance->now->values[i];
     if (value->place == PLAN_INPUT) instance->tensors[i].data = instance->places[value->index].used + value->offset;
     if (value->place == PLAN_OUTPUT) instance->tensors[i].data = instance->places[plan_api.inputs + value->index].used + value->offset;
   }
@@ -392,18 +431,20 @@ static void add_to_profile(tvmflow_instance *instance, uint32_t i, uint64_t begi
 }
 
 static tvmflow_status walk(tvmflow_instance *instance) {
-  for (uint32_t i = 0; i < plan.step_count; ++i) {
-    const plan_step *step = &plan.steps[i];
+  const plan_tables *now = instance->now;
+  const int profiling = instance->profiling && now == &plan;
+  for (uint32_t i = 0; i < now->step_count; ++i) {
+    const plan_step *step = &now->steps[i];
     plan_any result = {PLAN_ANY_NONE, 0, {0}};
-    uint64_t begin = instance->profiling ? now_ns() : 0;
+    uint64_t begin = profiling ? now_ns() : 0;
     if (step->program && device_run(&instance->device, step->program - 1, instance->arguments + step->arguments))
       return told(TVMFLOW_DEVICE_FAILED, "the accelerator failed in %s", step->name);
     if (!step->program && step->kernel(NULL, instance->arguments + step->arguments, (int32_t)step->count, &result))
       return current.error[0] ? TVMFLOW_KERNEL_FAILED : told(TVMFLOW_KERNEL_FAILED, "kernel %s failed", step->name);
-    if (instance->profiling) add_to_profile(instance, i, begin);
+    if (profiling) add_to_profile(instance, i, begin);
   }
-  for (uint32_t i = 0; i < plan.copy_count; ++i)
-    memcpy(instance->tensors[plan.copies[i].to].data, instance->tensors[plan.copies[i].from].data, plan.copies[i].size);
+  for (uint32_t i = 0; i < now->copy_count; ++i)
+    memcpy(instance->tensors[now->copies[i].to].data, instance->tensors[now->copies[i].from].data, now->copies[i].size);
   return TVMFLOW_OK;
 }
 
@@ -418,22 +459,25 @@ static tvmflow_status run_on_gpu(tvmflow_instance *instance) {
   return TVMFLOW_OK;
 }
 
-/* Run on inputs that are settled; outputs as of settle_outputs. */
-static tvmflow_status run_settled(tvmflow_instance *instance, void *const *outputs) {
-  tvmflow_status status = settle_outputs(instance, outputs);
+/* Run on inputs that are settled; sizes and outputs as of settle_outputs. */
+static tvmflow_status run_settled(tvmflow_instance *instance, const int64_t *sizes, void *const *outputs) {
+  tvmflow_status status = settle_outputs(instance, sizes, outputs);
   if (status) return status;
   if (!plan.gpu) point(instance);
   status = plan.gpu ? run_on_gpu(instance) : walk(instance);
   for (uint32_t i = 0; i < plan_api.outputs && !status && outputs; ++i) {
     const place *at = &instance->places[plan_api.inputs + i];
-    if (at->used != outputs[i]) memcpy(outputs[i], at->used, plan.outputs[i].size);
+    const tvmflow_tensor *found = &instance->now->outputs[i];
+    if (!sizes_are_exact(plan_api.inputs + i, found, sizes)) sizes_cut(plan_api.inputs + i, found, sizes, at->used, outputs[i]);
+    else if (at->used != outputs[i]) memcpy(outputs[i], at->used, found->size);
   }
   return status;
 }
 
-static void enter(tvmflow_instance *instance) {
+static void enter(tvmflow_instance *instance, const plan_tables *tables) {
   pthread_mutex_lock(&instance->mutex);
   current.instance = instance;
+  turn_to(instance, tables);
 }
 
 static tvmflow_status leave(tvmflow_instance *instance, tvmflow_status status) {
@@ -455,17 +499,38 @@ static tvmflow_status check_outputs(void *const *outputs) {
   return TVMFLOW_OK;
 }
 
-tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
-  current.error[0] = 0;
+static tvmflow_status check_run(const tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
   if (!instance || !inputs || !outputs) return told(TVMFLOW_BAD_ARGUMENT, "instance, inputs or outputs are NULL", NULL);
   for (uint32_t i = 0; i < plan_api.inputs; ++i)
     if (!inputs[i]) return told(TVMFLOW_BAD_ARGUMENT, "input %s is NULL", plan.inputs[i].name);
-  tvmflow_status status = check_outputs(outputs);
+  return check_outputs(outputs);
+}
+
+tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
+  current.error[0] = 0;
+  tvmflow_status status = check_run(instance, inputs, outputs);
   if (status) return status;
-  enter(instance);
+  enter(instance, &plan);
   LEAVE_IF_GPU(instance, run(other->instance, inputs, outputs));
-  status = settle_inputs(instance, inputs);
-  if (!status) status = run_settled(instance, outputs);
+  status = settle_inputs(instance, NULL, inputs);
+  if (!status) status = run_settled(instance, NULL, outputs);
+  return leave(instance, status);
+}
+
+static tvmflow_status check_sizes(const void *sizes) {
+  if (!plan.sizes) return told(TVMFLOW_BAD_ARGUMENT, "the network has one shape: run", NULL);
+  return sizes ? TVMFLOW_OK : told(TVMFLOW_BAD_ARGUMENT, "sizes are NULL", NULL);
+}
+
+tvmflow_status tvmflow_run_sized(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs, void *const *outputs) {
+  current.error[0] = 0;
+  tvmflow_status status = check_sizes(sizes);
+  if (!status && sizes_fault(sizes, current.error, ERROR_SIZE)) status = TVMFLOW_BAD_ARGUMENT;
+  if (!status) status = check_run(instance, inputs, outputs);
+  if (status) return status;
+  enter(instance, sizes_bucket(sizes));
+  status = settle_inputs(instance, sizes, inputs);
+  if (!status) status = run_settled(instance, sizes, outputs);
   return leave(instance, status);
 }
 
@@ -510,10 +575,10 @@ tvmflow_status tvmflow_run_image(tvmflow_instance *instance, const tvmflow_image
   tvmflow_status status = check_images(images);
   if (!status) status = check_outputs(outputs);
   if (status) return status;
-  enter(instance);
+  enter(instance, &plan);
   LEAVE_IF_GPU(instance, run_image(other->instance, images, outputs));
   status = settle_images(instance, images);
-  if (!status) status = run_settled(instance, outputs);
+  if (!status) status = run_settled(instance, NULL, outputs);
   return leave(instance, status);
 }
 
@@ -541,10 +606,10 @@ tvmflow_status tvmflow_classify(tvmflow_instance *instance, const tvmflow_image 
   if (status) return status;
   if (!class_count()) return told(TVMFLOW_BAD_ARGUMENT, "output %s is no scores of the classes of one image", plan.outputs[0].name);
   if (!k || k > class_count()) return told(TVMFLOW_BAD_ARGUMENT, "k is 1 to the number of classes", NULL);
-  enter(instance);
+  enter(instance, &plan);
   LEAVE_IF_GPU(instance, classify(other->instance, image, k, indices, probabilities));
   status = settle_images(instance, image);
-  if (!status) status = run_settled(instance, NULL);
+  if (!status) status = run_settled(instance, NULL, NULL);
   if (!status) status = classes_of(instance, k, indices, probabilities);
   return leave(instance, status);
 }
@@ -560,6 +625,34 @@ tvmflow_status tvmflow_input(uint32_t i, tvmflow_tensor *info) {
 tvmflow_status tvmflow_output(uint32_t i, tvmflow_tensor *info) {
   if (i >= plan_api.outputs || !info) return TVMFLOW_BAD_ARGUMENT;
   *info = plan.outputs[i];
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_size_of(uint32_t i, tvmflow_size *info) {
+  if (i >= plan_api.sizes || !info) return TVMFLOW_BAD_ARGUMENT;
+  *info = plan.sizes->sizes[i];
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_sizes_of(const int64_t *const *shapes, int64_t *sizes) {
+  int64_t found[TVMFLOW_MAX_SIZES];
+  current.error[0] = 0;
+  tvmflow_status status = check_sizes(shapes && sizes ? shapes : NULL);
+  for (uint32_t i = 0; i < plan_api.inputs && !status; ++i)
+    if (!shapes[i]) status = told(TVMFLOW_BAD_ARGUMENT, "the shape of input %s is NULL", plan.inputs[i].name);
+  if (status) return status;
+  if (sizes_read(shapes, found, current.error, ERROR_SIZE)) return TVMFLOW_BAD_ARGUMENT;
+  memcpy(sizes, found, plan_api.sizes * sizeof *sizes);
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_shape_of(int is_output, uint32_t i, const int64_t *sizes, int64_t *shape) {
+  current.error[0] = 0;
+  tvmflow_status status = check_sizes(shape ? sizes : NULL);
+  if (status) return status;
+  if (i >= (is_output ? plan_api.outputs : plan_api.inputs)) return told(TVMFLOW_BAD_ARGUMENT, "no such tensor", NULL);
+  if (sizes_fault(sizes, current.error, ERROR_SIZE)) return TVMFLOW_BAD_ARGUMENT;
+  sizes_shape(is_output ? plan_api.inputs + i : i, sizes, shape);
   return TVMFLOW_OK;
 }
 

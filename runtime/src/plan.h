@@ -106,7 +106,31 @@ typedef struct {
   const plan_texture *textures;
 } plan_gpu;
 
+struct plan_tables;
+
+/* An axis of an input, or counted behind those of an output, that has size * times / over elements, rounded up. */
 typedef struct {
+  uint32_t tensor, axis, size;
+  int64_t times, over;
+} plan_axis;
+
+/* The network at one of its sizes: steps and values of its own, constants in common. */
+typedef struct {
+  const struct plan_tables *plan;
+  const int64_t *sizes;
+} plan_bucket;
+
+/* Sizes that a run chooses. buckets: the smallest first, the last is `plan`; pads: an element per input, with which it is filled up. */
+typedef struct {
+  const tvmflow_size *sizes;
+  const plan_axis *axes;
+  const plan_bucket *buckets;
+  const unsigned char *const *pads;
+  uint32_t axis_count, bucket_count;
+} plan_sizes;
+#define PLAN_MAX_AXES 8 /* of a tensor of a network with such sizes */
+
+typedef struct plan_tables {
   const plan_value *values;
   const uint32_t *arguments;
   const plan_step *steps;
@@ -118,6 +142,7 @@ typedef struct {
   const plan_program *programs;
   uint32_t program_count;
   const plan_gpu *gpu; /* NULL: the CPU, perhaps with an accelerator, runs all steps */
+  const plan_sizes *sizes; /* NULL: all inputs have one shape */
 } plan_tables;
 
 extern const plan_tables plan;
@@ -132,6 +157,10 @@ tvmflow_status tvmflow_create_on_gpu(const tvmflow_options *options, const tvmfl
 tvmflow_status tvmflow_create_with_gpu(const tvmflow_options *options, const tvmflow_api *other, const tvmflow_gpu *gpu, const void *const *sample,
                                        tvmflow_instance **instance);
 tvmflow_status tvmflow_processor_of(const tvmflow_instance *instance, tvmflow_processor *found);
+tvmflow_status tvmflow_size_of(uint32_t i, tvmflow_size *info);
+tvmflow_status tvmflow_sizes_of(const int64_t *const *shapes, int64_t *sizes);
+tvmflow_status tvmflow_shape_of(int is_output, uint32_t i, const int64_t *sizes, int64_t *shape);
+tvmflow_status tvmflow_run_sized(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs, void *const *outputs);
 void tvmflow_destroy(tvmflow_instance *instance);
 const char *tvmflow_last_error(void);
 tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on);

@@ -212,6 +212,7 @@ CHECK = (
     "tvmflow/artifacts.py",
     "tvmflow/evaluation/agreement.py",
     "tvmflow/frontends/source_model.py",
+    "tvmflow/sizes.py",
 )
 IR = ("tvmflow/ir",)
 SOFTWARE_GPUS = (
@@ -223,6 +224,7 @@ SOFTWARE_GPUS = (
 COMPILER = (  # the compiler of shaders lies with the drivers in software, where the system has none
     *IR, *SOFTWARE_GPUS, "tvmflow/backends", "tvmflow/building", "tvmflow/kernels", "tvmflow/passes", "tvmflow/targets",
     "tvmflow/gpu", "tvmflow/templates", "tvmflow/tuning/traces.py", "tvmflow/vta/config.py", "tvmflow/network_binding.py",
+    "tvmflow/sizes.py",
 )  # fmt: skip
 DEVICE = (  # the agent and the emulated system lie in the cache folder
     "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/network_binding.py", *SOFTWARE_GPUS, "tvmflow/targets",

@@ -188,6 +188,9 @@ static void faults_are_told(void) {
   uint32_t best;
   CHECK(!api->images && api->run_image(net, &image, (void *[]){y, z}) == TVMFLOW_BAD_ARGUMENT);
   CHECK(!strcmp(api->last_error(), "the network takes no images"));
+  const int64_t sizes[TVMFLOW_MAX_SIZES] = {1, 1};
+  CHECK(!api->sizes && api->run_sized(net, sizes, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_BAD_ARGUMENT);
+  CHECK(!strcmp(api->last_error(), "the network has one shape: run"));
   CHECK(api->classify(net, &image, 1, &best, NULL) == TVMFLOW_BAD_ARGUMENT && *api->last_error());
   api->destroy(net);
   api->destroy(NULL);

@@ -18,7 +18,7 @@ def _sources(folder: str) -> list[Path]:
     return [*sorted((RUNTIME / "src").glob("*.c")), *sorted((Path(__file__).parent / folder).glob("*.c"))]
 
 
-@pytest.mark.parametrize("folder", [".", "images", "device"])
+@pytest.mark.parametrize("folder", [".", "images", "device", "sizes"])
 @pytest.mark.parametrize(
     "options", [["-O2"], ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"], ["-fsanitize=thread"]]
 )

@@ -14,6 +14,7 @@ from tvmflow.building import intrinsics
 from tvmflow.building.lower import lower
 from tvmflow.errors import StageError, last_line
 from tvmflow.passes import keep_on_stack, run_pass
+from tvmflow.passes.rename_kernels import RenameKernels
 from tvmflow.passes.round_bfloat16 import with_rounding
 from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
 
@@ -59,10 +60,16 @@ def compile_lowered(lowered: Any, backend: Backend) -> Any:
 
 
 def build_scheduled(
-    packed: Any, backend: Backend, best: dict[str, Any], dump: Any = None, winograd: dict[str, int] | None = None
+    packed: Any,
+    backend: Backend,
+    best: dict[str, Any],
+    dump: Any = None,
+    winograd: dict[str, int] | None = None,
+    prefix: str = "",
 ) -> Scheduled:
-    """Lower, schedule and compile a packed module. Raises StageError."""
-    return schedule_lowered(lower(packed, backend, dump, winograd), backend, best, dump)
+    """Lower, schedule and compile a packed module. prefix: of the names of its kernels, which are linked with other modules'. Raises StageError."""
+    lowered = lower(packed, backend, dump, winograd)
+    return schedule_lowered(run_pass(RenameKernels(prefix), lowered) if prefix else lowered, backend, best, dump)
 
 
 def schedule_lowered(lowered: Any, backend: Backend, best: dict[str, Any], dump: Any = None) -> Scheduled:

@@ -23,6 +23,7 @@ from tvmflow.building.image_table import ImageInput, image_tables
 from tvmflow.building.library import Scheduled
 from tvmflow.building.plan import Plan, Step, Value, plan_of
 from tvmflow.building.runtime import ABI_VERSION, RUNTIME
+from tvmflow.building.sized import Bucket, BucketPlan, SizedOutputs, size_tables, with_shared_constants
 from tvmflow.compilers import Command
 from tvmflow.errors import StageError
 from tvmflow.frontends.source_model import TensorSpec
@@ -32,7 +33,7 @@ from tvmflow.network_binding import network_binding
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
 _OBJECT_KINDS = ("llvm",)  # of TVM's modules: those that are written as an object file
-_SOURCES = ("network.c", "device.c", "pool.c", "image.c", "scores.c", "arithmetic.c", "fallback.c")
+_SOURCES = ("network.c", "device.c", "pool.c", "image.c", "scores.c", "arithmetic.c", "fallback.c", "sizes.c")
 _PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
 _COMPILE = (
     "-x", "c", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra", "-Werror",
@@ -54,6 +55,7 @@ class Network:
     """What a library says of itself. cell: model@target:precision; threads: that it was tuned for; labels: of classes, or none.
 
     image: how images become its input; None where it takes none. tolerance: error of an output that the precision allows, relative to its spread.
+    sized: what runs choose; None where all inputs have one shape.
     """
 
     cell: str
@@ -63,6 +65,7 @@ class Network:
     labels: tuple[str, ...] = ()
     image: ImageInput | None = None
     tolerance: float = 2.0e-3
+    sized: SizedOutputs | None = None
 
     @property
     def symbol(self) -> str:
@@ -79,36 +82,53 @@ class Network:
         return re.sub(r"[^A-Za-z0-9]+", "_", self.cell)
 
 
-def write_network(path: Path, scheduled: Scheduled, network: Network, compiler: Command) -> dict[str, Any]:
-    """Write the shared object of a network; returns what its manifest says. Raises StageError where there can be none."""
+def write_network(
+    path: Path, scheduled: Scheduled, network: Network, compiler: Command, buckets: Sequence[Bucket] = ()
+) -> dict[str, Any]:
+    """Write the shared object of a network; returns what its manifest says. Raises StageError where there can be none.
+
+    buckets: the smaller ones of a network whose runs choose sizes, in the order of `Sizes.all`.
+    """
     executable = scheduled.executable
+    others: list[BucketPlan] = []
     if isinstance(executable, GpuExecutable):
         plan = plan_of(scheduled.module, scheduled.backend.device_program, executable, GPU_ALIGNMENT)
         link(path, (), plan, network, compiler, gpu=executable)
     else:
         plan = plan_of(scheduled.module, scheduled.backend.device_program)
-        link(path, executable.mod.imports, plan, network, compiler)
+        others = [BucketPlan(b.sizes, plan_of(b.scheduled.module, scheduled.backend.device_program)) for b in buckets]
+        others = with_shared_constants(plan, others)
+        kernels = [
+            module for one in (scheduled, *(b.scheduled for b in buckets)) for module in one.executable.mod.imports
+        ]
+        link(path, kernels, plan, network, compiler, others=others)
     file = describe_file(path)
     return {
         "file": path.name, "sha256": file.sha256, "size": file.size, "abi_version": ABI_VERSION, "symbol": network.symbol, "soname": network.soname,
-        "arena_bytes": plan.arena_bytes, "constant_bytes": constant_bytes(plan), "kernel_calls": len(plan.steps), "device": plan.design or None,
+        "arena_bytes": _arena_bytes(plan, others), "constant_bytes": constant_bytes(plan, others), "kernel_calls": len(plan.steps), "device": plan.design or None,
         "gpu": executable.api if isinstance(executable, GpuExecutable) else None, "textures": len(plan.textures),
     }  # fmt: skip
 
 
 def link(
     path: Path, kernels: Sequence[Any], plan: Plan, network: Network, compiler: Command, runtime: Sequence[Path] = (), gpu: GpuExecutable | None = None,
+    others: Sequence[BucketPlan] = (),
 ) -> None:  # fmt: skip
-    """Link kernels, plan, weights and runtime. kernels: TVM's modules of them; runtime: its objects, where there are any; gpu: that runs the plan.
+    """Link kernels, plan, weights and runtime. kernels: TVM's modules of them; runtime: its objects, where there are any; gpu: that runs the plan;
+    others: of smaller buckets, with whose constants the plan's are shared.
 
     Raises StageError where the compiler refuses.
     """
     with tempfile.TemporaryDirectory(prefix="tvmflow-link-") as name:
         folder = Path(name)
         objects = kernel_objects(kernels, folder)
-        write_constants(folder / "constants.bin", plan)
+        write_constants(folder / "constants.bin", [plan, *(other.plan for other in others)])
         code = gpu.code(plan.widths) if gpu else None
-        (folder / "plan.c").write_text(tables(plan, network, gpu, code), encoding="ascii")
+        (folder / "plan.c").write_text(tables(plan, network, gpu, code, others), encoding="ascii")
+        for at, other in enumerate(others):
+            (folder / f"plan{at}.c").write_text(
+                "\n".join(plan_tables(other.plan, network, f"plan{at}")) + "\n", encoding="ascii"
+            )
         assembly = (write_codes(folder, code) if code else "") + _ASSEMBLY.format(page=_PAGE, file="constants.bin")
         (folder / "constants.S").write_text(assembly, encoding="ascii")
         (folder / "exports.map").write_text(
@@ -116,7 +136,10 @@ def link(
         )
         objects += [
             *(runtime or runtime_objects(folder, compiler, gpu.api if gpu else None)),
-            _compile(folder / "plan.c", folder, compiler),
+            *(
+                _compile(folder / f"{name}.c", folder, compiler)
+                for name in ("plan", *(f"plan{at}" for at in range(len(others))))
+            ),
         ]
         objects.append(folder / "constants.o")
         _run(compiler.line("-c", "constants.S", "-o", str(objects[-1])), folder)
@@ -184,13 +207,15 @@ def kernel_objects(modules: Sequence[Any], folder: Path) -> list[Path]:
     return objects
 
 
-def write_constants(path: Path, plan: Plan) -> None:
+def write_constants(path: Path, plans: Sequence[Plan]) -> None:
     """Write all constants, each at its offset."""
+    placed = {
+        m.offset: plan.constants[m.index] for plan in plans for m in plan.memories if m.place == "constant" and m.size
+    }
     with path.open("wb") as file:
-        for memory in plan.memories:
-            if memory.place == "constant":
-                file.write(bytes(memory.offset - file.tell()))
-                file.write(plan.constants[memory.index].tobytes())
+        for offset, constant in sorted(placed.items(), key=lambda item: item[0]):
+            file.write(bytes(offset - file.tell()))
+            file.write(constant.tobytes())
 
 
 _ASSEMBLY = """\
@@ -205,16 +230,49 @@ plan_constants:
 """
 
 
-def tables(plan: Plan, network: Network, gpu: GpuExecutable | None = None, code: GpuCode | None = None) -> str:
+def tables(
+    plan: Plan,
+    network: Network,
+    gpu: GpuExecutable | None = None,
+    code: GpuCode | None = None,
+    others: Sequence[BucketPlan] = (),
+) -> str:
     """Return the plan as C."""
+    kernels, arena, constants = len(plan.steps), _arena_bytes(plan, others), constant_bytes(plan, others)
+    lines = [
+        *plan_tables(plan, network, "plan", gpu, code, others),
+        f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), {c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "
+        f"{kernels}, {network.threads}, {arena}, {constants},",
+        "  tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,",
+        f"  tvmflow_profile_of, {'labels' if network.labels else '(void *)0'}, {len(network.labels)}, tvmflow_top_k,",
+        f"  {network.inputs[0].shape[0] if network.image else 0}, tvmflow_run_image, tvmflow_classify, "
+        f"{c_string(plan.design) if plan.design else '(void *)0'}, tvmflow_create_on, "
+        f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu, tvmflow_processor_of, {network.tolerance!r}, tvmflow_create_with_gpu,",
+        f"  {len(network.sized.sizes.names) if network.sized else 0}, tvmflow_size_of, tvmflow_sizes_of, tvmflow_shape_of, tvmflow_run_sized}};",
+    ]
+    for name in ("tvmflow_network", network.symbol):
+        lines += [
+            f"const tvmflow_api *{name}(void);",
+            f'__attribute__((visibility("default"))) const tvmflow_api *{name}(void) {{ return &plan_api; }}',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def plan_tables(
+    plan: Plan, network: Network, name: str, gpu: GpuExecutable | None = None, code: GpuCode | None = None, others: Sequence[BucketPlan] = ()
+) -> list[str]:  # fmt: skip
+    """Return the tables of one plan as C, under a name; that of the largest bucket is `plan`."""
     kernels = sorted({step.kernel for step in plan.steps if step.program is None and step.launch is None})
     arguments = [at for step in plan.steps for at in step.given]
     starts = accumulate((len(step.arguments) for step in plan.steps), initial=0)
+    is_largest = name == "plan"
+    image, sized = (network.image, network.sized) if is_largest else (None, None)
     lines = ['#include "plan.h"', "", "extern const unsigned char plan_constants[];"]
     lines += [f"int __tvm_ffi_{name}(void *, const plan_any *, int32_t, plan_any *);" for name in kernels]
     for at, value in enumerate(plan.values):
         lines += [_sizes(f"shape{at}", value.shape), _sizes(f"strides{at}", strides(value.shape))]
-    lines += [
+    return [
+        *lines,
         _table("plan_value", "values", (_value(at, value, plan) for at, value in enumerate(plan.values))),
         _table("uint32_t", "arguments", map(str, arguments)),
         _table("plan_step", "steps", (
@@ -226,27 +284,15 @@ def tables(plan: Plan, network: Network, gpu: GpuExecutable | None = None, code:
             _tensor(at, plan.values[at], spec.name) for at, spec in zip(plan.inputs, network.inputs, strict=True)
         )),
         _table("tvmflow_tensor", "outputs", (
-            _tensor(at, plan.values[at], name) for at, name in zip(plan.outputs, network.outputs, strict=True)
+            _tensor(at, plan.values[at], output) for at, output in zip(plan.outputs, network.outputs, strict=True)
         )),
-        _table("char *const", "labels", map(c_string, network.labels)),
-        *(image_tables(network.image, plan.values[plan.inputs[0]].shape) if network.image else ()),
+        *([_table("char *const", "labels", map(c_string, network.labels))] if is_largest else ()),
+        *(image_tables(image, plan.values[plan.inputs[0]].shape) if image else ()),
         *_programs(plan), *(gpu_tables(plan, gpu, code, c_string) if gpu and code else ()),
-        f"const plan_tables plan = {{values, arguments, steps, copies, inputs, outputs, plan_constants, {len(plan.values)}, "
-        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if network.image else '(void *)0'}, {'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}, {'&gpu' if gpu else '(void *)0'}}};",
-        f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), {c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "
-        f"{len(plan.steps)}, {network.threads}, {plan.arena_bytes}, {constant_bytes(plan)},",
-        "  tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,",
-        f"  tvmflow_profile_of, {'labels' if network.labels else '(void *)0'}, {len(network.labels)}, tvmflow_top_k,",
-        f"  {network.inputs[0].shape[0] if network.image else 0}, tvmflow_run_image, tvmflow_classify, "
-        f"{c_string(plan.design) if plan.design else '(void *)0'}, tvmflow_create_on, "
-        f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu, tvmflow_processor_of, {network.tolerance!r}, tvmflow_create_with_gpu}};",
+        *(size_tables(plan, sized, others) if sized else ()),
+        f"const plan_tables {name} = {{values, arguments, steps, copies, inputs, outputs, plan_constants, {len(plan.values)}, "
+        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if image else '(void *)0'}, {'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}, {'&gpu' if gpu else '(void *)0'}, {'&sizes' if sized else '(void *)0'}}};",
     ]  # fmt: skip
-    for name in ("tvmflow_network", network.symbol):
-        lines += [
-            f"const tvmflow_api *{name}(void);",
-            f'__attribute__((visibility("default"))) const tvmflow_api *{name}(void) {{ return &plan_api; }}',
-        ]
-    return "\n".join(lines) + "\n"
 
 
 def _function(step: Step) -> str:
@@ -270,9 +316,14 @@ def _programs(plan: Plan) -> Iterable[str]:
         yield _table("plan_program", "programs", rows)
 
 
-def constant_bytes(plan: Plan) -> int:
-    """Return the bytes of all constants, each at its alignment."""
-    return max((m.offset + m.size for m in plan.memories if m.place == "constant"), default=0)
+def constant_bytes(plan: Plan, others: Sequence[BucketPlan] = ()) -> int:
+    """Return the bytes of all constants, each at its alignment; others: of smaller buckets."""
+    plans = (plan, *(other.plan for other in others))
+    return max((m.offset + m.size for one in plans for m in one.memories if m.place == "constant"), default=0)
+
+
+def _arena_bytes(plan: Plan, others: Sequence[BucketPlan]) -> int:
+    return max(one.arena_bytes for one in (plan, *(other.plan for other in others)))
 
 
 def strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -21,6 +21,15 @@ def type_of(expression: Any) -> Any:
     return ty if ty is not None else expression.struct_info
 
 
+def typed(expression: Any, kind: Any) -> Any:
+    """Give a new expression its Relax type, and return it."""
+    from tvm.relax import expr
+
+    update = getattr(expr, "_update_type", None) or expr._update_struct_info
+    update(expression, kind)
+    return expression
+
+
 def shape_of(value: Any) -> tuple[int, ...]:
     """Return the shape of a Relax value of fixed extents."""
     return tuple(int(extent) for extent in type_of(value).shape)

@@ -1,0 +1,105 @@
+/* Inputs whose sizes a run chooses: the smallest bucket that holds them, padding, and cutting of outputs. */
+#include "sizes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const tvmflow_tensor *largest(uint32_t tensor) {
+  return tensor < plan_api.inputs ? &plan.inputs[tensor] : &plan.outputs[tensor - plan_api.inputs];
+}
+
+/* The open axis, NULL where its size is fixed. */
+static const plan_axis *open_axis(uint32_t tensor, uint32_t axis) {
+  for (const plan_axis *at = plan.sizes->axes; at < plan.sizes->axes + plan.sizes->axis_count; ++at)
+    if (at->tensor == tensor && at->axis == axis) return at;
+  return NULL;
+}
+
+int sizes_fault(const int64_t *sizes, char *error, size_t room) {
+  for (uint32_t i = 0; i < plan_api.sizes; ++i) {
+    const tvmflow_size *one = &plan.sizes->sizes[i];
+    const int64_t most = one->buckets[one->count - 1];
+    if (sizes[i] >= 1 && sizes[i] <= most) continue;
+    snprintf(error, room, "%.60s is %lld, and this network takes 1 to %lld: give it less at a time, or build it with a larger bucket", one->name,
+             (long long)sizes[i], (long long)most);
+    return -1;
+  }
+  return 0;
+}
+
+int sizes_read(const int64_t *const *shapes, int64_t *sizes, char *error, size_t room) {
+  for (uint32_t i = 0; i < plan_api.sizes; ++i) sizes[i] = 0;
+  for (uint32_t tensor = 0; tensor < plan_api.inputs; ++tensor) {
+    const tvmflow_tensor *of = largest(tensor);
+    for (int32_t axis = 0; axis < of->ndim; ++axis) {
+      const plan_axis *open = open_axis(tensor, (uint32_t)axis);
+      const int64_t found = shapes[tensor][axis], wanted = open ? sizes[open->size] : of->shape[axis];
+      if (open && !wanted) sizes[open->size] = found;
+      if (found == wanted || (open && !wanted)) continue;
+      snprintf(error, room, "size %d of input %.60s is %lld, and not %lld%s%.60s", (int)axis, of->name, (long long)found, (long long)wanted,
+               open ? ", the other inputs' " : "", open ? plan.sizes->sizes[open->size].name : "");
+      return -1;
+    }
+  }
+  return sizes_fault(sizes, error, room);
+}
+
+const plan_tables *sizes_bucket(const int64_t *sizes) {
+  for (const plan_bucket *at = plan.sizes->buckets; at < plan.sizes->buckets + plan.sizes->bucket_count; ++at) {
+    int holds = 1;
+    for (uint32_t i = 0; i < plan_api.sizes; ++i) holds &= sizes[i] <= at->sizes[i];
+    if (holds) return at->plan;
+  }
+  return &plan;
+}
+
+void sizes_shape(uint32_t tensor, const int64_t *sizes, int64_t *shape) {
+  const tvmflow_tensor *of = largest(tensor);
+  for (int32_t axis = 0; axis < of->ndim; ++axis) {
+    const plan_axis *open = open_axis(tensor, (uint32_t)axis);
+    shape[axis] = open ? (sizes[open->size] * open->times + open->over - 1) / open->over : of->shape[axis];
+  }
+}
+
+static size_t bytes(const int64_t *shape, int32_t ndim, size_t element) {
+  for (int32_t axis = 0; axis < ndim; ++axis) element *= (size_t)shape[axis];
+  return element;
+}
+
+static int same(const int64_t *a, const int64_t *b, int32_t ndim) { return !memcmp(a, b, (size_t)ndim * sizeof *a); }
+
+int sizes_are_exact(uint32_t tensor, const tvmflow_tensor *in_bucket, const int64_t *sizes) {
+  int64_t shape[PLAN_MAX_AXES];
+  if (!sizes) return 1;
+  sizes_shape(tensor, sizes, shape);
+  return same(shape, in_bucket->shape, in_bucket->ndim);
+}
+
+/* Copy what two tensors have in common, from the first element of each axis on. */
+static void copy(unsigned char *to, const int64_t *to_shape, const unsigned char *from, const int64_t *from_shape, int32_t ndim, size_t element) {
+  if (same(to_shape, from_shape, ndim)) {
+    memcpy(to, from, bytes(to_shape, ndim, element));
+    return;
+  }
+  const size_t to_step = bytes(to_shape + 1, ndim - 1, element), from_step = bytes(from_shape + 1, ndim - 1, element);
+  const int64_t count = *to_shape < *from_shape ? *to_shape : *from_shape;
+  for (int64_t i = 0; i < count; ++i)
+    copy(to + (size_t)i * to_step, to_shape + 1, from + (size_t)i * from_step, from_shape + 1, ndim - 1, element);
+}
+
+static size_t element_of(const tvmflow_tensor *tensor) { return tensor->size / bytes(tensor->shape, tensor->ndim, 1); }
+
+void sizes_pad(uint32_t input, const tvmflow_tensor *in_bucket, const int64_t *sizes, const void *from, void *to) {
+  int64_t shape[PLAN_MAX_AXES];
+  const size_t element = element_of(in_bucket);
+  unsigned char *end = (unsigned char *)to + in_bucket->size;
+  for (unsigned char *at = to; at < end; at += element) memcpy(at, plan.sizes->pads[input], element);
+  sizes_shape(input, sizes, shape);
+  copy(to, in_bucket->shape, from, shape, in_bucket->ndim, element);
+}
+
+void sizes_cut(uint32_t tensor, const tvmflow_tensor *in_bucket, const int64_t *sizes, const void *from, void *to) {
+  int64_t shape[PLAN_MAX_AXES];
+  sizes_shape(tensor, sizes, shape);
+  copy(to, shape, from, in_bucket->shape, in_bucket->ndim, element_of(in_bucket));
+}

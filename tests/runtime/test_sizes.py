@@ -1,0 +1,104 @@
+"""One library for several sizes: any length and any batch up to the largest, over one set of weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tvmflow.backends.cpu import host_backend
+from tvmflow.building.library import build_scheduled
+from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
+from tvmflow.building.sized import Bucket, SizedOutputs
+from tvmflow.compilers import Command
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.sizes import Axis, Sizes
+
+BACKEND = host_backend()
+TOKENS, WIDTH = 50, 64
+
+
+class Encoder(nn.Module):
+    """Two layers of a text encoder; returns the states of all tokens, and of the first alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.tokens, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(64, WIDTH)
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)])
+            for _ in range(2)
+        )  # fmt: skip
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        length = ids.shape[1]
+        y = self.tokens(ids) + self.places.weight[:length]
+        hidden = (1.0 - mask[:, None, None, :].float()) * -1e9
+        for layer in self.layers:
+            qkv, up, down, norm = layer  # type: ignore[misc]
+            q, k, v = (part.reshape(1, length, 4, -1).transpose(1, 2) for part in qkv(norm(y)).chunk(3, -1))
+            mixed = torch.softmax(q @ k.transpose(-1, -2) / 4 + hidden, -1) @ v
+            y = y + mixed.transpose(1, 2).reshape(1, length, WIDTH)
+            y = y + down(nn.functional.gelu(up(y)))
+        return y, y[:, 0]
+
+
+def _library(
+    model: nn.Module, specs: tuple[TensorSpec, ...], sized: SizedOutputs, outputs: tuple[str, ...], path: Path
+) -> dict[str, Any]:
+    scheduled = []
+    for at, sizes in enumerate(sized.sizes.all):
+        shapes = sized.sizes.shapes([spec.shape for spec in specs], sizes)
+        here = tuple(TensorSpec(spec.name, shape, spec.dtype) for spec, shape in zip(specs, shapes, strict=True))
+        packed = PackChannels(16)(canonicalize(ExportedModel(model.eval(), here).to_relax()))
+        scheduled.append(build_scheduled(packed, BACKEND, {}, prefix=f"at{at}_"))
+    network = Network("any@host:float32", specs, outputs, 2, sized=sized)
+    buckets = [Bucket(sizes, one) for sizes, one in zip(sized.sizes.all[:-1], scheduled[:-1], strict=True)]
+    return write_network(path, scheduled[-1], network, Command(("g++",)), buckets)
+
+
+def test_any_length_up_to_the_largest(tmp_path: Path) -> None:
+    sizes = Sizes(("length",), ((16, 40),), (Axis(0, 1, 0), Axis(1, 1, 0)), (3, 0))
+    specs = (TensorSpec("ids", (1, 40), "int64"), TensorSpec("mask", (1, 40), "int64"))
+    model, names = Encoder(), ("states", "first")
+    made = _library(model, specs, SizedOutputs(sizes, (Axis(0, 1, 0),)), names, tmp_path / "network.so")
+    assert made["constant_bytes"] < 1.1 * sum(p.nbytes for p in model.parameters()), "weights lie once"
+    network = OpenedNetwork(tmp_path / "network.so", 2)
+    assert network.network.sizes == (("length", (16, 40)),)
+    draw = np.random.default_rng(0)
+    for length in (*range(1, 41), 5, 16, 40, 17):
+        ids, mask = draw.integers(0, TOKENS, (1, length)), np.ones((1, length), np.int64)
+        mask[0, length - length // 4 :] = 0  # as well as what is filled up
+        with torch.no_grad():
+            expected = [y.numpy() for y in model(torch.from_numpy(ids), torch.from_numpy(mask))]
+        for a, b in zip(network.run(ids, mask), expected, strict=True):
+            assert a.shape == b.shape
+            np.testing.assert_allclose(a, b, atol=1e-4)
+    with pytest.raises(ValueError, match="length is 41, and this network takes 1 to 40"):
+        network.run(np.zeros((1, 41), np.int64), np.zeros((1, 41), np.int64))
+    with pytest.raises(ValueError, match="size 1 of input mask is 5, and not 4, the other inputs' length"):
+        network.run(np.zeros((1, 4), np.int64), np.zeros((1, 5), np.int64))
+
+
+def test_any_batch_up_to_the_largest(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 8 * 8, 16)
+    )  # fmt: skip
+    sizes = Sizes(("batch",), ((1, 4),), (Axis(0, 0, 0),), (0,))
+    specs = (TensorSpec("x", (4, 3, 16, 16)),)
+    made = _library(model, specs, SizedOutputs(sizes, (Axis(0, 0, 0),)), ("scores",), tmp_path / "network.so")
+    assert made["constant_bytes"] < 1.1 * sum(p.nbytes for p in model.parameters())
+    network = OpenedNetwork(tmp_path / "network.so", 2)
+    for batch in (3, 1, 4, 2, 1):
+        x = np.random.default_rng(batch).standard_normal((batch, 3, 16, 16), dtype=np.float32)
+        with torch.no_grad():
+            expected = model(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(network.run(x)[0], expected, atol=1e-4)
