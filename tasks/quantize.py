@@ -73,7 +73,7 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     description, golden = read_description(fetched), golden_inputs(context)
     batch, task = description.batch, description.task
     context.progress("checking the quantized module", 0, 0)
-    runner = LocalRunner(module, host_backend())
+    runner = LocalRunner.of_plain(module, host_backend())
     outputs = run_in_batches(runner, golden, batch)
     reference = load_arrays(context.inputs["import_model"] / "reference.npz", "golden")
     with _hint_of_scale(settings, report):

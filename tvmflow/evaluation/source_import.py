@@ -47,7 +47,7 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     progress("importing", 1, 4)
     module = canonicalize(source.to_relax())
     progress("checking against the source", 2, 4)
-    runner = LocalRunner(module, host_backend())
+    runner = LocalRunner.of_plain(module, host_backend())
     computed = run_in_batches(runner, golden, batch)
     try:
         agreement = check_golden("import_model", computed, reference["golden"], max_relative_error, task)
