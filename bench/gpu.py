@@ -154,7 +154,7 @@ def _make_tvmflow(subject: Subject, name: str = "tvmflow", textures: bool | None
     log.touch()
     start = time.monotonic()
     tuned = tune_network(
-        packed, backend, rules, Journal(log, backend.kernel_kind, versions(_TOOLS)), session, lambda *_: None
+        [packed], backend, rules, Journal(log, backend.kernel_kind, versions(_TOOLS)), session, lambda *_: None
     )
     records = {key: asdict(record) for key, record in tuned.report.best.items()}
     scheduled = build_scheduled(packed, backend, records, winograd=tuned.winograd)

@@ -34,7 +34,7 @@ def stage(network: str = "torchvision/resnet18") -> None:
     with tempfile.TemporaryDirectory() as folder:
         journal = _TimedJournal(Path(folder) / "log.jsonl", BACKEND.kernel_kind, {"bench": "1"})
         started = time.monotonic()
-        report = tune_network(packed, BACKEND, network_rules(settings, settings, True), journal, local, silent).report
+        report = tune_network([packed], BACKEND, network_rules(settings, settings, True), journal, local, silent).report
         seconds = time.monotonic() - started
     times = [(at - started, record) for at, record in journal.added if record.template != NETWORK and record.seconds]
     first = {record.workload: record.median_s for _, record in reversed(times)}

@@ -11,14 +11,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.golden import GOLDEN, check_outputs, golden_outputs
+from tasks.golden import GOLDEN, check_outputs, check_sizes, golden_outputs
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.building.runtime import digest_of_runtime
 from tvmflow.errors import SourceError
 from tvmflow.evaluation.agreement import check_equal
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, SourceDescription, TensorSpec, read_description
-from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module
+from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others
 from tvmflow.params import Cell, Preprocess
+from tvmflow.sizes import Sizes, axes_from
 from tvmflow.sources.labels import names_of
 from tvmflow.sources.preprocessing import recipe_for, value_table
 from tvmflow.stages import Stage, StageContext, no_limits
@@ -28,6 +29,7 @@ from tvmflow.workspace import Workspace
 
 if TYPE_CHECKING:
     from tvmflow.building.self_contained import Network
+    from tvmflow.building.sized import Bucket
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,40 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     tools = versions(_toolchain(settings))
     context.progress("building: network.so", 0, 0)
     path = context.out / "network.so"
-    network = write_network(path, scheduled, _network_of(context, description, outputs), target.compiler)
+    buckets = _smaller(context, description.sizes, records, winograd)
+    network = write_network(path, scheduled, _network_of(context, description, outputs), target.compiler, buckets)
     if not backend.has_machine:
         library.hardlink_to(path)  # the only form there is
     facts["library_bytes"] = library.stat().st_size
     manifest = manifest_of(context.cell, library, description, target, scheduled.choices, outputs, tools)
     manifest |= {"part": part, "network": network}
+    if description.sizes:
+        manifest["sizes"] = description.sizes.to_json()
     link_rpc(context.out / "rpc.so", target.compiler)
     if golden is not None:
-        check_equal("build", golden, golden_outputs(context, OpenedNetwork(path, target.threads)))
+        opened = OpenedNetwork(path, target.threads)
+        check_equal("build", golden, golden_outputs(context, opened))
+        facts |= check_sizes(context, "build", lambda _bucket: opened, settings.max_relative_error)
     (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
     return facts | ({"part": part["metrics"]} if part else {})
+
+
+def _smaller(
+    context: StageContext[BuildSettings, None], sizes: Sizes | None, records: dict[str, Any], winograd: dict[str, int]
+) -> list[Bucket]:
+    """Return the network scheduled and compiled for each bucket but the largest."""
+    from tvmflow.building.library import build_scheduled
+    from tvmflow.building.sized import Bucket
+
+    backend, modules, found = backend_of(context.settings.target), load_others(context.inputs["graph_pack"]), []
+    for at, bucket in enumerate(sizes.all[:-1] if sizes else ()):
+        assert sizes is not None
+        label = sizes.label(bucket)
+        context.progress(f"building: {label}", 0, 0)
+        found.append(
+            Bucket(bucket, build_scheduled(modules[label], backend, records, None, winograd, prefix=f"at{at}_"))
+        )
+    return found
 
 
 def _network_of(
@@ -107,6 +132,7 @@ def _network_of(
 ) -> Network:
     """Return what the library without TVM says of itself."""
     from tvmflow.building.self_contained import Network
+    from tvmflow.building.sized import SizedOutputs
 
     classes = outputs[0]["shape"][-1] if len(outputs[0]["shape"]) == 2 else 0
     labels = tuple(names_of(context.inputs["fetch"], classes) or ()) if classes else ()
@@ -121,6 +147,7 @@ def _network_of(
         labels,
         image,
         settings.max_relative_error,
+        SizedOutputs(description.sizes, axes_from(outputs)) if description.sizes else None,
     )
 
 

@@ -82,7 +82,9 @@ def evaluate(context: Context) -> dict[str, Any]:
     batch, task = description.batch, description.task
     with session_of(context.limits, settings.target) as session, _peers(context) as peers:
         threads, here = settings.target.threads, settings.on_this_host and backend.is_cpu
-        rules = DeviceRules(settings, settings.cold_starts, threads, here, tuple(peers), settings.emulated)
+        rules = DeviceRules(
+            settings, settings.cold_starts, threads, here, tuple(peers), settings.emulated, description.sizes
+        )
         machine = in_machine(folder) if session.has_tvm and backend.has_machine else ships
         numbers = measure_on_device(session, ships, machine, samples.inputs, batch, rules, context.progress)
         part, unit = backend.verify(manifest["part"], session.call), session.unit

@@ -7,7 +7,7 @@ Out: model.* (weights or whole model), source.json, labels.json, calibration.npz
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
@@ -76,8 +76,9 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
     description = SourceDescription(
         framework=model.framework, network=copy_network(model.network, root, context.out), weights_file=weights.name,
         inputs=tuple(TensorSpec(name, tensor.shape, tensor.dtype) for name, tensor in model.tensors.items()), task=model.task,
+        sizes=model.sizes,
     )  # fmt: skip
-    (context.out / "source.json").write_text(json.dumps(asdict(description), sort_keys=True), encoding="utf-8")
+    (context.out / "source.json").write_text(json.dumps(description.to_json(), sort_keys=True), encoding="utf-8")
     return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"])}
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from tvmflow.artifacts import load_arrays
 from tvmflow.evaluation.agreement import Agreement, check_golden
-from tvmflow.frontends.source_model import Arrays, Runner, read_description, run_in_batches
+from tvmflow.evaluation.sized import RunnerOf, check_between, group_of, outputs_between
+from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
+from tvmflow.sizes import axes_from
 from tvmflow.stages import StageContext
 
-GOLDEN = {"fetch": ("golden.npz", "source.json"), "quantize": ("reference.npz",)}
+GOLDEN = {"fetch": ("golden.npz", "source.json"), "import_model": (OUTPUTS_NAME,), "quantize": ("reference.npz",)}
 
 
 def golden_inputs(context: StageContext[Any, Any]) -> Arrays:
@@ -26,6 +29,20 @@ def check_outputs(context: StageContext[Any, Any], stage: str, outputs: Arrays, 
     """Compare outputs for the golden inputs with the quantized module's. Raises AgreementError naming the stage."""
     reference = load_arrays(context.inputs["quantize"] / "reference.npz", "golden")
     return check_golden(stage, outputs, reference, bound, read_description(context.inputs["fetch"]).task)
+
+
+def sized_outputs(context: StageContext[Any, Any], runner_of: RunnerOf) -> dict[str, Arrays]:
+    """Return label -> outputs of each bucket's form for golden inputs that are filled up; none where inputs have one shape."""
+    axes = axes_from(json.loads((context.inputs["import_model"] / OUTPUTS_NAME).read_text(encoding="utf-8")))
+    return outputs_between(read_description(context.inputs["fetch"]), axes, runner_of, golden_inputs(context))
+
+
+def check_sizes(context: StageContext[Any, Any], stage: str, runner_of: RunnerOf, bound: float) -> dict[str, Any]:
+    """Compare each bucket's form with the quantized module's. Returns facts worth showing. Raises AgreementError naming the stage."""
+    file, task = context.inputs["quantize"] / "reference.npz", read_description(context.inputs["fetch"]).task
+    outputs = sized_outputs(context, runner_of)
+    found = check_between(stage, outputs, lambda label: load_arrays(file, group_of(label)), bound, task)
+    return {"sizes": {label: agreement.to_json() for label, agreement in found.items()}} if found else {}
 
 
 def check_module(context: StageContext[Any, Any], stage: str, model: Runner, bound: float) -> Agreement:

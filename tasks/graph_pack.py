@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.golden import GOLDEN, check_module
+from tasks.golden import GOLDEN, check_module, check_sizes
 from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.table import backend_for, backend_of
-from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, save_module
+from tvmflow.errors import UsageError
+from tvmflow.frontends.source_model import Runner, read_description
+from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.params import Cell
+from tvmflow.sizes import Numbers
 from tvmflow.stages import Stage, StageContext, no_limits
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.workspace import Workspace
@@ -29,6 +32,11 @@ class GraphPackSettings:
 def _settings(workspace: Workspace, cell: Cell) -> GraphPackSettings:
     backend = backend_for(workspace.params.targets[cell.target])
     backend.check_precision(cell.precision, str(cell))
+    if workspace.params.models[cell.model].buckets and not backend.is_cpu:
+        raise UsageError(
+            f"{cell}: inputs of several sizes, buckets of models.{cell.model}, on an accelerator or GPU", "a target of kind cpu",
+            f"give models.{cell.model} shapes of numbers alone for this target",
+        )  # fmt: skip
     bound = workspace.params.build.max_relative_error[cell.precision]
     return GraphPackSettings(workspace.params.graph_pack.channel_block, backend.target, bound)
 
@@ -39,14 +47,27 @@ def graph_pack(context: StageContext[GraphPackSettings, None]) -> dict[str, Any]
 
     settings, module = context.settings, load_module(context.inputs["quantize"])
     block = None if settings.channel_block == "auto" else settings.channel_block
-    module, facts = backend_of(settings.target).pack(module, block)
-    save_module(module, context.out)
-    agreement = check_module(context, "graph_pack", LocalRunner(module, host_backend()), settings.max_relative_error)
-    return {"golden": agreement.to_json(), **facts}
+    backend = backend_of(settings.target)
+    module, facts = backend.pack(module, block)
+    smaller = {label: backend.pack(other, block)[0] for label, other in load_others(context.inputs["quantize"]).items()}
+    save_module(module, context.out, smaller)
+    runner = LocalRunner(module, host_backend())
+    agreement = check_module(context, "graph_pack", runner, settings.max_relative_error)
+    sizes = read_description(context.inputs["fetch"]).sizes
+
+    def runner_of(bucket: Numbers) -> Runner:
+        other = smaller.get(sizes.label(bucket)) if sizes else None
+        return runner if other is None else LocalRunner(other, host_backend())
+
+    return {
+        "golden": agreement.to_json(),
+        **facts,
+        **check_sizes(context, "graph_pack", runner_of, settings.max_relative_error),
+    }
 
 
 STAGE = Stage(
     name="graph_pack", settings=_settings, limits=no_limits, toolchain=lambda _: ("tvm", "ffi", "llvm"), run=graph_pack,
     inputs={**GOLDEN, "quantize": (IR_NAME, WEIGHTS_NAME, *GOLDEN["quantize"])},
-    reads=("graph_pack.channel_block", *TARGET_READS, "build.max_relative_error.{precision}"),
+    reads=("graph_pack.channel_block", "models.{model}.buckets", *TARGET_READS, "build.max_relative_error.{precision}"),
 )  # fmt: skip

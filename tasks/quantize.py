@@ -13,14 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.golden import golden_inputs
+from tasks.golden import golden_inputs, sized_outputs
 from tvmflow.artifacts import load_arrays, save_arrays
 from tvmflow.backends.cpu import host_backend
 from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import check_golden
-from tvmflow.frontends.source_model import read_description, run_in_batches
-from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, save_module
+from tvmflow.evaluation.sized import check_between, group_of
+from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
+from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.params import Cell
+from tvmflow.sizes import Numbers
 from tvmflow.sources.datasets import Samples
 from tvmflow.stage_params import Int8Params, MixedOperators, VtaInt8Params
 from tvmflow.stages import Stage, StageContext, no_limits
@@ -63,12 +65,17 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     """Convert and check; float32 passes unchanged."""
     from tvmflow.building.library import LocalRunner
     from tvmflow.evaluation.definition import check_definition
-    from tvmflow.quantization.precisions import PrecisionRequest, to_precision
+    from tvmflow.quantization.precisions import PrecisionRequest, all_to_precision
 
     settings, fetched = context.settings, context.inputs["fetch"]
     request = PrecisionRequest(options_of(settings), Samples.load(fetched / "calibration.npz"), context.progress)
-    module, report = to_precision(load_module(context.inputs["import_model"]), settings.precision, request)
-    save_module(module, context.out)
+    module, smaller, report = all_to_precision(
+        load_module(context.inputs["import_model"]),
+        load_others(context.inputs["import_model"]),
+        settings.precision,
+        request,
+    )
+    save_module(module, context.out, smaller)
     (context.out / REPORT_NAME).write_text(json.dumps(report, sort_keys=True, indent=1), encoding="utf-8")
     description, golden = read_description(fetched), golden_inputs(context)
     batch, task = description.batch, description.task
@@ -85,8 +92,28 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
             name: report[name] for name in ("output_sqnr_db", "worst", "moved_to_float", "goal_met") if name in report
         }
     evaluation = run_in_batches(runner, Samples.load(fetched / "evaluation.npz").inputs, batch)
-    save_arrays(context.out / "reference.npz", golden=outputs, evaluation=evaluation)
+    sized = _sized_references(context, runner, smaller)
+    save_arrays(context.out / "reference.npz", golden=outputs, evaluation=evaluation, **sized)
     return facts
+
+
+def _sized_references(
+    context: StageContext[QuantizeSettings, None], largest: Runner, smaller: dict[str, Any]
+) -> dict[str, Arrays]:
+    """Return the outputs of all buckets' forms for inputs that are filled up, by their names in reference.npz. Raises AgreementError."""
+    from tvmflow.building.library import LocalRunner
+
+    description = read_description(context.inputs["fetch"])
+    sizes = description.sizes
+
+    def runner_of(bucket: Numbers) -> Runner:
+        module = smaller.get(sizes.label(bucket)) if sizes else None
+        return largest if module is None else LocalRunner(module, host_backend())
+
+    outputs = sized_outputs(context, runner_of)
+    file, bound = context.inputs["import_model"] / "reference.npz", context.settings.max_relative_error
+    check_between("quantize", outputs, lambda label: load_arrays(file, group_of(label)), bound, description.task)
+    return {group_of(label): found for label, found in outputs.items()}
 
 
 def options_of(settings: QuantizeSettings) -> dict[str, Any]:
@@ -114,7 +141,7 @@ STAGE = Stage(
     name="quantize", settings=_settings, limits=no_limits, toolchain=lambda _: ("tvm", "ffi", "llvm", "numpy"), run=quantize,
     inputs={
         "fetch": ("golden.npz", "source.json", "calibration.npz", "evaluation.npz"),
-        "import_model": (IR_NAME, WEIGHTS_NAME, "reference.npz"),
+        "import_model": (IR_NAME, WEIGHTS_NAME, "reference.npz", OUTPUTS_NAME),
     },
     reads=("targets.{target}.kind", "targets.{target}.mcpu", "targets.{target}.mtriple", "targets.{target}.mattr", "quantize.max_relative_error.{precision}", "quantize.mixed", "quantize.int8", "quantize.vta_int8"),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 from tasks.device import DeviceLimits, session_of
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.devices.table import transport_of
-from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module
+from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others
 from tvmflow.params import Cell
 from tvmflow.stages import Output, Stage, StageContext, taken
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
@@ -71,7 +71,14 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     transport = transport_of(limits.device)
     journal = Journal(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     rules = network_rules(context.settings, limits, transport.is_this_host, transport.has_tvm_on(limits.device))
-    outcome = tune_network(packed, backend, rules, journal, lambda: session_of(limits, target), context.progress)
+    outcome = tune_network(
+        [packed, *load_others(context.inputs["graph_pack"]).values()],
+        backend,
+        rules,
+        journal,
+        lambda: session_of(limits, target),
+        context.progress,
+    )
     part = backend.search_part(packed, context.progress)
     write_best(
         context.out / "best.json", backend.kernel_kind, outcome.used, outcome.report.best, outcome.winograd, part

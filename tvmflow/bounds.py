@@ -48,13 +48,25 @@ def _check_host(name: str) -> str:
     return name
 
 
-def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape. Raises ValueError where it has too many values."""
     values = 1
     for size in shape:
         values *= size
     if values > MAX_INPUT_VALUES:
         raise ValueError(f"at most {MAX_INPUT_VALUES} values in one input; found {values}, a product of {list(shape)}")
     return shape
+
+
+def _check_open_shape(shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    check_shape(tuple(size for size in shape if isinstance(size, int)))
+    return shape
+
+
+def _check_ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if list(sizes) != sorted(set(sizes)):
+        raise ValueError(f"buckets that ascend, each once; found {list(sizes)}")
+    return sizes
 
 
 def _numbers(text: str, field: tuple[str, int, int, tuple[str, ...]]) -> set[int]:
@@ -114,8 +126,12 @@ Parallel = Annotated[int, Field(gt=0, le=1024)]  # threads, processes, devices
 Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
 PositiveFloat = Annotated[float, Field(ge=1e-30, le=1e9)]  # seconds too: the system's timers end near 9e9
 NotNegativeFloat = Annotated[float, Field(ge=0, le=1e9)]
-Shape = Annotated[
-    tuple[Annotated[int, Field(gt=0, le=MAX_INPUT_VALUES)], ...],
+Size = Annotated[int, Field(gt=0, le=MAX_INPUT_VALUES)]
+OpenShape = Annotated[  # sizes, and names of buckets
+    tuple[Size | Name, ...],
     Field(min_length=1, max_length=8, strict=False),
-    AfterValidator(_check_shape),
+    AfterValidator(_check_open_shape),
+]
+Buckets = Annotated[
+    tuple[Size, ...], Field(min_length=1, max_length=16, strict=False), AfterValidator(_check_ascending)
 ]

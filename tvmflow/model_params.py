@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from tvmflow.bounds import Finite, Line, Name, PathText, Positive, PositiveFloat, Seed, Sha256, Shape
+from tvmflow.bounds import (
+    Buckets,
+    Finite,
+    Line,
+    Name,
+    OpenShape,
+    PathText,
+    Positive,
+    PositiveFloat,
+    Seed,
+    Sha256,
+    check_shape,
+)
+from tvmflow.sizes import MAX_AXES, MAX_BUCKETS, MAX_SIZES, Axis, Sizes
 from tvmflow.stage_params import Frozen
 
 
@@ -63,13 +77,15 @@ DTYPES: tuple[str, ...] = get_args(Dtype)
 class InputTensor(Frozen):
     """An input: shape (batch first, NCHW for images), dtype, and the numbers low <= x < high that it takes.
 
-    Integers are below the size of a vocabulary, which no file says, so int32 and int64 need `high`.
+    Integers are below the size of a vocabulary, which no file says, so int32 and int64 need `high`. A name in the shape is one of the model's `buckets`;
+    pad: what the input is filled up with to a bucket.
     """
 
-    shape: Shape
+    shape: OpenShape
     dtype: Dtype = "float32"
     low: Finite | None = None
     high: Finite | None = None
+    pad: Finite = 0.0
 
     @model_validator(mode="after")
     def _bounded(self) -> InputTensor:
@@ -79,7 +95,22 @@ class InputTensor(Frozen):
             raise ValueError("low without high; give both, the numbers are low <= x < high")
         if self.high is not None and not (self.low or 0) < self.high:
             raise ValueError(f"low below high; found {self.low or 0:g} and {self.high:g}")
+        top = {"bool": 2.0, "int8": 128.0, "uint8": 256.0}.get(self.dtype, self.high)
+        if self.dtype != "float32" and not (self.pad.is_integer() and 0 <= self.pad < (top or 0)):
+            raise ValueError(
+                f"pad of an {self.dtype} input is a whole number from 0, below {top:g}; found {self.pad:g}"
+            )
         return self
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input with the shape of the largest bucket."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: float | None
+    high: float | None
 
 
 class Input(InputTensor):
@@ -143,6 +174,7 @@ class ModelEntry(Frozen):
     weights: Weights
     input: Input | None = None
     inputs: dict[Line, InputTensor] = Field(default_factory=dict)
+    buckets: dict[Name, Buckets] = Field(default_factory=dict)
     task: Task | None = None
     metric: Name | None = None
     preprocess: Preprocess = Preprocess()
@@ -165,13 +197,57 @@ class ModelEntry(Frozen):
             raise ValueError(
                 "exactly one of input, for a model of one input, and inputs, by the names of the model's own"
             )
-        if len({tensor.shape[0] for tensor in self.inputs.values()}) > 1:
+        batches = {tensor.shape[0] for tensor in self.inputs.values()}
+        if len(batches) > 1:
             raise ValueError(
                 f"one batch, the first size, for all inputs; found {[t.shape[0] for t in self.inputs.values()]}"
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_buckets(self) -> ModelEntry:
+        shapes = {name: tensor.shape for name, tensor in self._given.items()}
+        named = {size for shape in shapes.values() for size in shape if isinstance(size, str)}
+        if named != set(self.buckets):
+            raise ValueError(f"buckets for the names in shapes, {sorted(named)}; found {sorted(self.buckets)}")
+        sizes = self.sizes
+        if sizes is None:
+            return self
+        if len(self.buckets) > MAX_SIZES or len(sizes.all) > MAX_BUCKETS:
+            raise ValueError(
+                f"at most {MAX_SIZES} names with {MAX_BUCKETS} buckets in all; found {len(self.buckets)} and {len(sizes.all)}"
+            )
+        for name, shape in shapes.items():
+            if len(shape) > MAX_AXES or any(shape.count(size) > 1 for size in self.buckets):
+                raise ValueError(
+                    f"a shape of at most {MAX_AXES} sizes, with each name once; found {list(shape)} of {name}"
+                )
+            check_shape(self.tensors[name].shape)
+        return self
+
     @property
-    def tensors(self) -> dict[str, InputTensor]:
+    def _given(self) -> dict[str, InputTensor]:
         """Return the inputs by name, in order."""
         return self.inputs if self.input is None else {self.input.name: self.input}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the inputs by name, in order, in the shapes of the largest bucket."""
+        return {
+            name: Tensor(self._largest(one.shape), one.dtype, one.low, one.high) for name, one in self._given.items()
+        }
+
+    def _largest(self, shape: tuple[int | str, ...]) -> tuple[int, ...]:
+        return tuple(self.buckets[size][-1] if isinstance(size, str) else size for size in shape)
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """Return the sizes that a run chooses, None where inputs have one shape each."""
+        if not self.buckets:
+            return None
+        names = list(self.buckets)
+        axes = tuple(
+            Axis(at, axis, names.index(size))
+            for at, tensor in enumerate(self._given.values()) for axis, size in enumerate(tensor.shape) if isinstance(size, str)
+        )  # fmt: skip
+        return Sizes(tuple(names), tuple(self.buckets.values()), axes, tuple(one.pad for one in self._given.values()))

@@ -25,7 +25,8 @@ from tvmflow.errors import (
     UsageError,
 )
 from tvmflow.frontends.table import FRONTENDS
-from tvmflow.params import DTYPES, Cell, DeviceEntry, InputTensor, ModelEntry
+from tvmflow.model_params import Tensor
+from tvmflow.params import DTYPES, Cell, DeviceEntry, ModelEntry
 from tvmflow.sandbox.process import Policy, run_in_sandbox
 from tvmflow.sources.weights import local_file
 from tvmflow.stages import AnyStage
@@ -167,7 +168,7 @@ def _check_names(name: str, file: Path, found: list[str], entry: ModelEntry) -> 
         )  # fmt: skip
 
 
-def _compare_input(what: str, found: dict[str, Any], key: str, wanted: InputTensor, framework: str) -> None:
+def _compare_input(what: str, found: dict[str, Any], key: str, wanted: Tensor, framework: str) -> None:
     """Compare one input of the file with its block in params.yaml."""
     is_quantized = framework == "tensorflow" and found["dtype"] in ("int8", "uint8") and wanted.dtype == "float32"
     if found["dtype"] not in ("", wanted.dtype) and not is_quantized:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from tvmflow.errors import ModelFileError
 
+MAX_SIZES, MAX_AXES = 2, 8  # TVMFLOW_MAX_SIZES of tvmflow.h, PLAN_MAX_AXES of plan.h
+MAX_BUCKETS = 16  # each takes the time of a network in every stage
 Array = NDArray[Any]
 Numbers = tuple[int, ...]
 
@@ -104,6 +106,11 @@ def sizes_from(data: Mapping[str, Any] | None) -> Sizes | None:
     return Sizes(
         tuple(data["names"]), tuple(map(tuple, data["buckets"])), tuple(Axis(**axis) for axis in data["axes"]), tuple(data["pads"])
     )  # fmt: skip
+
+
+def axes_from(outputs: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
+    """Return the open axes of outputs as outputs.json describes them."""
+    return tuple(Axis(**axis) for output in outputs for axis in output.get("axes", ()))
 
 
 def shape_at(shape: Sequence[int], axes: Sequence[Axis], sizes: Numbers) -> Numbers:

@@ -88,13 +88,41 @@ int __tvm_ffi_open(void *self, const plan_any *arguments, int32_t count, plan_an
   return returned(result, (int64_t)(intptr_t)open_network(path, (uint32_t)arguments[1].value.integer, driver, error));
 }
 
+/* Find the sizes of a run in the shapes of its tensors, which are checked by them. */
+static tvmflow_status sizes_in(const tvmflow_api *api, const plan_any *arguments, int64_t *sizes, char *error) {
+  const int64_t *shapes[MAX_TENSORS];
+  for (uint32_t i = 0; i < api->inputs; ++i) shapes[i] = tensor_of(&arguments[i])->shape;
+  tvmflow_status status = api->sizes_of(shapes, sizes);
+  if (status) return failed(NULL, error, api->last_error()), status;
+  for (uint32_t i = 0; i < api->outputs; ++i) {
+    const plan_tensor *output = tensor_of(&arguments[api->inputs + i]);
+    int64_t shape[PLAN_MAX_AXES];
+    api->shape_of(1, i, sizes, shape);
+    if (!memcmp(shape, output->shape, (size_t)output->ndim * sizeof *shape)) continue;
+    snprintf(error, ERROR_SIZE, "output %u has another shape than inputs of these sizes make", i);
+    return TVMFLOW_BAD_ARGUMENT;
+  }
+  return TVMFLOW_OK;
+}
+
+/* Where runs choose sizes, an argument may be smaller than the largest, of which `info` is. */
+static int fits(const plan_any *argument, const tvmflow_tensor *info, int is_sized) {
+  const plan_tensor *tensor = tensor_of(argument);
+  if (!is_sized) return size_of(argument) == info->size;
+  size_t element = info->size;
+  for (int32_t i = 0; i < info->ndim; ++i) element /= (size_t)info->shape[i];
+  return tensor && tensor->ndim == info->ndim && info->ndim <= PLAN_MAX_AXES && tensor->bits / 8u == element;
+}
+
 int __tvm_ffi_run(void *self, const plan_any *arguments, int32_t count, plan_any *result);
 int __tvm_ffi_run(void *self, const plan_any *arguments, int32_t count, plan_any *result) {
   (void)self;
+  int64_t sizes[TVMFLOW_MAX_SIZES];
   void *tensors[MAX_TENSORS];
   opened *network = (opened *)(intptr_t)arguments[0].value.integer;
   char *error = data_of(&arguments[count - 1]);
   uint32_t inputs = network->api->inputs, wanted = inputs + network->api->outputs;
+  const int is_sized = network->api->size > offsetof(tvmflow_api, sizes) && network->api->sizes;
   if (!error) return -1;
   *error = 0;
   if ((uint32_t)count != wanted + 2 || wanted > MAX_TENSORS) {
@@ -105,13 +133,16 @@ int __tvm_ffi_run(void *self, const plan_any *arguments, int32_t count, plan_any
     tvmflow_tensor info;
     if (i < inputs) network->api->input(i, &info);
     else network->api->output(i - inputs, &info);
-    if (size_of(&arguments[i + 1]) != info.size) {
+    if (!fits(&arguments[i + 1], &info, is_sized)) {
       snprintf(error, ERROR_SIZE, "%s has %zu bytes, and not %zu", info.name, size_of(&arguments[i + 1]), info.size);
       return returned(result, TVMFLOW_BAD_ARGUMENT);
     }
     tensors[i] = data_of(&arguments[i + 1]);
   }
-  tvmflow_status status = network->api->run(network->instance, (const void *const *)tensors, tensors + inputs);
+  tvmflow_status status = is_sized ? sizes_in(network->api, arguments + 1, sizes, error) : TVMFLOW_OK;
+  if (status != TVMFLOW_OK) return returned(result, status);
+  status = is_sized ? network->api->run_sized(network->instance, sizes, (const void *const *)tensors, tensors + inputs)
+                    : network->api->run(network->instance, (const void *const *)tensors, tensors + inputs);
   if (status != TVMFLOW_OK) failed(NULL, error, network->api->last_error());
   return returned(result, status);
 }

@@ -211,6 +211,7 @@ CHECK = (
     "tasks/golden.py",
     "tvmflow/artifacts.py",
     "tvmflow/evaluation/agreement.py",
+    "tvmflow/evaluation/sized.py",
     "tvmflow/frontends/source_model.py",
     "tvmflow/sizes.py",
 )
@@ -237,6 +238,7 @@ CODE = {
         "tvmflow/artifacts.py",
         "tvmflow/frontends/source_model.py",
         "tvmflow/frontends/table.py",
+        "tvmflow/sizes.py",
         "tvmflow/sources",
     ),
     "import_model": (
@@ -244,6 +246,7 @@ CODE = {
         *COMPILER,
         *FRONTEND,
         "tvmflow/evaluation/first_difference.py",
+        "tvmflow/evaluation/sized_import.py",
         "tvmflow/evaluation/source_import.py",
     ),
     "quantize": (

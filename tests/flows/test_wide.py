@@ -9,33 +9,13 @@ from typing import Any
 
 import pytest
 
-from tasks.table import STAGES
+from tests.flows.walk import walk
 from tests.wide_models import SPECS, WORDS, write
-from tvmflow.evaluation.source_import import read_model
 from tvmflow.preflight import check_model
-from tvmflow.progress import silent
 from tvmflow.rows import check_rows
-from tvmflow.stages import StageContext
 from tvmflow.workspace import Workspace
 
 pytestmark = pytest.mark.heavy
-
-
-def _walk(workspace: Workspace, name: str) -> dict[str, Any]:
-    """Run all stages of a cell as the store does, but in this process; return the scorecard."""
-    cell = workspace.params.cell(name)
-    for stage in STAGES.values():
-        out = workspace.folder(stage.name, cell)
-        out.mkdir(parents=True)
-        inputs = {source: workspace.folder(source, cell) for source in stage.inputs}
-        settings, limits = stage.settings(workspace, cell), stage.limits(workspace, cell)
-        if stage.name == "import_model":  # what runs in the sandbox
-            read_model(str(inputs["fetch"]), str(out), settings.max_relative_error, silent)
-            continue
-        log = workspace.tuning_log(cell)
-        stage.run(StageContext(cell, settings, limits, inputs, out, workspace.root, log, silent))
-    card: dict[str, Any] = json.loads((workspace.folder("evaluate", cell) / "scorecard.json").read_text())
-    return card
 
 
 @pytest.mark.parametrize(
@@ -54,7 +34,7 @@ def test_a_wide_model_goes_all_the_way(
     workspace = Workspace(make_workspace(change))
     check_rows(workspace.params)
     check_model(workspace, "wide")
-    card = _walk(workspace, f"wide@local-cpu:{precision}")
+    card = walk(workspace, f"wide@local-cpu:{precision}")
     cell = workspace.params.cell(f"wide@local-cpu:{precision}")
     manifest = json.loads((workspace.folder("build", cell) / "manifest.json").read_text())
     assert [spec["name"] for spec in manifest["inputs"]] == list(SPECS[name])
@@ -86,6 +66,6 @@ def test_a_network_of_every_zoo_goes_all_the_way(
 
     workspace = Workspace(make_workspace(change))
     check_model(workspace, "zoo")
-    card = _walk(workspace, "zoo@local-cpu:float32")
+    card = walk(workspace, "zoo@local-cpu:float32")
     assert card["agreement"]["top1_agreement"] == 1.0 and card["agreement"]["max_relative_error"] < 1e-2
     assert card["machine"]["latency"]["runs"] > 0 and card["library_bytes"] > 1e6

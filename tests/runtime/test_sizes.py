@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.sized_models import TOKENS, Encoder, Images
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
@@ -22,32 +23,6 @@ from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.sizes import Axis, Sizes
 
 BACKEND = host_backend()
-TOKENS, WIDTH = 50, 64
-
-
-class Encoder(nn.Module):
-    """Two layers of a text encoder; returns the states of all tokens, and of the first alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.tokens, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(64, WIDTH)
-        self.layers = nn.ModuleList(
-            nn.ModuleList([nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)])
-            for _ in range(2)
-        )  # fmt: skip
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        length = ids.shape[1]
-        y = self.tokens(ids) + self.places.weight[:length]
-        hidden = (1.0 - mask[:, None, None, :].float()) * -1e9
-        for layer in self.layers:
-            qkv, up, down, norm = layer  # type: ignore[misc]
-            q, k, v = (part.reshape(1, length, 4, -1).transpose(1, 2) for part in qkv(norm(y)).chunk(3, -1))
-            mixed = torch.softmax(q @ k.transpose(-1, -2) / 4 + hidden, -1) @ v
-            y = y + mixed.transpose(1, 2).reshape(1, length, WIDTH)
-            y = y + down(nn.functional.gelu(up(y)))
-        return y, y[:, 0]
 
 
 def _library(
@@ -88,10 +63,7 @@ def test_any_length_up_to_the_largest(tmp_path: Path) -> None:
 
 
 def test_any_batch_up_to_the_largest(tmp_path: Path) -> None:
-    torch.manual_seed(2)
-    model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 8 * 8, 16)
-    )  # fmt: skip
+    model = Images().eval()
     sizes = Sizes(("batch",), ((1, 4),), (Axis(0, 0, 0),), (0,))
     specs = (TensorSpec("x", (4, 3, 16, 16)),)
     made = _library(model, specs, SizedOutputs(sizes, (Axis(0, 0, 0),)), ("scores",), tmp_path / "network.so")

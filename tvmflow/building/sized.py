@@ -12,12 +12,10 @@ import numpy as np
 from tvmflow.building.plan import Memory, Plan
 from tvmflow.errors import StageError
 from tvmflow.passes.allocate_tensors import ALIGNMENT
-from tvmflow.sizes import Axis, Numbers, Sizes
+from tvmflow.sizes import MAX_AXES, MAX_SIZES, Axis, Numbers, Sizes
 
 if TYPE_CHECKING:
     from tvmflow.building.library import Scheduled
-
-MAX_SIZES, MAX_AXES = 2, 8  # TVMFLOW_MAX_SIZES of tvmflow.h, PLAN_MAX_AXES of plan.h
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tvmflow.devices.rpc import RpcSession
 from tvmflow.devices.session import EXECUTED, Array, Arrays, DeviceSession, RemoteModel, translated
 from tvmflow.errors import StageError
 from tvmflow.network_binding import DRIVER_ERROR_FUNCTION, DRIVER_FUNCTION
+from tvmflow.sizes import Numbers, axes_from, shape_at
 
 _ERROR_BYTES = 512  # ERROR_SIZE of runtime/rpc/rpc.c
 
@@ -23,6 +24,8 @@ class RemoteNetwork(RemoteModel):
     outputs: shape and dtype of each, as in manifest.json. design: of its accelerator, whose driver the server provides, or None.
     Raises StageError with the text of the library where it refuses.
     """
+
+    takes_sizes = True
 
     def __init__(
         self, session: RpcSession, server: Any, remote_name: str, outputs: list[dict[str, Any]], design: str | None
@@ -39,6 +42,7 @@ class RemoteNetwork(RemoteModel):
         if not self._handle:
             raise self._refused("opened")
         self._inputs: list[Any] = []
+        self._described = outputs
         self._outputs = [session.empty(one["shape"], one["dtype"]) for one in outputs]
 
     def _text(self, text: str) -> Any:
@@ -52,6 +56,13 @@ class RemoteNetwork(RemoteModel):
 
     def set_inputs(self, *inputs: Array) -> None:
         self._inputs = [self.session.tensor(x) for x in inputs]
+
+    def set_sized(self, sizes: Numbers, *inputs: Array) -> None:
+        self.set_inputs(*inputs)
+        shapes = (shape_at(one["shape"], axes_from([one]), sizes) for one in self._described)
+        self._outputs = [
+            self.session.empty(shape, one["dtype"]) for shape, one in zip(shapes, self._described, strict=True)
+        ]
 
     def invoke(self) -> None:
         with translated(self.session.name, "running the library"):

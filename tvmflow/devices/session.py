@@ -16,6 +16,7 @@ import numpy as np
 from tvmflow.backends.backend import Backend
 from tvmflow.errors import DeviceError, DeviceLostError, last_line
 from tvmflow.params import DeviceEntry
+from tvmflow.sizes import Numbers
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
@@ -121,11 +122,17 @@ class DeviceSession(ABC):
 
 
 class RemoteModel(ABC):
-    """A library of a whole network, loaded on a device."""
+    """A library of a whole network, loaded on a device. takes_sizes: runs may choose sizes (`set_sized`) where the library has several."""
+
+    takes_sizes: ClassVar[bool] = False
 
     @abstractmethod
     def set_inputs(self, *inputs: Array) -> None:
         """Copy the inputs to the device, in the model's order."""
+
+    def set_sized(self, sizes: Numbers, *inputs: Array) -> None:
+        """Copy inputs of other sizes than the largest to the device. Raises DeviceError where it takes none."""
+        raise DeviceError(f"inputs of sizes {sizes}", "a device that is reached through TVM's RPC server")
 
     @abstractmethod
     def invoke(self) -> None:

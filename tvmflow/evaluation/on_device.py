@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from tvmflow.evaluation.load import read_cpu
 from tvmflow.evaluation.turns import Contestant
 from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.progress import Progress
+from tvmflow.sizes import Sizes
 
 NOT_A_TIME = "emulated: not a time"
 _COPIED_RUNS = 20
@@ -27,7 +28,7 @@ Arrays = tuple[Array, ...]
 @dataclass(frozen=True)
 class DeviceRules:
     """cold_starts: how many times the library is loaded anew. threads: of library and peers; on_this_host: where they run.
-    emulated: the device's clock counts instructions."""
+    emulated: the device's clock counts instructions. sizes: that a run chooses."""
 
     latency: LatencyRules
     cold_starts: int
@@ -35,6 +36,7 @@ class DeviceRules:
     on_this_host: bool
     peers: tuple[Contestant, ...] = ()
     emulated: bool = False
+    sizes: Sizes | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class GpuNumbers:
 class DeviceNumbers:
     """latency: of compute, copy_in and copy_out; beside: the library, its peers and, where it is another, its form in TVM's machine.
 
-    outputs: all outputs for all samples, each (N, ...). executed: by one run, where something counts it.
+    outputs: all outputs for all samples, each (N, ...). executed: by one run, where something counts it. sizes: of a run in each bucket.
     """
 
     cold_starts: list[ColdStart]
@@ -74,6 +76,7 @@ class DeviceNumbers:
     outputs: Arrays
     executed: dict[str, int] | None = None
     gpu: GpuNumbers | None = None
+    sizes: dict[str, Latency] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as the scorecard has them: without the outputs."""
@@ -88,6 +91,7 @@ class DeviceNumbers:
             "peers": beside,
             "executed": self.executed,
             "gpu": self.gpu and asdict(self.gpu),
+            "sizes": {label: latency.to_json() for label, latency in self.sizes.items()},
             "advantages": advantages,
             "machine": machine and {"latency": machine, "advantage": over_machine},
         }
@@ -131,7 +135,21 @@ def measure_on_device(
     outputs = run_in_batches(
         model, inputs, batch, lambda done, total: progress("evaluating on the device", done, total)
     )
-    return DeviceNumbers(cold, latency, beside, outputs, executed, gpu)
+    by_size = _by_size(model, first, rules, latency["compute"])
+    return DeviceNumbers(cold, latency, beside, outputs, executed, gpu, by_size)
+
+
+def _by_size(model: RemoteModel, inputs: Arrays, rules: DeviceRules, largest: Latency) -> dict[str, Latency]:
+    """Return label -> latency of a run in each bucket, of inputs that fill it."""
+    sizes = rules.sizes
+    if sizes is None or not model.takes_sizes:
+        return {}
+    found = {}
+    for bucket in sizes.all[:-1]:
+        model.set_sized(bucket, *sizes.cut(inputs, bucket))
+        latency = measure(model.time_runs, rules.latency)
+        found[sizes.label(bucket)] = _no_time(latency) if rules.emulated else latency
+    return {**found, sizes.label(sizes.largest): largest}
 
 
 def _no_time(latency: Latency) -> Latency:

@@ -115,8 +115,10 @@ def _metrics(card: dict[str, Any]) -> dict[str, Any]:
             if name == "top1_agreement" or card["agreement"][name] is not None
         },
     }
+    for label, latency in card.get("sizes", {}).items():
+        metrics[f"latency_ms/{label.replace('=', '_').replace(',', '_')}"] = latency["median_ms"]
     if has_no_time(card):
-        del metrics["latency_ms"]
+        metrics = {name: value for name, value in metrics.items() if not name.startswith("latency_ms")}
     metrics |= card.get("executed") or {}
     if card["part"]:
         metrics |= card["part"]["metrics"]

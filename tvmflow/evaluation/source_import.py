@@ -12,6 +12,7 @@ from tvmflow.artifacts import save_arrays
 from tvmflow.backends.cpu import host_backend
 from tvmflow.errors import AgreementError, ModelFileError, TvmflowError, first_line
 from tvmflow.evaluation.agreement import check_golden, classes_of
+from tvmflow.evaluation.sized_import import SizedImport, import_sizes
 from tvmflow.frontends.source_model import (
     OUTPUTS_NAME,
     Array,
@@ -53,11 +54,18 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
         agreement = check_golden("import_model", computed, reference["golden"], max_relative_error, task)
     except AgreementError as error:
         raise _with_layer(error, source, batch_at(golden, 0, batch), max_relative_error) from error
-    save_module(module, out)
+    sized = None
+    if description.sizes:
+        progress("importing the smaller sizes", 2, 4)
+        sized = import_sizes(fetched, description, source, runner, golden, max_relative_error)
+        reference |= sized.reference
+    save_module(module, out, sized.modules if sized else None)
     reference["imported"] = run_in_batches(runner, evaluation.inputs, batch)
     save_arrays(out / "reference.npz", **reference)
     progress("exporting for peers", 3, 4)
-    facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": _describe_outputs(source, module, out)}
+    facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": _describe_outputs(source, module, sized, out)}
+    if sized:
+        facts["sizes"] = {label: agreement.to_json() for label, agreement in sized.agreement.items()}
     try:
         source.to_onnx(out / "peer.onnx")
     except Exception as error:  # an exporter that fails costs a peer, not the cell
@@ -77,16 +85,18 @@ def _with_layer(error: AgreementError, source: SourceModel, inputs: Arrays, boun
     return AgreementError(difference, error.expected, error.hint)
 
 
-def _describe_outputs(source: SourceModel, module: Any, out: Path) -> list[dict[str, Any]]:
-    """Write name, shape and dtype of every output to outputs.json, and return them."""
+def _describe_outputs(source: SourceModel, module: Any, sized: SizedImport | None, out: Path) -> list[dict[str, Any]]:
+    """Write name, shape and dtype of every output to outputs.json, of open ones the axes, and return them."""
     from tvmflow.ir.graph import read_graph
 
     graph = read_graph(module)
     kinds = [graph.kind(name) for name in graph.outputs]
-    described = [
+    described: list[dict[str, Any]] = [
         {"name": name, "shape": list(kind.shape), "dtype": kind.dtype}
         for name, kind in zip(source.output_names(), kinds, strict=True)
     ]
+    for axis in sized.axes if sized else ():
+        described[axis.tensor].setdefault("axes", []).append(vars(axis))
     (out / OUTPUTS_NAME).write_text(json.dumps(described), encoding="utf-8")
     return described
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmflow.errors import ModelFileError, first_line
+from tvmflow.sizes import Numbers, Sizes, sizes_from
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
@@ -36,7 +37,8 @@ def one_input(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tupl
 class SourceDescription:
     """What fetch hands on about a model: framework, network factory or None, weights file name, inputs in order.
 
-    task: what its outputs are, None where their shapes say it (`evaluation.agreement`).
+    task: what its outputs are, None where their shapes say it (`evaluation.agreement`). sizes: those that a run chooses, of which `inputs` have the
+    largest; None where inputs have one shape each.
     """
 
     framework: str
@@ -44,6 +46,21 @@ class SourceDescription:
     weights_file: str
     inputs: tuple[TensorSpec, ...]
     task: str | None = None
+    sizes: Sizes | None = None
+
+    def at(self, sizes: Numbers) -> SourceDescription:
+        """Return the same model for inputs of these sizes alone."""
+        assert self.sizes is not None
+        shapes = self.sizes.shapes([spec.shape for spec in self.inputs], sizes)
+        inputs = tuple(replace(spec, shape=shape) for spec, shape in zip(self.inputs, shapes, strict=True))
+        return replace(self, inputs=inputs, sizes=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-able value that `read_description` reads; without sizes where there are none."""
+        data = asdict(self)
+        return (
+            {**data, "sizes": self.sizes.to_json()} if self.sizes else {k: v for k, v in data.items() if k != "sizes"}
+        )
 
     @property
     def batch(self) -> int:
@@ -66,7 +83,7 @@ def read_description(fetched: Path) -> SourceDescription:
     """Read what fetch wrote beside the model."""
     data = json.loads((fetched / "source.json").read_text(encoding="utf-8"))
     inputs = tuple(TensorSpec(spec["name"], tuple(spec["shape"]), spec["dtype"]) for spec in data["inputs"])
-    return SourceDescription(**{**data, "inputs": inputs})
+    return SourceDescription(**{**data, "inputs": inputs, "sizes": sizes_from(data.get("sizes"))})
 
 
 class Runner(Protocol):

@@ -5,15 +5,18 @@ read and compared, and weights are stored once, as bytes, in a format that canno
 
 A tensor inside the JSON is: magic u64, reserved u64, device (i32, i32), ndim i32, dtype (code u8, bits u8, lanes u16),
 shape i64 x ndim, size i64, data.
+
+Beside a module may lie others, of the same network at smaller sizes: their IR in the same JSON under "others", tensors of the same bytes once.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,44 +36,82 @@ _DTYPES = {
 _CODES = {np.dtype(kind): code for code, kind in _DTYPES.items()}
 
 
-def save_module(module: Any, folder: Path) -> None:
-    """Write `model.json` and `weights.safetensors` into a folder."""
-    import tvm
+def save_module(module: Any, folder: Path, others: Mapping[str, Any] | None = None) -> None:
+    """Write `model.json` and `weights.safetensors` into a folder. others: label -> a module that shares weights with it."""
     from safetensors.numpy import save_file
 
-    graph = json.loads(tvm.ir.save_json(module))
     weights: dict[str, np.ndarray[Any, Any]] = {}
-    for node in graph["nodes"]:
-        if node["type"] == "ffi.Tensor":
-            name = f"w{len(weights):05d}"
-            weights[name] = _decode(base64.b64decode(node["data"]))
-            if weights[name].dtype.itemsize == 2 and str(weights[name].dtype) == "bfloat16":
-                array, name = weights.pop(name), f"{name}.bfloat16"
-                weights[name] = array.view(np.uint16)
-            node["data"] = name
+    known: dict[bytes, str] = {}
+    graph = _graph_of(module, weights, known)
+    if others:
+        graph["others"] = {label: _graph_of(other, weights, known) for label, other in others.items()}
     (folder / IR_NAME).write_text(json.dumps(graph, separators=(",", ":")), encoding="utf-8")
     save_file(weights or {"none": np.zeros(1, np.uint8)}, folder / WEIGHTS_NAME)
 
 
+def _graph_of(module: Any, weights: dict[str, np.ndarray[Any, Any]], known: dict[bytes, str]) -> dict[str, Any]:
+    """Return a module's IR, whose tensors are added to the weights unless these have the same bytes of an earlier module."""
+    import tvm
+
+    graph: dict[str, Any] = json.loads(tvm.ir.save_json(module))
+    added: dict[bytes, str] = {}
+    for node in graph["nodes"]:
+        if node["type"] == "ffi.Tensor":
+            data = base64.b64decode(node["data"])
+            digest = hashlib.sha256(data).digest()
+            if digest in known:
+                node["data"] = known[digest]
+                continue
+            name = f"w{len(weights):05d}"
+            array = _decode(data)
+            if array.dtype.itemsize == 2 and str(array.dtype) == "bfloat16":
+                array, name = array.view(np.uint16), f"{name}.bfloat16"
+            weights[name] = array
+            node["data"] = added[digest] = name
+    known.update(added)
+    return graph
+
+
 def load_module(folder: Path) -> Any:
     """Read what `save_module` wrote. Raises StoreError when it was written by another TVM, ModelFileError when damaged."""
-    import tvm
+    graph, weights = _read(folder)
+    return _module_of(graph, weights, folder)
+
+
+def load_others(folder: Path) -> dict[str, Any]:
+    """Return label -> module of those that lie beside the module. Raises as `load_module` does."""
+    graph, weights = _read(folder)
+    return {label: _module_of(other, weights, folder) for label, other in graph.get("others", {}).items()}
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     from safetensors.numpy import load_file
 
     try:
-        graph = json.loads((folder / IR_NAME).read_text(encoding="utf-8"))
-        weights = load_file(folder / WEIGHTS_NAME)
+        return json.loads((folder / IR_NAME).read_text(encoding="utf-8")), load_file(folder / WEIGHTS_NAME)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> ModelFileError:
+    return ModelFileError(f"damaged IR in {folder}: {error}", "the files that import_model wrote")
+
+
+def _module_of(graph: dict[str, Any], weights: Mapping[str, np.ndarray[Any, Any]], folder: Path) -> Any:
+    import tvm
+
+    try:
         for node in graph["nodes"]:
             if node["type"] == "ffi.Tensor":
                 node["data"] = base64.b64encode(_encode(_named(node["data"], weights[node["data"]]))).decode()
         made_by = graph.get("metadata", {}).get("tvm_version")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelFileError(f"damaged IR in {folder}: {error}", "the files that import_model wrote") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(folder, error) from error
     if made_by != tvm.__version__:
         raise StoreError(
             f"the IR in {folder} was written by TVM {made_by}", f"TVM {tvm.__version__}", "run the cell again"
         )
-    return tvm.ir.load_json(json.dumps(graph))
+    return tvm.ir.load_json(json.dumps({key: value for key, value in graph.items() if key != "others"}))
 
 
 def _named(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

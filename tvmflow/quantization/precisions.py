@@ -9,7 +9,7 @@ from typing import Any
 from tvmflow.progress import Progress
 from tvmflow.quantization.mixed import MixedPrecision, low_steps, to_mixed
 from tvmflow.quantization.options import Int8Options, VtaOptions
-from tvmflow.quantization.quantizer import quantize_int8, quantize_vta
+from tvmflow.quantization.quantizer import choose_int8, quantize_vta, quantized_alike
 from tvmflow.sources.datasets import Samples
 
 
@@ -40,9 +40,17 @@ def _mixed(dtype: str, accumulate: str) -> Convert:
 
 
 def _int8(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+    converted, _, report = _all_int8(mod, {}, request)
+    return converted, report
+
+
+def _all_int8(
+    mod: Any, others: Mapping[str, Any], request: PrecisionRequest
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     options = Int8Options(**{**request.options, "keep_float": tuple(request.options["keep_float"])})
-    converted, report = quantize_int8(mod, request.calibration.inputs, request.calibration.y, options, request.progress)
-    return converted, report.to_json()
+    chosen, report = choose_int8(mod, request.calibration.inputs, request.calibration.y, options, request.progress)
+    alike = {label: quantized_alike(chosen, other, label) for label, other in others.items()}
+    return chosen.module, alike, report.to_json()
 
 
 def _vta_int8(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
@@ -64,3 +72,16 @@ CONVERTERS: dict[str, Convert] = {
 def to_precision(mod: Any, precision: str, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
     """Return the module in a precision and what there is to say about it."""
     return CONVERTERS[precision](mod, request)
+
+
+def all_to_precision(
+    mod: Any, others: Mapping[str, Any], precision: str, request: PrecisionRequest
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return the module of the largest bucket and those of smaller ones in a precision, and what there is to say about the largest.
+
+    All are quantized with the same scales and weights, chosen on the largest.
+    """
+    if precision == "int8":
+        return _all_int8(mod, others, request)
+    module, report = to_precision(mod, precision, request)
+    return module, {label: to_precision(other, precision, request)[0] for label, other in others.items()}, report

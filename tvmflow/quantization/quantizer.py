@@ -6,13 +6,16 @@ Out: a module that computes in integers, and a report per layer
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvmflow.errors import UnknownNameError
+import numpy as np
+
+from tvmflow.errors import StageError, UnknownNameError
 from tvmflow.ir.definition import run_all
 from tvmflow.ir.graph import Array, Arrays, Graph, read_graph
-from tvmflow.ir.layers import DENSE, PRODUCTS, Network, group_layers
+from tvmflow.ir.layers import DENSE, PRODUCTS, Layer, Network, group_layers
 from tvmflow.ir.scales import Scale, power_of_two, signed
 from tvmflow.progress import Progress
 from tvmflow.quantization.calibration import Calibration, int8_scales, joined, pieces, power_of_two_scales
@@ -32,6 +35,14 @@ _WORTH_DB = 0.1  # what a correction has to win to be kept
 def quantize_int8(
     mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
+    """Return the module of `choose_int8`, whose arguments these are, and its report."""
+    chosen, report = choose_int8(mod, samples, labels, options, progress)
+    return chosen.module, report
+
+
+def choose_int8(
+    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
+) -> tuple[Quantized, QuantizationReport]:
     """Quantize to int8; a model that came quantized keeps its own scales and weights. Raises UnknownNameError.
 
     samples: the calibration inputs, each (N, ...), or the one input. labels: (N,) or None. Lookups in tables, products of two
@@ -71,7 +82,24 @@ def quantize_int8(
     report.equalized_pairs, report.corrected_layers = chosen.equalized_pairs, chosen.corrected_layers
     if goal is not None:
         report.goal_met = report.quantized_score >= _float_score(report) - goal
-    return quantized.module, report
+    return quantized, report
+
+
+def quantized_alike(chosen: Quantized, mod: Any, label: str) -> Any:
+    """Return the same network for inputs of other sizes with the scales, weights and layers in float of `chosen`. Raises StageError."""
+    network = group_layers(strip_qdq(read_graph(mod))[0])
+    for mine, theirs in itertools.zip_longest(network.items, chosen.network.items):
+        if mine is None or theirs is None or mine.name != theirs.name:
+            raise StageError(
+                f"the network at {label} has other layers than at its largest size: {mine and mine.name} in place of {theirs and theirs.name}",
+                "the same layers at all sizes, so that they share their scales", "quantize to bfloat16, or give the model one shape",
+            )  # fmt: skip
+        if isinstance(mine, Layer) and isinstance(theirs, Layer):
+            for name in ("weight", "bias", "low", "high"):
+                number = getattr(theirs, name)
+                if np.shape(number) == np.shape(getattr(mine, name)):
+                    setattr(mine, name, number)
+    return Quantized(network, chosen.arithmetic, chosen.scales, chosen.kept).module
 
 
 def goal_within(max_drop: float | None, labels: Array | None, samples: int) -> float | None:

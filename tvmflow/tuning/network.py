@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,16 @@ class TunedNetwork:
 
 
 def tune_network(
-    packed: Any, backend: Backend, rules: NetworkRules, journal: Journal, open_session: OpenSession, progress: Progress
+    networks: Sequence[Any], backend: Backend, rules: NetworkRules, journal: Journal, open_session: OpenSession, progress: Progress
 ) -> TunedNetwork:  # fmt: skip
-    """Tune every workload of a packed network, as far as the rules allow; without trials nothing is measured."""
+    """Tune every workload of a packed network, as far as the rules allow; without trials nothing is measured.
+
+    networks: the network, and the same at smaller sizes. Other algorithms are tried for the first.
+    """
+    packed, *smaller = networks
     base = extract_workloads(lower(packed, backend))
-    workloads = base[: rules.max_workloads]
+    smaller_used = [workload for other in smaller for workload in extract_workloads(lower(other, backend))]
+    workloads = _distinct([*base, *smaller_used])[: rules.max_workloads]
     report, winograd = TuneReport({}), {}
     if rules.without_device:
         with tempfile.TemporaryDirectory() as folder:
@@ -97,8 +102,17 @@ def tune_network(
     else:
         winograd = unmeasured(packed, backend, rules.winograd_max_error)
     used = extract_workloads(lower(packed, backend, winograd=winograd))
+    for other in smaller:
+        used = _joined(used, extract_workloads(lower(other, backend, winograd=winograd)))
     return TunedNetwork(report, winograd, used, len(workloads))
 
 
 def _distinct(workloads: list[Workload]) -> list[Workload]:
     return list({workload.key: workload for workload in workloads}.values())
+
+
+def _joined(a: list[Workload], b: list[Workload]) -> list[Workload]:
+    """Return the workloads of both, with the calls of both."""
+    calls = {workload.key: workload.calls for workload in b}
+    summed = [replace(workload, calls=workload.calls + calls.pop(workload.key, 0)) for workload in a]
+    return summed + [workload for workload in b if workload.key in calls]

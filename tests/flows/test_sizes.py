@@ -1,0 +1,107 @@
+"""Networks whose inputs have no fixed size, through all stages: one library for any length, and for any batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.table import STAGES
+from tests.flows.walk import walk
+from tests.sized_models import ENCODER, IMAGES, TOKENS, write_encoder, write_images
+from tvmflow.building.self_contained import OpenedNetwork
+from tvmflow.errors import ModelFileError, UsageError
+from tvmflow.evaluation.source_import import read_model
+from tvmflow.frontends.onnx import open_session
+from tvmflow.preflight import check_model
+from tvmflow.progress import silent
+from tvmflow.rows import check_rows
+from tvmflow.stages import StageContext
+from tvmflow.workspace import Workspace
+
+
+def _workspace(tmp_path: Path, make: Callable[..., Path], entry: dict[str, Any]) -> Workspace:
+    def change(params: dict[str, Any]) -> None:
+        params["models"]["sized"] = entry
+        params["tune"] |= {"trials_per_workload": 1, "total_trials": 4}
+
+    workspace = Workspace(make(change))
+    check_rows(workspace.params)
+    check_model(workspace, "sized")
+    return workspace
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "precision", ["float32", *(pytest.param(p, marks=pytest.mark.slow) for p in ("bfloat16", "int8"))]
+)
+def test_a_text_encoder_of_any_length(precision: str, tmp_path: Path, make_workspace: Callable[..., Path]) -> None:
+    file = write_encoder(tmp_path)
+    workspace = _workspace(tmp_path, make_workspace, {"framework": "onnx", "weights": {"file": str(file)}, **ENCODER})
+    card = walk(workspace, f"sized@local-cpu:{precision}")
+    folder = workspace.folder("build", workspace.params.cell(f"sized@local-cpu:{precision}"))
+    network, source = OpenedNetwork(folder / "network.so", 2), open_session(file)
+    for length in (1, 5, 16, 17, 33, 40):
+        ids = np.random.default_rng(length).integers(0, TOKENS, (1, length))
+        expected = source.run(None, {"ids": ids, "mask": np.ones_like(ids)})
+        found = network.run(ids, np.ones_like(ids))
+        for a, b in zip(found, expected, strict=True):
+            assert a.shape == b.shape and np.abs(a - b).max() < (0.4 if precision == "int8" else 1e-4) * np.abs(b).max()
+    assert list(card["sizes"]) == ["length=16", "length=40"] and all(
+        one["median_ms"] > 0 for one in card["sizes"].values()
+    )
+    metrics = json.loads(
+        (
+            workspace.folder("evaluate", workspace.params.cell(f"sized@local-cpu:{precision}")) / "metrics.json"
+        ).read_text()
+    )
+    assert metrics["latency_ms/length_16"] > 0
+
+
+@pytest.mark.slow
+def test_images_in_any_batch(tmp_path: Path, make_workspace: Callable[..., Path]) -> None:
+    file = write_images(tmp_path)
+    workspace = _workspace(tmp_path, make_workspace, {"framework": "torch", "weights": {"file": str(file)}, **IMAGES})
+    card = walk(workspace, "sized@local-cpu:int8")
+    network = OpenedNetwork(workspace.folder("build", workspace.params.cell("sized@local-cpu:int8")) / "network.so", 2)
+    x = np.random.default_rng(0).standard_normal((4, 3, 16, 16), dtype=np.float32)
+    whole = network.run(x)[0]
+    for batch in (1, 2, 3):
+        assert network.run(x[:batch])[0].tobytes() == whole[:batch].tobytes(), "integers are the same in every bucket"
+    assert list(card["sizes"]) == ["batch=1", "batch=4"]
+
+
+def _fetched(workspace: Workspace) -> Path:
+    cell, stage = workspace.params.cell("sized@local-cpu:float32"), STAGES["fetch"]
+    out = workspace.folder("fetch", cell)
+    out.mkdir(parents=True)
+    log = workspace.tuning_log(cell)
+    stage.run(
+        StageContext(
+            cell, stage.settings(workspace, cell), stage.limits(workspace, cell), {}, out, workspace.root, log, silent
+        )
+    )
+    return out
+
+
+def test_a_network_that_does_not_mask_is_refused(tmp_path: Path, make_workspace: Callable[..., Path]) -> None:
+    file = write_encoder(tmp_path, heeds=False)
+    workspace = _workspace(tmp_path, make_workspace, {"framework": "onnx", "weights": {"file": str(file)}, **ENCODER})
+    fetched = _fetched(workspace)
+    with pytest.raises(
+        ModelFileError, match="does not mask what its inputs are filled up with: at length=8, filled up to length=16"
+    ):
+        read_model(str(fetched), str(tmp_path), 1e-3, silent)
+
+
+def test_an_accelerator_takes_one_shape(tmp_path: Path, make_workspace: Callable[..., Path]) -> None:
+    file = write_images(tmp_path)
+    workspace = _workspace(tmp_path, make_workspace, {"framework": "torch", "weights": {"file": str(file)}, **IMAGES})
+    target = next(name for name, target in workspace.params.targets.items() if target.kind == "vta")
+    cell = workspace.params.cell(f"sized@{target}:vta_int8")
+    with pytest.raises(UsageError, match="on an accelerator or GPU"):
+        STAGES["graph_pack"].settings(workspace, cell)

@@ -1,0 +1,89 @@
+"""Import a network once for each bucket of sizes, and refuse one that computes something else where its inputs are filled up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmflow.backends.cpu import host_backend
+from tvmflow.errors import AgreementError, ModelFileError
+from tvmflow.evaluation.agreement import Agreement, check_outputs
+from tvmflow.evaluation.sized import Padded, check_between, group_of, outputs_between, run_at
+from tvmflow.frontends.source_model import Arrays, Runner, SourceDescription, SourceModel, batch_at
+from tvmflow.frontends.table import load_source
+from tvmflow.sizes import Axis, Numbers, Sizes, axes_of
+
+
+@dataclass(frozen=True)
+class SizedImport:
+    """modules: label -> module of each smaller bucket. axes: the open ones of the outputs. reference: group -> the source's outputs between buckets."""
+
+    modules: dict[str, Any]
+    axes: tuple[Axis, ...]
+    reference: dict[str, Arrays]
+    agreement: dict[str, Agreement]
+
+
+def import_sizes(
+    fetched: Path, description: SourceDescription, source: SourceModel, largest: Runner, golden: Arrays, bound: float
+) -> SizedImport:
+    """Import all buckets but the largest; check each at sizes in its middle against the source model at exactly these.
+
+    largest: the imported form of that bucket. Raises ModelFileError where filling up changes what the source itself computes.
+    """
+    from tvmflow.building.library import LocalRunner
+    from tvmflow.passes.canonicalize import canonicalize
+
+    sizes = description.sizes
+    assert sizes is not None
+    sources: dict[Numbers, SourceModel] = {sizes.largest: source}
+    for at in (*sizes.all[:-1], *map(sizes.between, sizes.all)):
+        if at not in sources:
+            sources[at] = load_source(fetched, description.at(at))
+    axes = _output_axes(description, sources, golden)
+    reference = {}
+    for bucket in sizes.all:
+        at = sizes.between(bucket)
+        reference[sizes.label(bucket)] = exact = run_at(sources[at], description, at, golden)
+        padded = run_at(Padded(sources[bucket], sizes, bucket, at, axes), description, at, golden)
+        _check_masked(sizes, bucket, padded, exact, bound, description.task)
+    modules = {bucket: canonicalize(sources[bucket].to_relax()) for bucket in sizes.all[:-1]}
+    runners: dict[Numbers, Runner] = {sizes.largest: largest}
+    runners |= {bucket: LocalRunner(module, host_backend()) for bucket, module in modules.items()}
+    outputs = outputs_between(description, axes, runners.__getitem__, golden)
+    agreement = check_between("import_model", outputs, reference.__getitem__, bound, description.task)
+    return SizedImport(
+        {sizes.label(bucket): module for bucket, module in modules.items()}, axes,
+        {group_of(label): found for label, found in reference.items()}, agreement,
+    )  # fmt: skip
+
+
+def _output_axes(
+    description: SourceDescription, sources: dict[Numbers, SourceModel], golden: Arrays
+) -> tuple[Axis, ...]:
+    """Return the open axes of the outputs, from what the source makes at several sizes."""
+    sizes = description.sizes
+    assert sizes is not None
+    shapes: list[dict[Numbers, Numbers]] = []
+    for at, source in sources.items():
+        batch = description.at(sizes.largest).batch
+        outputs = source.run(*sizes.cut(batch_at(golden, 0, batch), at))
+        shapes = shapes or [{} for _ in outputs]
+        for known, output in zip(shapes, outputs, strict=True):
+            known[at] = output.shape
+    names = sources[sizes.largest].output_names()
+    found = [axes_of(name, i, known, sizes) for i, (name, known) in enumerate(zip(names, shapes, strict=True))]
+    return tuple(axis for axes in found for axis in axes)
+
+
+def _check_masked(sizes: Sizes, bucket: Numbers, padded: Arrays, exact: Arrays, bound: float, task: str | None) -> None:
+    try:
+        check_outputs("import_model", "golden", padded, exact, bound, task)
+    except AgreementError as error:
+        raise ModelFileError(
+            f"this network does not mask what its inputs are filled up with: at {sizes.label(sizes.between(bucket))}, filled up to "
+            f"{sizes.label(bucket)}, its own framework computes something else ({error.found})",
+            "outputs that do not depend on it",
+            "give it a mask as an input, which is filled up with 0, or pad: of the inputs as the network itself masks; or fixed shapes, a cell for each",
+        ) from error  # fmt: skip
