@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tests.conftest import REPOSITORY, small_params
 from tvmflow.errors import ParamsError, UnknownNameError
-from tvmflow.params import Params, load_params
+from tvmflow.params import ModelEntry, Params, load_params
 from tvmflow.rows import check_rows
 
 
@@ -247,3 +247,33 @@ def test_unknown_cells_list_the_legal_names() -> None:
         with pytest.raises(UnknownNameError) as error:
             params.cell(text)
         assert says in str(error.value)
+
+
+_SIZED = {"inputs": {"x": {"shape": ["batch", 3, "length"]}}, "buckets": {"batch": [1, 4], "length": [8, 20]}}
+
+
+def test_shapes_may_name_buckets() -> None:
+    model = ModelEntry.model_validate({"framework": "onnx", "weights": {"file": "a.onnx"}, **_SIZED})
+    assert model.tensors["x"].shape == (4, 3, 20) and model.sizes is not None
+    assert model.sizes.all == ((1, 8), (1, 20), (4, 8), (4, 20)) and model.sizes.between((4, 20)) == (3, 14)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"buckets": {"batch": [1, 4]}}, "buckets for the names in shapes"),
+        ({"buckets": {**_SIZED["buckets"], "more": [1]}}, "buckets for the names in shapes"),
+        ({"buckets": {"batch": [4, 1], "length": [8]}}, "ascend"),
+        ({"buckets": {"batch": [], "length": [8]}}, "at least 1 item"),
+        ({"buckets": {"batch": [*range(1, 10)], "length": [8, 9]}}, "16 buckets in all"),
+        ({"inputs": {"x": {"shape": ["n", "n"]}}, "buckets": {"n": [1]}}, "each name once"),
+        ({"inputs": {"x": {"shape": ["n", 1 << 20]}}, "buckets": {"n": [1 << 20]}}, "values in one input"),
+        (
+            {"inputs": {"x": {"shape": [1, "n"], "dtype": "int64", "high": 9, "pad": 9}}, "buckets": {"n": [1]}},
+            "below 9",
+        ),
+    ],
+)
+def test_buckets_that_make_no_sense_are_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        ModelEntry.model_validate({"framework": "onnx", "weights": {"file": "a.onnx"}, **_SIZED, **change})

@@ -170,7 +170,7 @@ def latency_table(card: dict[str, Any]) -> Grid:
     measured = {name.replace("_", " "): card["latency"][name] for name in ("compute", "copy_in", "copy_out")}
     if card.get("machine"):
         measured["compute in TVM's machine"] = card["machine"]["latency"]
-    measured |= card["peers"]
+    measured |= {f"compute at {label}": latency for label, latency in card.get("sizes", {}).items()} | card["peers"]
     steps = ("mean", "median", "p90", "max", "min", "std")
     rows = []
     for name, latency in measured.items():
@@ -237,6 +237,7 @@ def scorecard_markdown(card: dict[str, Any]) -> str:
         rows.append(("GPU, start and copies", shown_gpu(card["gpu"])))
     if card.get("kernel_agreement"):
         rows.append(("kernels beside the CPU's", shown_kernels(card["kernel_agreement"])))
+    rows += [(f"latency at {label}", shown_latency(latency)) for label, latency in card.get("sizes", {}).items()]
     rows += [(name, _shown_beside(card, name)) for name in sorted(card["peers"])]
     rows.append(("library", f"{card['library_bytes'] / 1e6:.2f} MB"))
     lines = [f"**{card['cell']}**", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
