@@ -1,4 +1,4 @@
-"""The choice of algorithms: by kernels, then in the whole network, never without a measurement but on arm64 and GPUs in software."""
+"""The choice of algorithms: by kernels, then in the whole network, without a measurement by counting."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from tvm import relax
 
 from tvmflow.backends.cpu import CpuBackend
@@ -20,10 +21,10 @@ from tvmflow.tuning.records import OK, TuningRecord
 LARGE, SMALL = "1x32x7x7x16 32x32x3x3x16x16 p1,1,1,1", "1x4x56x56x16 4x4x3x3x16x16 p1,1,1,1"
 
 
-def _packed(block: int, *convolutions: tuple[int, int, int]) -> Any:
+def _packed(block: int, *convolutions: tuple[int, int, int], dtype: str = "float32") -> Any:
     """Return a packed module of 3x3 convolutions, (channels, output channels, size) each."""
     inputs = [
-        relax.Var(f"x{at}", relax.TensorType((1, ic, size, size), "float32"))
+        relax.Var(f"x{at}", relax.TensorType((1, ic, size, size), dtype))
         for at, (ic, _, size) in enumerate(convolutions)
     ]
     draw, builder = np.random.default_rng(0), relax.BlockBuilder()
@@ -31,7 +32,9 @@ def _packed(block: int, *convolutions: tuple[int, int, int]) -> Any:
         with builder.dataflow():
             found = [
                 builder.emit(
-                    relax.op.nn.conv2d(x, constant(draw.standard_normal((oc, ic, 3, 3)), "float32"), padding=1)
+                    relax.op.nn.conv2d(
+                        x, constant(draw.standard_normal((oc, ic, 3, 3)), dtype), padding=1, out_dtype="float32"
+                    )
                 )
                 for x, (ic, oc, _) in zip(inputs, convolutions, strict=True)
             ]
@@ -52,7 +55,25 @@ def test_without_a_measurement_arm64_takes_the_way_of_fewest_multiplications() -
     assert chosen == {"1x8x28x28x8": 4, "1x8x2x2x8": 2, "1x8x14x14x8": 4}
     assert set(unmeasured(packed, arm, {"float32": 1e-6}).values()) <= {2}
     assert unmeasured(packed, arm, {"float32": 1e-9}) == unmeasured(packed, arm, {}) == {}
-    assert unmeasured(_packed(16, (64, 64, 28)), _backend("znver4", "x86_64-linux-gnu"), bound) == {}
+
+
+def test_without_a_measurement_x86_counts_loads_of_weights_too() -> None:
+    packed = _packed(16, (64, 64, 28), (256, 256, 14), (512, 512, 7), (16, 16, 8))
+    for name, block in (("znver4", packed), ("haswell", packed)):
+        chosen = {
+            key.split()[0]: m
+            for key, m in unmeasured(block, _backend(name, "x86_64-linux-gnu"), {"float32": 2e-5}).items()
+        }
+        # each weight of an image of 14x14 serves 16 tiles of F(4x4), each of 7x7 four; 16 channels are not worth transforming
+        assert chosen == {"1x4x28x28x16": 4, "1x16x14x14x16": 2, "1x32x7x7x16": 2}
+    assert unmeasured(packed, _backend("nehalem", "x86_64-linux-gnu"), {"float32": 2e-5}) == {}
+
+
+@pytest.mark.parametrize(("name", "expected"), [("znver4", {2}), ("sapphirerapids", set()), ("haswell", set())])
+def test_bfloat16_takes_it_where_an_instruction_sums_pairs_and_none_tiles(name: str, expected: set[int]) -> None:
+    backend = _backend(name, "x86_64-linux-gnu")
+    packed = _packed(16, (64, 64, 28), dtype="bfloat16")
+    assert set(unmeasured(packed, backend, {"float32": 2e-5, "bfloat16": 1e-2}).values()) == expected
 
 
 def test_without_a_measurement_gpus_in_software_take_it_where_there_are_tiles_enough() -> None:
@@ -106,6 +127,27 @@ def test_large_weights_are_settled_in_the_whole_network() -> None:
     whole.update(equal)
     assert settle(_alternatives(LARGE), {LARGE: 4}, best, speedup) == {LARGE: 2}, "as fast with fewer weights"
     assert settle(_alternatives(LARGE), {LARGE: 2}, best, speedup) == {LARGE: 2}, "more weights for less than noise"
+
+
+def test_what_counting_chose_for_large_weights_is_where_the_search_may_start() -> None:
+    other = LARGE.replace("32x7x7", "32x14x14")
+    candidates = [*_alternatives(LARGE), *_alternatives(other), *_alternatives(SMALL)]
+    # F(4x4) is faster alone; in the network each is slower, and only both together are seen to be faster without
+    asked: list[tuple[dict[str, int], dict[str, int]]] = []
+
+    def speedup(now: dict[str, int], after: dict[str, int]) -> float:
+        asked.append((now, after))
+        return 1.2 if after == counted | {SMALL: 4} else 0.9
+
+    chosen, best = dict.fromkeys((LARGE, other, SMALL), 4), _times(direct=3.0, f2=2.0, f4=1.0)
+    counted = {LARGE: 2, other: 2}
+    assert settle(candidates, chosen, best, speedup, counted=counted) == counted | {SMALL: 4}
+    assert asked[0] == (chosen, counted | {SMALL: 4})
+    assert settle(candidates, chosen, best, lambda *_: 0.9, counted={}) == chosen
+    without_f2 = _times(direct=3.0, f4=1.0)
+    assert settle(candidates, chosen, without_f2, lambda *_: 0.9, counted=counted) == chosen, (
+        "never what was not measured"
+    )
 
 
 def test_small_weights_and_unmeasured_kernels_are_not_compared() -> None:

@@ -105,10 +105,9 @@ class Backend(ABC):
         winograd: convolution key -> tile size, of those to be computed by Winograd's algorithm.
         """
 
-    @property
-    def prefers_winograd(self) -> bool:
-        """Whether Winograd's algorithm was seen to be faster on such processors, and is used where nothing is measured."""
-        return False
+    def winograd_weights(self, dtype: str) -> float:
+        """Return how many weights a convolution of a dtype may have to be computed by Winograd's algorithm where nothing is measured; 0: it never is."""
+        return 0
 
     @abstractmethod
     def cpu_features(self) -> CpuFeatures:

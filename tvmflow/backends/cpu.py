@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.compilers import compiler_for
 from tvmflow.errors import ToolchainError, last_words
 from tvmflow.options import read_options
-from tvmflow.targets.cpu_features import CpuFeatures, cpu_features_of
+from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures, cpu_features_of
 from tvmflow.targets.processors import check_processor
 from tvmflow.targets.resolve import ResolvedTarget, host_target, processor_of
 
@@ -86,9 +87,13 @@ class CpuBackend(Backend):
             ("concatenate_in_place", ConcatenateInPlace()),
         ]
 
-    @property
-    def prefers_winograd(self) -> bool:
-        return "neon" in self.cpu_features().dots
+    def winograd_weights(self, dtype: str) -> float:
+        cpu = self.cpu_features()
+        if dtype == "bfloat16":
+            return math.inf if "avx512bf16" in cpu.dots and TILES_FOR[dtype] not in cpu.dots else 0
+        if "neon" in cpu.dots:
+            return 9 * 128 * 128  # more make an app larger than it is worth
+        return math.inf if cpu.lanes >= 8 else 0
 
     def cpu_features(self) -> CpuFeatures:
         return cpu_features_of(self.target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -72,9 +73,8 @@ class GpuBackend(CpuBackend):
         beside = f"-{self.target.cpu_kind}" if options["software"] else ""
         return f"{self.api}-{self.software_driver or options['kind']}{beside}"
 
-    @property
-    def prefers_winograd(self) -> bool:
-        return self.gpu_features().winograd
+    def winograd_weights(self, dtype: str) -> float:
+        return math.inf if dtype == "float32" and self.gpu_features().winograd else 0
 
     @property
     def integer_dot(self) -> bool:

@@ -2,7 +2,7 @@
 
 First by the kernels alone, then in the whole network: transformed weights are up to four times as large, and a kernel that
 is measured alone finds them in its cache, where in a network they have to come from memory. Where nothing is measured, by counting
-multiplications, on processors whose instructions were counted both ways.
+multiplications, on processors where that was seen to be faster.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tvmflow.tuning.records import TuningRecord
 Speedup = Callable[[dict[str, int], dict[str, int]], float]
 LARGE_WEIGHTS = 9 * 128 * 128  # fewer stay in the caches of any machine, transformed or not
 _TRANSFORMED = 24  # what transforming a value costs, in multiplications of vectors; from instructions counted on arm64
+_LOADED = 20  # what a weight costs that comes from memory: two x86 cores multiply so many times faster than they load
 _GPU_TILES = (
     32  # of fewer tiles a GPU computes as long: weights are loaded for few pixels each; measured on PoCL and lavapipe
 )
@@ -80,35 +81,35 @@ def _difference(of: list[Workload], without: list[Workload]) -> tuple[Workload, 
 
 
 def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) -> dict[str, int]:
-    """Return key -> m where nothing is measured: float32, where the backend prefers it, the way of fewest multiplications; on CPUs weights that stay in caches."""
-    bound, chosen = max_error.get("float32", 0.0), {}
-    if not backend.prefers_winograd:
-        return {}
+    """Return key -> m where nothing is measured: the way of least multiplications and, of large weights on CPUs, loads."""
+    chosen = {}
     for key, weights in _weights_by_key(packed).items():
-        if str(weights[0].dtype) != "float32" or (backend.is_cpu and weight_values(key) > LARGE_WEIGHTS):
+        dtype = str(weights[0].dtype)
+        if weight_values(key) > backend.winograd_weights(dtype):
             continue
-        least = 1 if backend.is_cpu else _GPU_TILES
-        costs = {m: _multiplications(key, m, least) for m in TILES}
+        costs = {m: _multiplications(key, m, backend.is_cpu) for m in (0, *TILES)}
         for m in sorted(TILES, key=lambda m: costs[m]):
-            if costs[m] < _multiplications(key, 0) and max(winograd_error(weight, m) for weight in weights) <= bound:
+            if costs[m] < costs[0] and max(winograd_error(weight, m) for weight in weights) <= max_error.get(
+                dtype, 0.0
+            ):
                 chosen[key] = m
                 break
     return chosen
 
 
-def _multiplications(key: str, m: int, least_tiles: int = 1) -> int:
-    """Return how many multiplications the convolution of a key takes with tiles of m x m, its transforms among them; 0: without.
-
-    least_tiles: fewer count as so many.
-    """
+def _multiplications(key: str, m: int, on_cpu: bool) -> int:
+    """Return what the convolution of a key costs with tiles of m x m, 0 for without, in multiplications: its transforms and loads among them."""
     data, weight, padding = (part.lstrip("p").replace(",", "x").split("x") for part in key.split()[:3])
     n, blocks, height, width, lanes = (int(d) for d in data)
     inputs, outputs, (top, left, bottom, right) = blocks * lanes, int(weight[0]) * lanes, (int(p) for p in padding)
     rows, columns = height + top + bottom - 2, width + left + right - 2
-    if m == 0:
-        return n * rows * columns * 9 * inputs * outputs
-    tiles = max(n * -(-rows // m) * -(-columns // m), least_tiles)
-    return tiles * (m + 2) ** 2 * (inputs * outputs + _TRANSFORMED * (inputs + outputs))
+    taps = (m + 2) ** 2 if m else 9
+    places = n * -(-rows // (m or 1)) * -(-columns // (m or 1))
+    if m and not on_cpu:
+        places = max(places, _GPU_TILES)
+    values = inputs * outputs + (_TRANSFORMED * (inputs + outputs) if m else 0)
+    loaded = inputs * outputs if on_cpu and weight_values(key) > LARGE_WEIGHTS else 0
+    return taps * (places * values + _LOADED * loaded)
 
 
 def choose(candidates: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[str, int]:
@@ -126,12 +127,13 @@ def choose(candidates: list[Alternative], best: Mapping[str, TuningRecord]) -> d
 
 def settle(
     candidates: list[Alternative], chosen: dict[str, int], best: Mapping[str, TuningRecord], speedup: Speedup,
-    may_go_on: Callable[[], bool] = lambda: True,
+    may_go_on: Callable[[], bool] = lambda: True, counted: Mapping[str, int] | None = None,
 ) -> dict[str, int]:  # fmt: skip
     """Return the choice that is fastest in the whole network, large weights first; of those as fast the one with fewer weights.
 
     speedup(now, other): how many times faster the network is with the other choice. may_go_on: asked before each comparison;
-    what is not compared stays as the kernels alone decided.
+    what is not compared stays as the kernels alone decided. counted: the choice without a measurement, where the search starts if
+    the network is faster with its large weights.
     """
     options: dict[str, set[int]] = {}
     seconds: dict[tuple[str, int], float] = {}  # of the kernels alone
@@ -142,9 +144,12 @@ def settle(
             before = _seconds(alternative.removed, best)
             seconds[alternative.key, 0] = math.inf if before is None else before
             seconds[alternative.key, alternative.m] = after
-    for key in sorted(options, key=weight_values, reverse=True):
-        if weight_values(key) < LARGE_WEIGHTS:
-            break
+    large = sorted((key for key in options if weight_values(key) >= LARGE_WEIGHTS), key=weight_values, reverse=True)
+    start = chosen if counted is None else chosen | {key: counted.get(key, 0) for key in large}
+    start = {key: m for key, m in start.items() if m in options.get(key, ()) and m}
+    if start != chosen and may_go_on() and speedup(chosen, start) > 1:
+        chosen = start
+    for key in large:
         for m in sorted(options[key] - {chosen.get(key, 0)}):
             if m > chosen.get(key, 0) and seconds[key, m] >= seconds[key, chosen.get(key, 0)]:
                 continue  # slower by itself, and with more weights to read

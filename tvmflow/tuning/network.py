@@ -98,7 +98,10 @@ def tune_network(
                 with NetworkComparison(packed, backend, report.best, journal, Path(folder), open_session) as comparison:
                     # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
                     end = time.monotonic() + max(report.seconds, _COMPARE_AT_LEAST_S)
-                    winograd = settle(others, winograd, report.best, comparison.speedup, lambda: time.monotonic() < end)
+                    counted = unmeasured(packed, backend, bound)
+                    winograd = settle(
+                        others, winograd, report.best, comparison.speedup, lambda: time.monotonic() < end, counted
+                    )
     else:
         winograd = unmeasured(packed, backend, rules.winograd_max_error)
     used = extract_workloads(lower(packed, backend, winograd=winograd))
