@@ -14,7 +14,7 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.definition import run_graph
+from tvmflow.ir.definition import product, run_graph
 from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.pack_channels import PackChannels
@@ -109,3 +109,16 @@ def test_mixed_precision_computes_low_what_the_list_says(dtype: str, accumulate:
     reference = model.run(x)[0]
     for form in (low, PackChannels(16)(low)):
         assert np.abs(LocalRunner(form, host_backend()).run(x)[0] - reference).max() <= bound * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("dtypes", [("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8"), ("int32", "int8")])
+def test_products_of_integers_are_exact(dtypes: tuple[str, str]) -> None:
+    """Also of the largest numbers, whose sums float32 would round."""
+    generator = np.random.default_rng(0)
+    limits = [np.iinfo(np.int8 if dtype == "int8" else np.uint8) for dtype in dtypes]
+    for low in (False, True):
+        a, b = (
+            generator.integers(limit.min if low else limit.max - 3, limit.max, shape, endpoint=True).astype(dtype)
+            for dtype, limit, shape in zip(dtypes, limits, [(3, 5, 1030), (1030, 7)], strict=True)
+        )
+        assert np.array_equal(product(a, b), a.astype(np.int64) @ b.astype(np.int64))

@@ -10,18 +10,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_equal
 
 from tvmflow.errors import UnknownNameError
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.definition import run_graph
+from tvmflow.ir.definition import run_all, run_graph
 from tvmflow.ir.emit import float_module
 from tvmflow.ir.graph import read_graph
 from tvmflow.ir.layers import group_layers
 from tvmflow.ir.scales import asymmetric, fixed_point, on_grid, power_of_two, quantize_weight, round_half_away
 from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.progress import silent
 from tvmflow.quantization import quantizer
+from tvmflow.quantization.calibration import Calibration
 from tvmflow.quantization.equalize import equalize
+from tvmflow.quantization.in_threads import on_processors, run_together
 from tvmflow.quantization.observers import OBSERVERS, Observed
 from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.quantizer import quantize_int8, quantize_vta
@@ -89,9 +93,18 @@ def test_weights_that_came_quantized_keep_their_integers() -> None:
 
 def _observed(values: Array) -> Observed:
     seen = Observed()
-    seen.see_range(values)
-    seen.see_values(values)
+    for part in np.array_split(values, 2):
+        seen.add(Observed.of(part))
+    seen.counts += sum(seen.counted(part) for part in np.array_split(values, 3))
     return seen
+
+
+def test_a_histogram_is_numpys_but_for_numbers_on_an_edge() -> None:
+    values = np.random.default_rng(0).laplace(size=(10, 4, 500)).astype(np.float32)
+    seen = _observed(values)
+    counts, _ = np.histogram(values, len(seen.counts), (values.min(), values.max()))
+    assert seen.counts.sum() == values.size and np.abs(np.cumsum(seen.counts - counts)).max() <= 3
+    assert np.allclose(seen.channel_mean, values.mean(axis=(0, 2)), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", OBSERVERS)
@@ -148,10 +161,37 @@ def test_equalization_changes_no_output_and_evens_ranges(depthwise: tuple[Any, A
     module, _, x = depthwise
     network = group_layers(read_graph(module))
     before = np.abs(network.layers[0].weight).reshape(16, -1).max(1)  # type: ignore[arg-type]
-    assert equalize(network) == 2
+    assert len(equalize(network)) == 2
     after = np.abs(network.layers[0].weight).reshape(16, -1).max(1)  # type: ignore[arg-type]
     assert np.ptp(np.log(after)) < 0.5 * np.ptp(np.log(before))
     assert sqnr_db(run_graph(read_graph(module), x), run_graph(read_graph(float_module(network)), x)) > 100
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_an_equalized_network_is_known_without_running_it(
+    depthwise: tuple[Any, Array, Array], per_channel: bool
+) -> None:
+    module, samples, _ = depthwise
+    network = group_layers(read_graph(module))
+    run, equalized = Calibration(network, (samples,), silent), network.copy()
+    factors = equalize(equalized, run.channel_ranges() if per_channel else None)
+    known, found = run.equalized(equalized, factors), Calibration(equalized, (samples,), silent)
+    run.fill_histograms(known, factors, silent)
+    found.fill_histograms(None, {}, silent)
+    for name, seen in found.seen.items():
+        assert np.allclose(known.seen[name].channel_magnitude, seen.channel_magnitude, rtol=1e-4)
+        assert np.allclose(known.seen[name].channel_mean, seen.channel_mean, rtol=1e-4, atol=1e-6)
+        assert np.abs(np.cumsum(known.seen[name].counts - seen.counts)).max() <= 1e-3 * seen.counts.sum()
+
+
+def test_pieces_that_go_together_get_what_each_gets_alone(depthwise: tuple[Any, Array, Array]) -> None:
+    module, samples, _ = depthwise
+    graph, seen = read_graph(module), dict[str, list[Array]]()
+    halves = [(samples[:16],), (samples[16:],)]
+    with on_processors() as each:
+        run_together(graph, halves, each, lambda step, values: seen.update({step.name: values}))
+    for half, x in enumerate(halves):
+        run_all(graph, x, lambda step, value, half=half: assert_equal(seen[step.name][half], value))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("observer", ["mse", "minmax"])

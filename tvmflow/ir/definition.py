@@ -1,7 +1,7 @@
 """Run a Relax graph in plain numpy, one step at a time.
 
 This is the definition of what an integer graph computes: the compiled library equals it bit for bit. Sums of products of
-8-bit numbers are float64 matrix products, which are exact (far below 2^53). Float steps are computed in the graph's dtype,
+8-bit numbers are matrix products of floats, so few at a time that they are exact. Float steps are computed in the graph's dtype,
 sums in another order than the library's. An operator that is not in the table is compiled by TVM on its own.
 """
 
@@ -13,31 +13,39 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.graph import Argument, Array, Arrays, Graph, Other, Ref, Step
+from tvmflow.ir.graph import Argument, Array, Graph, Other, Ref, Step
 from tvmflow.ir.layers import is_plain_transposed
 from tvmflow.ir.single_steps import run_compiled
 
 Operator = Callable[[list[Any], Step], Any]
+Compute = Callable[[Step, list[Any]], Any]
 Watch = Callable[[Step, Array], Array | None]
+_EXACT = (
+    256  # products of 8-bit numbers whose sum is below 2^24: float32 has it exactly, in whatever order they are summed
+)
 
 
 def run_graph(graph: Graph, x: Array, watch: Watch | None = None) -> Array:
     """Return the output of a graph with one input and one output. Otherwise as `run_all`."""
     (output,) = run_all(graph, (x,), watch)
-    return output
+    return np.asarray(output)
 
 
-def run_all(graph: Graph, inputs: Sequence[Array], watch: Watch | None = None) -> Arrays:
+def run_all(
+    graph: Graph, inputs: Sequence[Any], watch: Watch | None = None, compute: Compute | None = None
+) -> tuple[Any, ...]:
     """Return the outputs for inputs of the graph's shapes, or of a multiple of its batch where `scales_with_batch`.
 
-    `watch(step, value)` sees each value, and may return another one in its place.
+    `watch(step, value)` sees each value, and may return another one in its place. compute: in place of `run_step`, where values
+    are no arrays.
     """
+    compute = compute or run_step
     users = graph.users()
     left = {name: len(steps) for name, steps in users.items()}
     values: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
     for step in graph.steps:
         arguments = [_value(argument, values) for argument in step.args]
-        value = run_step(step, arguments)
+        value = compute(step, arguments)
         if watch is not None and not isinstance(value, tuple):
             replaced = watch(step, value)
             value = value if replaced is None else replaced
@@ -48,7 +56,7 @@ def run_all(graph: Graph, inputs: Sequence[Array], watch: Watch | None = None) -
                 del values[name]
         if not users[step.name] and step.name not in graph.outputs:
             del values[step.name]
-    return tuple(np.asarray(values[name]) for name in graph.outputs)
+    return tuple(values[name] for name in graph.outputs)
 
 
 def scales_with_batch(graph: Graph) -> bool:
@@ -126,26 +134,46 @@ def padded(x: Array, padding: list[int], value: float = 0) -> Array:
     return np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=value)
 
 
+def product(a: Array, b: Array) -> Array:
+    """Return the matrix product of two arrays; int32 for integers, exactly."""
+    if not _is_integer(a):
+        return np.asarray(a @ b)
+    if a.dtype.itemsize > 1 or b.dtype.itemsize > 1:
+        return np.asarray((a.astype(np.float64) @ b.astype(np.float64)).astype(np.int32))
+    left, right = a.astype(np.float32), b.astype(np.float32)
+    total = np.asarray((left[..., :_EXACT] @ right[..., :_EXACT, :]).astype(np.int32))
+    for start in range(_EXACT, left.shape[-1], _EXACT):
+        part = slice(start, start + _EXACT)
+        total += (left[..., part] @ right[..., part, :]).astype(np.int32)
+    return total
+
+
 def convolve(x: Array, weight: Array, strides: Any, padding: list[int], dilation: Any, groups: int) -> Array:
     """Return the 2-D convolution of x (N, C, H, W) with weight (O, C/groups, KH, KW); int32 for integers."""
-    exact = _is_integer(x)
-    working = np.float64 if exact else np.result_type(x.dtype, np.float32)
     outputs, per_group, kh, kw = weight.shape
     view = windows(padded(x, padding), (kh, kw), strides, dilation)
     samples, channels, height, width = view.shape[:4]
-    result = np.empty((samples, outputs, height, width), np.int32 if exact else x.dtype)
     if per_group == 1 and outputs == channels:
-        for sample in range(samples):
-            result[sample] = np.einsum(
-                "chwij,cij->chw", view[sample].astype(working), weight[:, 0].astype(working), optimize=False
-            )
-        return result
-    matrix = weight.reshape(groups, outputs // groups, per_group * kh * kw).astype(working)
+        return _convolve_each(view, weight[:, 0])
+    exact = _is_integer(x)
+    working = x.dtype if exact else np.result_type(x.dtype, np.float32)
+    matrix = weight.reshape(groups, outputs // groups, per_group * kh * kw).astype(weight.dtype if exact else working)
+    result = np.empty((samples, outputs, height, width), np.int32 if exact else x.dtype)
     for sample in range(samples):
         columns = view[sample].reshape(groups, per_group, height, width, kh, kw).transpose(0, 1, 4, 5, 2, 3)
-        columns = columns.astype(working).reshape(groups, per_group * kh * kw, height * width)
-        result[sample] = (matrix @ columns).reshape(outputs, height, width)
+        columns = columns.reshape(groups, per_group * kh * kw, height * width).astype(working, copy=False)
+        result[sample] = product(matrix, columns).reshape(outputs, height, width)
     return result
+
+
+def _convolve_each(view: Array, filters: Array) -> Array:
+    """Return windows (N, C, OH, OW, KH, KW), each times its channel's filter (C, KH, KW)."""
+    exact = _is_integer(view)
+    working = np.dtype(np.int32) if exact else np.result_type(view.dtype, np.float32)
+    total = np.zeros(view.shape[:4], working)
+    for i, j in np.ndindex(*filters.shape[1:]):
+        total += view[..., i, j].astype(working) * filters[:, i, j, None, None].astype(working)
+    return total.astype(working if exact else view.dtype, copy=False)
 
 
 def convolve_transposed(
@@ -182,9 +210,7 @@ def _conv2d(a: list[Any], step: Step) -> Array:
 
 
 def _matmul(a: list[Any], _step: Step) -> Array:
-    if _is_integer(a[0]):
-        return np.asarray((a[0].astype(np.float64) @ a[1].astype(np.float64)).astype(np.int32))
-    return np.asarray(a[0] @ a[1])
+    return product(a[0], a[1])
 
 
 # -- pooling ----------------------------------------------------------------------------------------------------------
@@ -206,8 +232,11 @@ def _max_pool2d(a: list[Any], step: Step) -> Array:
     x = a[0]
     if str(step.call.attrs.layout) != "NCHW":
         return np.asarray(run_compiled(step, a))
-    lowest = np.iinfo(x.dtype).min if _is_integer(x) else -np.inf
-    return np.asarray(_pool_view(x, step, lowest).max(axis=(4, 5)))
+    view = _pool_view(x, step, np.iinfo(x.dtype).min if _is_integer(x) else -np.inf)
+    largest = view[..., 0, 0].copy()
+    for i, j in np.ndindex(*view.shape[4:]):
+        np.maximum(largest, view[..., i, j], out=largest)
+    return largest
 
 
 def window_counts(shape: tuple[int, ...], step: Step) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import lru_cache
@@ -13,11 +14,17 @@ from tvmflow.ir.graph import Array, Step
 from tvmflow.ir.tvm_names import type_arguments
 
 _MAX_LIBRARIES = 256
+_lock = threading.Lock()  # one of TVM's machines serves one thread at a time
 _of_step: OrderedDict[tuple[Any, ...], tuple[Step, Any]] = OrderedDict()
 
 
 def run_compiled(step: Step, arguments: list[Any]) -> Any:
     """Compute a step with TVM; the library is kept for the next time. Returns an array, or a tuple of them."""
+    with _lock:
+        return _run(step, arguments)
+
+
+def _run(step: Step, arguments: list[Any]) -> Any:
     import tvm
 
     tensors = list(_arrays(arguments))

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from tvmflow.errors import UnknownNameError
 from tvmflow.ir.definition import run_all, scales_with_batch
 from tvmflow.ir.emit import float_module
-from tvmflow.ir.graph import Array, Arrays, Step, read_graph
+from tvmflow.ir.graph import Array, Arrays, Graph, Step, read_graph
 from tvmflow.ir.layers import ADD, CONCAT, MEAN, MOVE, Layer, Network
 from tvmflow.ir.scales import Scale, asymmetric, power_of_two
 from tvmflow.progress import Progress
+from tvmflow.quantization.in_threads import on_processors
 from tvmflow.quantization.observers import OBSERVERS, Observed, noise_share
 from tvmflow.quantization.options import Int8Options
 
-CHUNK_BYTES = 256 << 20
+CHUNK_BYTES = 64 << 20
+_SHARES = 8  # pieces at least, where there are so many samples: so that all processors have some
+R = TypeVar("R")
 _BEYOND = 1e30  # what masks put in place of minus infinity is no part of a range
 _FINEST = 3  # halvings below the largest number of the smallest value: from there on nearly all is clipped
 
 
 class Calibration:
-    """The float network, and what its values look like on the calibration samples.
+    """The float network, and what its values look like on the calibration samples; `fill_histograms` completes that.
 
     samples: the inputs, each (N, ...). outputs: the float network's to them. seen: of values that are floats.
     """
@@ -33,41 +38,88 @@ class Calibration:
         self.graph = read_graph(float_module(network))
         self.can_batch = scales_with_batch(self.graph)
         self.values = {*network.graph.inputs, *(item.name for item in network.items)}
-        self.before = {f"{layer.name}_before" for layer in network.layers}
         self.seen: dict[str, Observed] = {}
-        self.outputs = self._observe("see_range", progress)
-        self._observe("see_values", progress)
+        outputs = []
+        for output, found in self._each_piece(lambda _name, value: Observed.of(value), progress):
+            outputs.append(output)
+            for name, observed in found.items():
+                self.seen.setdefault(name, Observed()).add(observed)
+        self.outputs = joined(outputs, self.count)
+
+    def equalized(self, network: Network, factors: Mapping[str, Array]) -> Calibration:
+        """Return what the values of an equalized network look like. factors: value -> what its channels are divided by."""
+        twin = copy(self)
+        twin.graph = read_graph(float_module(network))
+        ones = np.ones(1)
+        twin.seen = {name: observed.divided(factors.get(name, ones)) for name, observed in self.seen.items()}
+        return twin
+
+    def fill_histograms(self, twin: Calibration | None, factors: Mapping[str, Array], progress: Progress) -> None:
+        """Fill the histograms, of an equalized twin, too."""
+
+        def counted(name: str, value: Array) -> tuple[Array, Array | None]:
+            if twin is None or name not in factors:
+                return self.seen[name].counted(value), None
+            column = factors[name].astype(np.float32).reshape(1, -1, *(1,) * (value.ndim - 2))
+            return self.seen[name].counted(value), twin.seen[name].counted(value / column)
+
+        for _, found in self._each_piece(counted, progress):
+            for name, (counts, others) in found.items():
+                self.seen[name].counts += counts
+                if twin is not None:
+                    twin.seen[name].counts += counts if others is None else others
 
     def channel_ranges(self) -> dict[str, Array]:
         """Return the largest magnitude per channel of every value."""
-        return {name: np.asarray(observed.channel_high) for name, observed in self.seen.items()}
+        return {name: observed.channel_magnitude for name, observed in self.seen.items()}
 
     def chunks(self) -> list[Arrays]:
-        """Cut the samples into pieces that the graph takes, each small enough to keep all its values."""
+        """Cut the calibration samples into pieces as `chunks_of` does."""
+        return self.chunks_of(self.samples)
+
+    def chunks_of(self, samples: Arrays) -> list[Arrays]:
+        """Cut samples into pieces that the graph takes, each small enough to keep all its values, some for each processor."""
         batch = self.graph.batch
         if not self.can_batch:
-            return pieces(self.samples, batch, 1)
+            return pieces(samples, batch, 1)
         largest = sum(int(np.prod(step.shape)) * 4 for step in self.graph.steps) / batch
-        return pieces(self.samples, batch, max(1, int(CHUNK_BYTES / max(largest, 1) / batch)))
+        share = -(-len(samples[0]) // (batch * _SHARES))
+        return pieces(samples, batch, max(1, min(int(CHUNK_BYTES / max(largest, 1) / batch), share)))
 
-    def _observe(self, method: str, progress: Progress) -> Arrays:
-        chunks, outputs = self.chunks(), []
+    def _each_piece(self, see: Callable[[str, Array], R], progress: Progress) -> Iterator[tuple[Arrays, dict[str, R]]]:
+        """Yield the outputs of each piece, and what is seen of each value."""
 
-        def see(name: str, value: Array) -> None:
-            if value.dtype.kind == "f" and value.ndim:
-                value = np.where(np.abs(value) < _BEYOND, value, 0) if np.abs(value).max() >= _BEYOND else value
-                getattr(self.seen.setdefault(name, Observed()), method)(value)
+        def run(piece: Arrays) -> tuple[Arrays, dict[str, R]]:
+            found: dict[str, R] = {}
 
-        def watch(step: Step, value: Array) -> None:
-            if step.name in self.values or step.name in self.before:
-                see(step.name, value)
+            def look(name: str, value: Array) -> None:
+                if value.dtype.kind == "f" and value.ndim:
+                    found[name] = see(name, _without_masks(value))
 
-        for index, chunk in enumerate(chunks):
-            for name, value in zip(self.graph.inputs, chunk, strict=True):
-                see(name, value)
-            outputs.append(run_all(self.graph, chunk, watch))
-            progress("calibrating", index + 1, len(chunks))
-        return joined(outputs, self.count)
+            def watch(step: Step, value: Array) -> None:
+                if step.name in self.values:
+                    look(step.name, value)
+
+            for name, value in zip(self.graph.inputs, piece, strict=True):
+                look(name, value)
+            return run_all(self.graph, piece, watch), found
+
+        chunks = self.chunks()
+        with on_processors() as each:
+            for start in range(0, len(chunks), _SHARES):
+                yield from each(run, chunks[start : start + _SHARES])
+                progress("calibrating", min(start + _SHARES, len(chunks)), len(chunks))
+
+
+def _without_masks(value: Array) -> Array:
+    """Return the value with 0 where a mask put a number that is no part of a range."""
+    return value if max(value.max(), -value.min()) < _BEYOND else np.where(np.abs(value) < _BEYOND, value, 0)
+
+
+def outputs_of(graph: Graph, pieces: Sequence[Arrays], count: int) -> Arrays:
+    """Return the graph's outputs to all pieces."""
+    with on_processors() as each:
+        return joined(each(lambda piece: run_all(graph, piece), pieces), count)
 
 
 def joined(parts: Sequence[Arrays], count: int) -> Arrays:

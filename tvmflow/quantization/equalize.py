@@ -19,8 +19,8 @@ _ROUNDS = 20
 _MAX_FACTOR = 1e4
 
 
-def equalize(network: Network, channel_ranges: Mapping[str, Array] | None = None) -> int:
-    """Equalize all pairs in place. Returns the number of pairs.
+def equalize(network: Network, channel_ranges: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    """Equalize all pairs in place. Returns what the channels of each value between a pair are divided by.
 
     channel_ranges: largest magnitude per channel of each value, where weights have a scale per channel. Then the weights of
     the first convolution fit any scale, and it is the activation between that is brought to one range: wholly where the
@@ -28,15 +28,22 @@ def equalize(network: Network, channel_ranges: Mapping[str, Array] | None = None
     None: weights have one scale per layer; pairs are equalized over and over until nothing moves.
     """
     pairs = [(network.layer(a), network.layer(b)) for a, b in _pairs(network)]
+    divided: dict[str, Array] = {}
     if channel_ranges is not None:
         for first, second in pairs:
-            _apply(first, second, _smoothing(channel_ranges[first.name], second))
-        return len(pairs)
+            divided[first.name] = _smoothing(channel_ranges[first.name], second)
+            _apply(first, second, divided[first.name])
+        return divided
     for _ in range(_ROUNDS):
-        moved = max((_equalize_pair(a, b) for a, b in pairs), default=0.0)
+        moved = 0.0
+        for first, second in pairs:
+            factors = _even_factors(first, second)
+            _apply(first, second, factors)
+            divided[first.name] = divided.get(first.name, 1.0) * factors
+            moved = max(moved, float(np.abs(np.log(factors)).max(initial=0.0)))
         if moved < 1e-3:
             break
-    return len(pairs)
+    return divided
 
 
 def _smoothing(activation: Array, second: Layer) -> Array:
@@ -79,16 +86,14 @@ def _reads(layer: Layer) -> bool:
     return layer.kind == DENSE or layer.groups == 1 or layer.is_depthwise
 
 
-def _equalize_pair(first: Layer, second: Layer) -> float:
-    assert first.weight is not None and second.weight is not None
+def _even_factors(first: Layer, second: Layer) -> Array:
+    assert first.weight is not None
     ranges_a = np.abs(first.weight).reshape(len(first.weight), -1).max(axis=1)
     ranges_b = _input_ranges(second)
     usable = (ranges_a > 0) & (ranges_b > 0)
     factors = np.ones_like(ranges_a)
     factors[usable] = np.sqrt(ranges_a[usable] / ranges_b[usable])
-    factors = np.clip(factors, 1 / _MAX_FACTOR, _MAX_FACTOR)
-    _apply(first, second, factors)
-    return float(np.abs(np.log(factors)).max(initial=0.0))
+    return np.asarray(np.clip(factors, 1 / _MAX_FACTOR, _MAX_FACTOR))
 
 
 def _input_ranges(layer: Layer) -> Array:

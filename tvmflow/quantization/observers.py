@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,33 +22,58 @@ BINS = 2048
 
 @dataclass
 class Observed:
-    """What one value's numbers look like: extremes, histogram (BINS,) between them; sum and largest magnitude per channel
-    of axis 1.
-    """
+    """What one value's numbers look like: histogram (BINS,) between the extremes; sum and extremes per channel of axis 1."""
 
-    low: float = np.inf
-    high: float = -np.inf
+    channel_low: Any = np.inf
+    channel_high: Any = -np.inf
     counts: Array = field(default_factory=lambda: np.zeros(BINS))
     total: Any = 0.0
-    channel_high: Any = 0.0
     samples: int = 0
 
-    def see_range(self, value: Array) -> None:
-        self.low, self.high = min(self.low, float(value.min())), max(self.high, float(value.max()))
+    @classmethod
+    def of(cls, value: Array) -> Observed:
+        """Return the extremes and the sum of some samples, nothing counted."""
         axes = tuple(axis for axis in range(value.ndim) if axis != 1)
-        self.channel_high = np.maximum(self.channel_high, np.abs(value).max(axis=axes))
-        self.total = self.total + value.mean(axis=axes, dtype=np.float64) * len(value)
-        self.samples += len(value)
+        total = value.mean(axis=axes[1:], keepdims=True).sum(axis=axes, dtype=np.float64)
+        return cls(value.min(axis=axes), value.max(axis=axes), total=total, samples=len(value))
 
-    def see_values(self, value: Array) -> None:
-        if self.high > self.low:
-            self.counts += np.histogram(value, BINS, (self.low, self.high))[0]
+    def add(self, other: Observed) -> None:
+        """Go on with what other samples look like, nothing counted."""
+        self.channel_low = np.minimum(self.channel_low, other.channel_low)
+        self.channel_high = np.maximum(self.channel_high, other.channel_high)
+        self.total, self.samples = self.total + other.total, self.samples + other.samples
+
+    def divided(self, factors: Array) -> Observed:
+        """Return what the value looks like with its channels divided by factors above 0, nothing counted."""
+        return Observed(
+            self.channel_low / factors, self.channel_high / factors, total=self.total / factors, samples=self.samples
+        )
+
+    def counted(self, value: Array) -> Array:
+        """Return the histogram of some samples."""
+        low, high = np.float32(self.low), np.float32(self.high)
+        if high <= low:
+            return np.zeros(BINS)
+        bins = ((value.ravel() - low) * np.float32(BINS / (float(high) - float(low)))).astype(np.int64)
+        return np.bincount(np.minimum(bins, BINS - 1, out=bins), minlength=BINS)
+
+    @property
+    def low(self) -> float:
+        return float(np.min(self.channel_low))
+
+    @property
+    def high(self) -> float:
+        return float(np.max(self.channel_high))
+
+    @property
+    def channel_magnitude(self) -> Array:
+        return np.asarray(np.maximum(np.abs(self.channel_low), np.abs(self.channel_high)))
 
     @property
     def channel_mean(self) -> Array:
         return np.asarray(self.total / max(self.samples, 1))
 
-    @property
+    @cached_property
     def centers(self) -> Array:
         edges = np.linspace(self.low, self.high, BINS + 1)
         return np.asarray((edges[1:] + edges[:-1]) / 2)
@@ -85,29 +111,29 @@ def _mse(observed: Observed, _percentile: float, levels: int) -> tuple[float, fl
     if not observed.counts.any():
         return observed.low, observed.high
     best = (observed.low, observed.high)
+    factors = np.concatenate([[1.0], np.linspace(0.99, 0.2, 80)])
     for ends in ((True, True), (True, False), (False, True)):
-        start = best
-        error = _error(observed, start, levels)
-        for factor in np.linspace(0.99, 0.2, 80):
-            candidate = (start[0] * (factor if ends[0] else 1), start[1] * (factor if ends[1] else 1))
-            candidate_error = _error(observed, candidate, levels)
-            if candidate_error < error:
-                best, error = candidate, candidate_error
+        lows, highs = (
+            end * (factors if moves else np.ones_like(factors)) for end, moves in zip(best, ends, strict=True)
+        )
+        chosen = int(np.argmin(_errors(observed, lows, highs, levels)))
+        best = (float(lows[chosen]), float(highs[chosen]))
     return best
 
 
-def _error(observed: Observed, limits: tuple[float, float], levels: int) -> float:
-    low, high = min(limits[0], 0.0), max(limits[1], 0.0)
-    if high <= low:
-        return float("inf")
-    scale = (high - low) / levels
-    rounded = np.rint(np.clip(observed.centers, low, high) / scale) * scale
+def _errors(observed: Observed, lows: Array, highs: Array, levels: int) -> Array:
+    """Return the squared error of each range."""
+    some = observed.counts > 0
+    centers, counts = observed.centers[some], observed.counts[some]
+    low, high = np.minimum(lows, 0.0)[:, None], np.maximum(highs, 0.0)[:, None]
+    scale = np.maximum(high - low, 1e-300) / levels
+    rounded = np.rint(np.clip(centers, low, high) / scale) * scale
     # A range that represents a centre exactly would look free of error: add the spread inside a bin.
     within = ((observed.high - observed.low) / BINS) ** 2 / 12
-    inside = (observed.centers >= low) & (observed.centers <= high)
-    squared = (rounded - observed.centers) ** 2 + within
+    squared = (rounded - centers) ** 2 + within
+    inside = (centers >= low) & (centers <= high)
     squared = np.where(inside, np.maximum(squared, scale**2 / 12), squared)
-    return float((observed.counts * squared).sum())
+    return np.where(high[:, 0] > low[:, 0], squared @ counts, np.inf)
 
 
 def noise_share(observed: Observed, scale: Scale) -> float:

@@ -7,18 +7,19 @@ Out: a module that computes in integers, and a report per layer
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tvmflow.errors import StageError, UnknownNameError
-from tvmflow.ir.definition import run_all
 from tvmflow.ir.graph import Array, Arrays, Graph, read_graph
 from tvmflow.ir.layers import DENSE, PRODUCTS, Layer, Network, group_layers
 from tvmflow.ir.scales import Scale, power_of_two, signed
 from tvmflow.progress import Progress
-from tvmflow.quantization.calibration import Calibration, int8_scales, joined, pieces, power_of_two_scales
+from tvmflow.quantization.calibration import Calibration, int8_scales, outputs_of, power_of_two_scales
 from tvmflow.quantization.choice import Quantized
 from tvmflow.quantization.corrections import correct_biases
 from tvmflow.quantization.equalize import equalize
@@ -52,19 +53,12 @@ def choose_int8(
     graph, given = strip_qdq(read_graph(mod))
     if options.activations == "int8":
         given = {name: signed(scale) for name, scale in given.items()}
-    best: tuple[float, _Prepared] | None = None
-    for equalizing in _choices(options.equalize and not given):
-        base = _prepare(graph, given, samples, options, equalizing, progress)
-        for correcting in _choices(options.bias_correction and not given and base.run.can_batch):
-            progress("choosing corrections", 0, 0)
-            trial = _corrected(base) if correcting else base
-            sqnr = trial.output_sqnr_db(tuple(x[:_TRIAL_SAMPLES] for x in samples))
-            if best is None or sqnr > best[0] + _WORTH_DB:
-                best = (sqnr, trial)
-    assert best is not None
-    chosen = best[1]
-    run, network, scales, arithmetic = chosen.run, chosen.network, chosen.scales, chosen.arithmetic
-    quantized = Quantized(network, arithmetic, scales, chosen.kept)
+    prepared = _prepared(graph, given, samples, options, progress)
+    progress("choosing corrections", 0, 0)
+    chosen = _best(prepared)
+    if options.bias_correction and not given and chosen.run.can_batch:
+        chosen = _best([chosen, _corrected(chosen)])
+    run, quantized = chosen.run, chosen.quantized
     report = describe(run, quantized, labels)
     moved: list[str] = []
     goal = goal_within(options.max_drop, labels, len(samples[0])) if has_scores(run.outputs) else None
@@ -76,7 +70,7 @@ def choose_int8(
         if worst is None:
             break
         moved.append(worst)
-        quantized = Quantized(network, arithmetic, scales, quantized.kept | {worst})
+        quantized = Quantized(chosen.network, chosen.arithmetic, chosen.scales, quantized.kept | {worst})
         report = describe(run, quantized, labels)
     report.moved_to_float = moved
     report.equalized_pairs, report.corrected_layers = chosen.equalized_pairs, chosen.corrected_layers
@@ -120,6 +114,7 @@ def quantize_vta(
     samples = _arrays(samples)
     network = group_layers(read_graph(mod))
     run = Calibration(network, samples, progress)
+    run.fill_histograms(None, {}, progress)
     kept = _kept(network, options.keep_float)
     any_scales = dict.fromkeys(run.seen, power_of_two(1.0))
     integers = set(Quantized(network, VtaArithmetic(), any_scales, kept).integers)
@@ -138,10 +133,6 @@ def _arrays(samples: Array | Arrays) -> Arrays:
     return samples if isinstance(samples, tuple) else (samples,)
 
 
-def _choices(allowed: bool) -> tuple[bool, ...]:
-    return (False, True) if allowed else (False,)
-
-
 @dataclass(frozen=True)
 class _Prepared:
     """A calibrated network with its scales, before the goal is looked at."""
@@ -154,32 +145,52 @@ class _Prepared:
     equalized_pairs: int = 0
     corrected_layers: int = 0
 
-    def output_sqnr_db(self, samples: Arrays) -> float:
-        graph = Quantized(self.network, self.arithmetic, self.scales, self.kept).graph
-        count = len(samples[0])
-        cut = pieces(samples, graph.batch, 1 if not self.run.can_batch else 4)
-        outputs = joined([run_all(graph, piece) for piece in cut], count)
-        return worst_sqnr_db(tuple(reference[:count] for reference in self.run.outputs), outputs)
+    @cached_property
+    def quantized(self) -> Quantized:
+        return Quantized(self.network, self.arithmetic, self.scales, self.kept)
+
+    @cached_property
+    def output_sqnr_db(self) -> float:
+        """Of the first samples."""
+        few = tuple(x[:_TRIAL_SAMPLES] for x in self.run.samples)
+        outputs = outputs_of(self.quantized.graph, self.run.chunks_of(few), len(few[0]))
+        return worst_sqnr_db(tuple(reference[:_TRIAL_SAMPLES] for reference in self.run.outputs), outputs)
 
 
-def _prepare(
-    graph: Graph, given: dict[str, Scale], samples: Arrays, options: Int8Options, equalizing: bool, progress: Progress
-) -> _Prepared:  # fmt: skip
+def _prepared(
+    graph: Graph, given: dict[str, Scale], samples: Arrays, options: Int8Options, progress: Progress
+) -> list[_Prepared]:
+    """Return the network as it is and, where that is asked for, equalized."""
     network = group_layers(graph)
-    run = Calibration(network, samples, progress)
-    pairs = 0
-    if equalizing:
-        pairs = equalize(network, run.channel_ranges() if options.per_channel else None)
-        run = Calibration(network, samples, progress)
+    run, twin, equalized, factors = Calibration(network, samples, progress), None, network.copy(), dict[str, Array]()
+    if options.equalize and not given:
+        factors = equalize(equalized, run.channel_ranges() if options.per_channel else None)
+        twin = run.equalized(equalized, factors)
+    if options.observer != "minmax":
+        run.fill_histograms(twin, factors, progress)
     kept = _kept(network, options.keep_float)
-    scales = int8_scales(network, run, options) | {network.names[name]: scale for name, scale in given.items()}
-    return _Prepared(network, run, Int8Arithmetic(options.per_channel, bool(given)), scales, kept, pairs)
+    arithmetic = Int8Arithmetic(options.per_channel, bool(given))
+    known = {network.names[name]: scale for name, scale in given.items()}
+    prepared = [_Prepared(network, run, arithmetic, int8_scales(network, run, options) | known, kept)]
+    if twin is not None:
+        scales = int8_scales(equalized, twin, options)
+        prepared.append(_Prepared(equalized, twin, arithmetic, scales, kept, len(factors)))
+    return prepared
 
 
 def _corrected(base: _Prepared) -> _Prepared:
     network = base.network.copy()
-    count = correct_biases(network, base.run, base.arithmetic, base.scales, base.kept)
+    count = correct_biases(network, base.run, base.quantized)
     return replace(base, network=network, corrected_layers=count)
+
+
+def _best(choices: Sequence[_Prepared]) -> _Prepared:
+    """Return the choice whose outputs come closest to float32's, an earlier one where little is won."""
+    best = choices[0]
+    for choice in choices[1:]:
+        if choice.output_sqnr_db > best.output_sqnr_db + _WORTH_DB:
+            best = choice
+    return best
 
 
 def _float_score(report: QuantizationReport) -> float:

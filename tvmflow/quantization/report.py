@@ -10,8 +10,9 @@ import numpy as np
 from tvmflow.ir.definition import run_all
 from tvmflow.ir.graph import Array, Arrays, Step
 from tvmflow.ir.layers import ADD, PRODUCTS, Layer
-from tvmflow.quantization.calibration import Calibration, joined
+from tvmflow.quantization.calibration import Calibration, joined, outputs_of
 from tvmflow.quantization.choice import Quantized
+from tvmflow.quantization.in_threads import on_processors
 from tvmflow.quantization.int8 import SCALED
 
 _CANDIDATES = 6
@@ -85,12 +86,16 @@ class _Noise:
         self.sums: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, reference: Array, output: Array) -> None:
-        signal, noise = self.sums.get(name, (0.0, 0.0))
-        difference = reference.astype(np.float64) - output
-        self.sums[name] = (
-            signal + float((reference.astype(np.float64) ** 2).sum()),
-            noise + float((difference**2).sum()),
-        )
+        difference = reference - output
+        self._add(name, float(np.vdot(reference, reference)), float(np.vdot(difference, difference)))
+
+    def _add(self, name: str, signal: float, noise: float) -> None:
+        signals, noises = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = (signals + signal, noises + noise)
+
+    def merge(self, other: _Noise) -> None:
+        for name, sums in other.sums.items():
+            self._add(name, *sums)
 
     def db(self, name: str) -> float | None:
         if name not in self.sums:
@@ -102,28 +107,11 @@ class _Noise:
 def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> QuantizationReport:
     """Run float and integer forms side by side and measure every layer, alone and in its place."""
     alone, placed, parts = _Noise(), _Noise(), []
-    names = {
-        name + (SCALED if integer.scale.per_channel else "_q"): name for name, integer in quantized.integers.items()
-    }
-    for chunk in run.chunks():
-        reference = dict(zip(run.graph.inputs, chunk, strict=True))
-        run_all(run.graph, chunk, lambda step, value, kept=reference: kept.update({step.name: value}))  # type: ignore[misc]
-
-        def exact(step: Step, value: Array, reference: dict[str, Array] = reference) -> Array | None:
-            name = names.get(step.name)
-            if name is None or name not in reference:
-                return None
-            scale = quantized.integers[name].scale
-            alone.add(name, reference[name], scale.dequantize(value))
-            return scale.quantize(reference[name])
-
-        def in_place(step: Step, value: Array, reference: dict[str, Array] = reference) -> None:
-            name = names.get(step.name)
-            if name is not None and name in reference:
-                placed.add(name, reference[name], quantized.integers[name].scale.dequantize(value))
-
-        run_all(quantized.graph, chunk, exact)
-        parts.append(run_all(quantized.graph, chunk, in_place))
+    with on_processors() as each:
+        for outputs, *noises in each(lambda chunk: _measure(run, quantized, chunk), run.chunks()):
+            parts.append(outputs)
+            alone.merge(noises[0])
+            placed.merge(noises[1])
     outputs = joined(parts, run.count)
     report = QuantizationReport(samples=run.count, output_sqnr_db=worst_sqnr_db(run.outputs, outputs))
     report.float_score, report.quantized_score = _scores(run.outputs, outputs, labels)
@@ -132,6 +120,32 @@ def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> Qu
     noisy = [layer for layer in report.layers if layer.sqnr_db is not None and layer.kind in (*PRODUCTS, ADD, "affine")]
     report.worst = min(noisy, key=lambda layer: layer.sqnr_db or 0.0).name if noisy else None
     return report
+
+
+def _measure(run: Calibration, quantized: Quantized, chunk: Arrays) -> tuple[Arrays, _Noise, _Noise]:
+    """Return the integer form's outputs to a chunk, and the noise of each layer, alone and in its place."""
+    alone, placed = _Noise(), _Noise()
+    names = {
+        name + (SCALED if integer.scale.per_channel else "_q"): name for name, integer in quantized.integers.items()
+    }
+    reference = dict(zip(run.graph.inputs, chunk, strict=True))
+    run_all(run.graph, chunk, lambda step, value: reference.update({step.name: value}))
+
+    def exact(step: Step, value: Array) -> Array | None:
+        name = names.get(step.name)
+        if name is None or name not in reference:
+            return None
+        scale = quantized.integers[name].scale
+        alone.add(name, reference[name], scale.dequantize(value))
+        return scale.quantize(reference[name])
+
+    def in_place(step: Step, value: Array) -> None:
+        name = names.get(step.name)
+        if name is not None and name in reference:
+            placed.add(name, reference[name], quantized.integers[name].scale.dequantize(value))
+
+    run_all(quantized.graph, chunk, exact)
+    return run_all(quantized.graph, chunk, in_place), alone, placed
 
 
 def _layer_report(layer: Layer, run: Calibration, quantized: Quantized, alone: _Noise, placed: _Noise) -> LayerReport:
@@ -167,7 +181,7 @@ def worst_to_move(
     chosen = None
     for layer in noisy[:_CANDIDATES]:
         trial = Quantized(quantized.network, quantized.arithmetic, quantized.scales, quantized.kept | {layer.name})
-        outputs = joined([run_all(trial.graph, chunk) for chunk in run.chunks()], run.count)
+        outputs = outputs_of(trial.graph, run.chunks(), run.count)
         score = (_scores(run.outputs, outputs, labels)[1], worst_sqnr_db(run.outputs, outputs))
         if best is None or score > best:
             best, chosen = score, layer.name
