@@ -108,7 +108,7 @@ def _sized_references(
 
     def runner_of(bucket: Numbers) -> Runner:
         module = smaller.get(sizes.label(bucket)) if sizes else None
-        return largest if module is None else LocalRunner(module, host_backend())
+        return largest if module is None else LocalRunner.of_plain(module, host_backend())
 
     outputs = sized_outputs(context, runner_of)
     file, bound = context.inputs["import_model"] / "reference.npz", context.settings.max_relative_error

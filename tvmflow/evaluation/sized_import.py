@@ -50,7 +50,7 @@ def import_sizes(
         _check_masked(sizes, bucket, padded, exact, bound, description.task)
     modules = {bucket: canonicalize(sources[bucket].to_relax()) for bucket in sizes.all[:-1]}
     runners: dict[Numbers, Runner] = {sizes.largest: largest}
-    runners |= {bucket: LocalRunner(module, host_backend()) for bucket, module in modules.items()}
+    runners |= {bucket: LocalRunner.of_plain(module, host_backend()) for bucket, module in modules.items()}
     outputs = outputs_between(description, axes, runners.__getitem__, golden)
     agreement = check_between("import_model", outputs, reference.__getitem__, bound, description.task)
     return SizedImport(
