@@ -7,16 +7,17 @@ Out: model.json + weights.safetensors; NCHW{block}c on a CPU; what a device comp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from tasks.golden import GOLDEN, check_module, check_sizes
 from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.table import backend_for, backend_of
 from tvmflow.errors import UsageError
-from tvmflow.frontends.source_model import Runner, read_description
+from tvmflow.evaluation.sized import runners_of
+from tvmflow.frontends.source_model import read_description
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.params import Cell
-from tvmflow.sizes import Numbers
 from tvmflow.stages import Stage, StageContext, no_limits
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.workspace import Workspace
@@ -54,11 +55,7 @@ def graph_pack(context: StageContext[GraphPackSettings, None]) -> dict[str, Any]
     runner = LocalRunner(module, host_backend())
     agreement = check_module(context, "graph_pack", runner, settings.max_relative_error)
     sizes = read_description(context.inputs["fetch"]).sizes
-
-    def runner_of(bucket: Numbers) -> Runner:
-        other = smaller.get(sizes.label(bucket)) if sizes else None
-        return runner if other is None else LocalRunner(other, host_backend())
-
+    runner_of = runners_of(sizes, runner, smaller, partial(LocalRunner, backend=host_backend()))
     return {
         "golden": agreement.to_json(),
         **facts,

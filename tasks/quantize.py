@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tasks.golden import golden_inputs, sized_outputs
@@ -18,11 +19,10 @@ from tvmflow.artifacts import load_arrays, save_arrays
 from tvmflow.backends.cpu import host_backend
 from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import check_golden
-from tvmflow.evaluation.sized import check_between, group_of
+from tvmflow.evaluation.sized import check_between, group_of, runners_of
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.params import Cell
-from tvmflow.sizes import Numbers
 from tvmflow.sources.datasets import Samples
 from tvmflow.stage_params import Int8Params, MixedOperators, VtaInt8Params
 from tvmflow.stages import Stage, StageContext, no_limits
@@ -104,13 +104,8 @@ def _sized_references(
     from tvmflow.building.library import LocalRunner
 
     description = read_description(context.inputs["fetch"])
-    sizes = description.sizes
-
-    def runner_of(bucket: Numbers) -> Runner:
-        module = smaller.get(sizes.label(bucket)) if sizes else None
-        return largest if module is None else LocalRunner.of_plain(module, host_backend())
-
-    outputs = sized_outputs(context, runner_of)
+    start = partial(LocalRunner.of_plain, backend=host_backend())
+    outputs = sized_outputs(context, runners_of(description.sizes, largest, smaller, start))
     file, bound = context.inputs["import_model"] / "reference.npz", context.settings.max_relative_error
     check_between("quantize", outputs, lambda label: load_arrays(file, group_of(label)), bound, description.task)
     return {group_of(label): found for label, found in outputs.items()}

@@ -67,6 +67,27 @@ class network {
     return found;
   }
 
+  // How many sizes a run chooses; 0 where inputs and outputs have one shape.
+  uint32_t sizes() const { return api_->size > offsetof(tvmflow_api, sizes) ? api_->sizes : 0; }
+
+  tvmflow_size size(uint32_t i = 0) const {
+    tvmflow_size found;
+    if (i >= sizes()) throw error(TVMFLOW_BAD_ARGUMENT, "no such size");
+    check(api_->size_of(i, &found));
+    return found;
+  }
+
+  // The shape of an input or output in a run of such sizes, one number for each of `sizes`.
+  std::vector<int64_t> input_shape(uint32_t i, const std::vector<int64_t> &sizes) const { return shape(false, i, sizes); }
+  std::vector<int64_t> output_shape(uint32_t i, const std::vector<int64_t> &sizes) const { return shape(true, i, sizes); }
+
+  // Run on inputs and outputs of such sizes, which may be smaller than the largest.
+  void run_sized(const std::vector<int64_t> &sizes, const std::vector<const void *> &inputs, const std::vector<void *> &outputs) {
+    if (sizes.size() != this->sizes() || sizes.empty() || inputs.size() != api_->inputs || outputs.size() != api_->outputs)
+      throw error(TVMFLOW_BAD_ARGUMENT, "as many sizes, and pointers, as the network has sizes, inputs and outputs are needed");
+    check(api_->run_sized(instance_.get(), sizes.data(), inputs.data(), outputs.data()));
+  }
+
   // Names and indices of the k largest of an output of float scores, the largest first.
   std::vector<std::pair<uint32_t, std::string>> top(const std::vector<float> &scores, uint32_t k) const {
     std::vector<uint32_t> indices(k);
@@ -107,6 +128,13 @@ class network {
   tvmflow_tensor info(tvmflow_status (*ask)(uint32_t, tvmflow_tensor *), uint32_t i) const {
     tvmflow_tensor found;
     check(ask(i, &found));
+    return found;
+  }
+
+  std::vector<int64_t> shape(bool is_output, uint32_t i, const std::vector<int64_t> &sizes) const {
+    if (sizes.size() != this->sizes() || sizes.empty()) throw error(TVMFLOW_BAD_ARGUMENT, "as many sizes as the network has are needed");
+    std::vector<int64_t> found(static_cast<size_t>((is_output ? output(i) : input(i)).ndim));
+    check(api_->shape_of(is_output, i, sizes.data(), found.data()));
     return found;
   }
 

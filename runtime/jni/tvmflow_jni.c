@@ -160,6 +160,37 @@ JNIEXPORT jlongArray JNICALL NAME(tensor)(JNIEnv *env, jclass self, jlong handle
   return shape;
 }
 
+/* The buckets of size i; name[0]. NULL where there is no such size. */
+JNIEXPORT jlongArray JNICALL NAME(size)(JNIEnv *env, jclass self, jlong handle, jint i, jobjectArray name) {
+  (void)self;
+  tvmflow_size size;
+  if (of(handle)->api->size_of((uint32_t)i, &size)) return NULL;
+  jbyteArray called = bytes_of(env, size.name);
+  jlongArray buckets = called ? (*env)->NewLongArray(env, (jsize)size.count) : NULL;
+  if (!buckets) return NULL;
+  (*env)->SetObjectArrayElement(env, name, 0, called);
+  (*env)->SetLongArrayRegion(env, buckets, 0, (jsize)size.count, (const jlong *)size.buckets);
+  return buckets;
+}
+
+/* Copy as many sizes as the network has. */
+static void sizes_from(JNIEnv *env, const network *net, jlongArray sizes, int64_t *found) {
+  (*env)->GetLongArrayRegion(env, sizes, 0, (jsize)net->api->sizes, (jlong *)found);
+}
+
+/* Fill `shape`, which is as long as the tensor's. */
+JNIEXPORT void JNICALL NAME(shape)(JNIEnv *env, jclass self, jlong handle, jboolean is_output, jint i, jlongArray sizes, jlongArray shape) {
+  (void)self;
+  const network *net = of(handle);
+  int64_t wanted[TVMFLOW_MAX_SIZES] = {0};
+  sizes_from(env, net, sizes, wanted);
+  jlong *found = (*env)->GetLongArrayElements(env, shape, NULL);
+  if (!found) return;
+  tvmflow_status status = net->api->shape_of(is_output, (uint32_t)i, wanted, (int64_t *)found);
+  (*env)->ReleaseLongArrayElements(env, shape, found, 0);
+  if (status) throw_status(env, net, status);
+}
+
 JNIEXPORT jint JNICALL NAME(padding)(JNIEnv *env, jclass self, jobject buffer, jint alignment) {
   (void)self;
   const uintptr_t address = (uintptr_t)(*env)->GetDirectBufferAddress(env, buffer), over = address % (uintptr_t)alignment;
@@ -187,6 +218,19 @@ JNIEXPORT void JNICALL NAME(run)(JNIEnv *env, jclass self, jlong handle, jobject
   void **from = addresses(env, inputs), **to = from ? addresses(env, outputs) : NULL;
   if (to) {
     tvmflow_status status = net->api->run(net->instance, (const void *const *)from, to);
+    if (status) throw_status(env, net, status);
+  }
+  free(from), free(to);
+}
+
+JNIEXPORT void JNICALL NAME(runSized)(JNIEnv *env, jclass self, jlong handle, jlongArray sizes, jobjectArray inputs, jobjectArray outputs) {
+  (void)self;
+  const network *net = of(handle);
+  int64_t wanted[TVMFLOW_MAX_SIZES] = {0};
+  sizes_from(env, net, sizes, wanted);
+  void **from = addresses(env, inputs), **to = from ? addresses(env, outputs) : NULL;
+  if (to) {
+    tvmflow_status status = net->api->run_sized(net->instance, wanted, (const void *const *)from, to);
     if (status) throw_status(env, net, status);
   }
   free(from), free(to);

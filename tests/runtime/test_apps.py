@@ -15,9 +15,11 @@ from tests.conftest import CELL, REPOSITORY, SLUG
 from tvmflow.building.image_table import ImageInput
 from tvmflow.building.plan import Memory, Plan, Value
 from tvmflow.building.self_contained import Network, OpenedNetwork, link
+from tvmflow.building.sized import BucketPlan, SizedOutputs
 from tvmflow.compilers import Command
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.model_params import Preprocess
+from tvmflow.sizes import Axis, Sizes
 from tvmflow.sources.preprocessing import recipe_for, value_table
 
 APPS = REPOSITORY / "examples" / "apps"
@@ -118,6 +120,25 @@ def test_the_app_in_java_and_what_the_class_refuses(tiny: Path, tmp_path: Path) 
     source = Path(__file__).parent / "java" / "Misuse.java"
     _run(["javac", "-encoding", "UTF-8", "-cp", "classes", "-d", "classes", str(source)], app)
     assert _run([*java, "Misuse", str(tiny)], app) == "all is well\n"
+
+
+@NEEDS_JAVA
+def test_the_class_in_java_runs_any_size(tiny: Path, tmp_path: Path) -> None:
+    app = _copied("java", tmp_path, tiny)
+
+    def rows(count: int) -> Plan:
+        values = (Value(0, 0, (count, 2), "float32"), Value(1, 0, (count, 2), "float32"))
+        return Plan((Memory("input", 8 * count), Memory("output", 8 * count)), values, (), (0,), (1,), ((0, 1),), ())
+
+    sized = SizedOutputs(Sizes(("rows",), ((2, 4),), (Axis(0, 0, 0),), (0,)), (Axis(0, 0, 0),))
+    network = Network("rows@host:float32", (TensorSpec("x", (4, 2)),), ("y",), 2, sized=sized)
+    link(app / "rows.so", [], rows(4), network, Command(("g++",)), others=[BucketPlan((2,), rows(2))])
+    source = Path(__file__).parent / "java" / "Sizes.java"
+    _run(["javac", "-encoding", "UTF-8", "-cp", "classes", "-d", "classes", str(source)], app)
+    assert (
+        _run(["java", "-Xcheck:jni", "-Djava.library.path=.", "-cp", "classes", "Sizes", "./rows.so"], app)
+        == "all is well\n"
+    )
 
 
 @pytest.mark.heavy

@@ -61,16 +61,17 @@ def test_the_header_stands_alone(tmp_path: Path, compiler: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_instance_is_an_object_in_cpp(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("folder", "name"), [(".", "cpp_app.cc"), ("sizes", "sizes_app.cc")])
+def test_an_instance_is_an_object_in_cpp(tmp_path: Path, folder: str, name: str) -> None:
     include, warn = (
         [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}"],
         ["-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"],
     )
-    parts = [file for file in _sources(".") if file.name != "driver.c"]
+    parts = [file for file in _sources(folder) if file.name != "driver.c"]
     for file in parts:
         subprocess.run(["gcc", "-std=c11", *warn, *include, "-c", str(file)], cwd=tmp_path, check=True)
     objects = [f"{file.stem}.o" for file in parts]
-    app = str(Path(__file__).parent / "cpp_app.cc")
+    app = str(Path(__file__).parent / name)
     subprocess.run(
         ["g++", "-std=c++11", *warn, *include, app, *objects, "-pthread", "-lm", "-o", "app"], cwd=tmp_path, check=True
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tvmflow.evaluation.agreement import Agreement, check_outputs
 from tvmflow.frontends.source_model import Array, Arrays, Runner, SourceDescription, run_in_batches
@@ -21,6 +22,18 @@ class Padded:
     def run(self, *inputs: Array) -> Arrays:
         outputs = self.model.run(*self.sizes.padded(inputs, self.bucket))
         return tuple(cut(y, [a for a in self.axes if a.tensor == at], self.at) for at, y in enumerate(outputs))
+
+
+def runners_of(
+    sizes: Sizes | None, largest: Runner, smaller: Mapping[str, Any], start: Callable[[Any], Runner]
+) -> RunnerOf:
+    """Return bucket -> its form. smaller: label -> module of each bucket but the largest; start: makes a Runner of one."""
+
+    def runner_of(bucket: Numbers) -> Runner:
+        module = smaller.get(sizes.label(bucket)) if sizes else None
+        return largest if module is None else start(module)
+
+    return runner_of
 
 
 def run_at(model: Runner, description: SourceDescription, at: Numbers, samples: Arrays) -> Arrays:

@@ -50,6 +50,17 @@ public final class Network implements AutoCloseable {
     }
   }
 
+  /** A size of inputs that a run chooses, 1 to the last of its buckets, which ascend. */
+  public static final class Size {
+    public final String name;
+    public final long[] buckets;
+
+    Size(String name, long[] buckets) {
+      this.name = name;
+      this.buckets = buckets;
+    }
+  }
+
   /** A class of an image; its label is empty where the network has no names. */
   public static final class Guess {
     public final int number;
@@ -93,6 +104,7 @@ public final class Network implements AutoCloseable {
   private final List<Tensor> inputs;
   private final List<Tensor> outputs;
   private final List<String> labels;
+  private final List<Size> sizes;
   private final int images;
 
   /** Open a library on as many threads as the network was tuned for. */
@@ -114,6 +126,7 @@ public final class Network implements AutoCloseable {
     name = text(name(handle));
     inputs = tensors(false);
     outputs = tensors(true);
+    sizes = readSizes();
     images = images(handle);
     List<String> names = new ArrayList<>();
     for (byte[] label : labels(handle)) names.add(text(label));
@@ -131,6 +144,21 @@ public final class Network implements AutoCloseable {
 
   public List<Tensor> getOutputs() {
     return outputs;
+  }
+
+  /** The sizes that a run chooses; none where inputs and outputs have one shape. */
+  public List<Size> getSizes() {
+    return sizes;
+  }
+
+  /** The input in a run of such sizes, one number for each of {@link #getSizes}. */
+  public synchronized Tensor inputAt(int i, long[] sizes) {
+    return sized(inputs.get(i), false, i, sizes);
+  }
+
+  /** The output in a run of such sizes. */
+  public synchronized Tensor outputAt(int i, long[] sizes) {
+    return sized(outputs.get(i), true, i, sizes);
   }
 
   /** Names of classes; none where the network has none. */
@@ -160,6 +188,14 @@ public final class Network implements AutoCloseable {
   /** Run once: a direct buffer for each input and output, used from its position on, which stays. */
   public synchronized void run(ByteBuffer[] inputs, ByteBuffer[] outputs) {
     run(opened(), slices(inputs, this.inputs, false), slices(outputs, this.outputs, true));
+  }
+
+  /** Run on inputs of such sizes, which may be smaller than the largest; outputs are those of {@link #outputAt}. */
+  public synchronized void run(long[] sizes, ByteBuffer[] inputs, ByteBuffer[] outputs) {
+    List<Tensor> from = new ArrayList<>(), to = new ArrayList<>();
+    for (int i = 0; i < this.inputs.size(); ++i) from.add(inputAt(i, sizes));
+    for (int i = 0; i < this.outputs.size(); ++i) to.add(outputAt(i, sizes));
+    runSized(opened(), sizes, slices(inputs, from, false), slices(outputs, to, true));
   }
 
   /** Run a network that takes one image. stride: bytes from row to row, 0 for rows one behind the other. */
@@ -203,6 +239,26 @@ public final class Network implements AutoCloseable {
       found.add(new Tensor(text(names[0]), shape, DTYPES[(int) numbers[0]], (int) numbers[1]));
     }
     return Collections.unmodifiableList(found);
+  }
+
+  private List<Size> readSizes() {
+    List<Size> found = new ArrayList<>();
+    byte[][] names = new byte[1][];
+    for (long[] buckets; (buckets = size(handle, found.size(), names)) != null; ) found.add(new Size(text(names[0]), buckets));
+    return Collections.unmodifiableList(found);
+  }
+
+  private Tensor sized(Tensor largest, boolean isOutput, int i, long[] sizes) {
+    if (this.sizes.isEmpty() || sizes.length != this.sizes.size())
+      throw new IllegalArgumentException(sizes.length + " sizes for a network of " + this.sizes.size());
+    long[] shape = new long[largest.shape.length];
+    shape(opened(), isOutput, i, sizes, shape);
+    long bytes = largest.bytes, elements = 1;
+    for (int axis = 0; axis < shape.length; ++axis) {
+      bytes /= largest.shape[axis];
+      elements *= shape[axis];
+    }
+    return new Tensor(largest.name, shape, largest.dtype, (int) (bytes * elements));
   }
 
   private static ByteBuffer[] slices(ByteBuffer[] buffers, List<Tensor> tensors, boolean areWritten) {
@@ -253,6 +309,13 @@ public final class Network implements AutoCloseable {
 
   /** Returns the shape; name[0], and numbers: dtype and bytes. */
   private static native long[] tensor(long handle, boolean isOutput, int i, byte[][] name, long[] numbers);
+
+  /** Returns the buckets of a size, or null; name[0]. */
+  private static native long[] size(long handle, int i, byte[][] name);
+
+  private static native void shape(long handle, boolean isOutput, int i, long[] sizes, long[] shape);
+
+  private static native void runSized(long handle, long[] sizes, ByteBuffer[] inputs, ByteBuffer[] outputs);
 
   private static native int padding(ByteBuffer buffer, int alignment);
 
