@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.golden import GOLDEN, check_outputs, check_sizes, golden_outputs
+from tasks.golden import GOLDEN, check_any_size, check_outputs, golden_outputs
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.building.runtime import digest_of_runtime
 from tvmflow.errors import SourceError
@@ -104,7 +104,7 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     if golden is not None:
         opened = OpenedNetwork(path, target.threads)
         check_equal("build", golden, golden_outputs(context, opened))
-        facts |= check_sizes(context, "build", lambda _bucket: opened, settings.max_relative_error)
+        facts |= check_any_size(context, "build", lambda _sizes: opened, settings.max_relative_error)
     (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
     return facts | ({"part": part["metrics"]} if part else {})
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tasks.agreement import INPUTS, agreement_on, named
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
-from tasks.golden import GOLDEN, check_outputs, golden_outputs
+from tasks.golden import GOLDEN, check_any_size, check_outputs, golden_outputs
 from tvmflow.artifacts import sha256_of
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.devices.remote_network import in_machine, shipped
@@ -60,6 +60,9 @@ def deploy(context: Context) -> dict[str, Any]:
         outputs = golden_outputs(context, model)
         try:
             smoke = check_outputs(context, "deploy", outputs, settings.max_relative_error)
+            sizes = (
+                check_any_size(context, "deploy", model.at, settings.max_relative_error) if model.takes_sizes else {}
+            )
         except AgreementError as error:
             raise named(error, agreement_on(session, context, backend_of(target))) from None
         in_both = ships.file != in_machine(folder).file and backend_of(target).has_machine
@@ -75,6 +78,7 @@ def deploy(context: Context) -> dict[str, Any]:
         "remote_path": remote_path,
         "sha256": sha256_of(ships.file),
         "smoke": smoke.to_json(),
+        **sizes,
     }
     (context.out / "deployed.json").write_text(json.dumps(deployed, sort_keys=True, indent=1), encoding="utf-8")
     return deployed

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvmflow.artifacts import load_arrays
 from tvmflow.evaluation.agreement import Agreement, check_golden
-from tvmflow.evaluation.sized import RunnerOf, check_between, group_of, outputs_between
+from tvmflow.evaluation.sized import RunnerOf, check_between, group_of, outputs_between, outputs_of_any_size
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
 from tvmflow.sizes import axes_from
 from tvmflow.stages import StageContext
@@ -39,8 +39,17 @@ def sized_outputs(context: StageContext[Any, Any], runner_of: RunnerOf) -> dict[
 
 def check_sizes(context: StageContext[Any, Any], stage: str, runner_of: RunnerOf, bound: float) -> dict[str, Any]:
     """Compare each bucket's form with the quantized module's. Returns facts worth showing. Raises AgreementError naming the stage."""
+    return _checked(context, stage, sized_outputs(context, runner_of), bound)
+
+
+def check_any_size(context: StageContext[Any, Any], stage: str, runner_at: RunnerOf, bound: float) -> dict[str, Any]:
+    """As `check_sizes`, of a form that itself takes inputs of any size. runner_at: sizes -> what runs it at these."""
+    description = read_description(context.inputs["fetch"])
+    return _checked(context, stage, outputs_of_any_size(description, runner_at, golden_inputs(context)), bound)
+
+
+def _checked(context: StageContext[Any, Any], stage: str, outputs: dict[str, Arrays], bound: float) -> dict[str, Any]:
     file, task = context.inputs["quantize"] / "reference.npz", read_description(context.inputs["fetch"]).task
-    outputs = sized_outputs(context, runner_of)
     found = check_between(stage, outputs, lambda label: load_arrays(file, group_of(label)), bound, task)
     return {"sizes": {label: agreement.to_json() for label, agreement in found.items()}} if found else {}
 

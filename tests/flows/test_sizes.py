@@ -23,7 +23,6 @@ from tvmflow.rows import check_rows
 from tvmflow.stages import StageContext
 from tvmflow.workspace import Workspace
 
-
 BOUNDS = {
     "float32": 1e-4,
     "bfloat16": 0.02,

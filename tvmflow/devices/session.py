@@ -134,6 +134,10 @@ class RemoteModel(ABC):
         """Copy inputs of other sizes than the largest to the device. Raises DeviceError where it takes none."""
         raise DeviceError(f"inputs of sizes {sizes}", "a device that is reached through TVM's RPC server")
 
+    def at(self, sizes: Numbers) -> SizedModel:
+        """Return what runs the library at these sizes."""
+        return SizedModel(self, sizes)
+
     @abstractmethod
     def invoke(self) -> None:
         """Run once on the inputs that were set."""
@@ -167,6 +171,20 @@ class RemoteModel(ABC):
         self.set_inputs(*inputs)
         self.invoke()
         return self.outputs()
+
+
+@dataclass(frozen=True)
+class SizedModel:
+    """A library on a device that takes inputs of certain sizes alone."""
+
+    model: RemoteModel
+    sizes: Numbers
+
+    def run(self, *inputs: Array) -> Arrays:
+        """Run one batch; returns all outputs."""
+        self.model.set_sized(self.sizes, *inputs)
+        self.model.invoke()
+        return self.model.outputs()
 
 
 class RemoteKernel(ABC):

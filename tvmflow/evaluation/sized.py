@@ -62,6 +62,17 @@ def outputs_between(
     return found
 
 
+def outputs_of_any_size(description: SourceDescription, runner_at: RunnerOf, samples: Arrays) -> dict[str, Arrays]:
+    """As `outputs_between`, of a form that itself takes inputs of any size. runner_at: sizes -> what runs it at these."""
+    sizes = description.sizes
+    if sizes is None:
+        return {}
+    return {
+        sizes.label(bucket): run_at(runner_at(at), description, at, samples)
+        for bucket, at in ((bucket, sizes.between(bucket)) for bucket in sizes.all)
+    }
+
+
 def check_between(
     stage: str, outputs: dict[str, Arrays], reference_of: Callable[[str], Arrays], bound: float, task: str | None
 ) -> dict[str, Agreement]:
