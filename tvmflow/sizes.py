@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -20,23 +19,29 @@ from tvmflow.errors import ModelFileError
 
 MAX_SIZES, MAX_AXES = 2, 8  # TVMFLOW_MAX_SIZES of tvmflow.h, PLAN_MAX_AXES of plan.h
 MAX_BUCKETS = 16  # each takes the time of a network in every stage
+_MOST_OVER, _MOST_TIMES = (
+    512,
+    64,
+)  # strides of all layers together (speech encoders: 320), and how much longer an output may be
+_MOST_ASKED = 4096
 Array = NDArray[Any]
 Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a tensor that has as many elements as size number `size`, times `times` / `over`, rounded up."""
+    """An axis of a tensor that has (n * times + plus) / over elements, rounded up, where n is size number `size`."""
 
     tensor: int
     axis: int
     size: int
     times: int = 1
+    plus: int = 0
     over: int = 1
 
     def extent(self, sizes: Numbers) -> int:
         """Return how many elements the axis has."""
-        return -(-sizes[self.size] * self.times // self.over)
+        return max(0, -(-(sizes[self.size] * self.times + self.plus) // self.over))
 
 
 @dataclass(frozen=True)
@@ -126,19 +131,64 @@ def cut(x: Array, axes: Sequence[Axis], sizes: Numbers) -> Array:
     return np.ascontiguousarray(x[tuple(slice(extent) for extent in shape_at(x.shape, axes, sizes))])
 
 
-def axes_of(name: str, at: int, shapes: Mapping[Numbers, Numbers], sizes: Sizes) -> tuple[Axis, ...]:
-    """Return the open axes of output `at` from its shapes at several sizes. Raises ModelFileError where they follow no size."""
-    largest, found = shapes[sizes.largest], []
-    for axis, extent in enumerate(largest):
-        if all(shape[axis] == extent for shape in shapes.values()):
-            continue
-        shares = [Fraction(extent, size) for size in sizes.largest]
-        tried = [Axis(at, axis, size, share.numerator, share.denominator) for size, share in enumerate(shares)]
-        fits = [one for one in tried if all(one.extent(given) == shape[axis] for given, shape in shapes.items())]
-        if not fits:
-            shown = ", ".join(f"{shape[axis]} at {sizes.label(given)}" for given, shape in shapes.items())
-            raise ModelFileError(
-                f"axis {axis} of output {name} is {shown}", "a share of one size, rounded up, so that outputs can be cut", "give the model one shape"
-            )  # fmt: skip
-        found.append(fits[0])
+def axes_of(name: str, at: int, sizes: Sizes, shape_of: Callable[[Numbers], Numbers | None]) -> tuple[Axis, ...]:
+    """Return the open axes of output `at`. shape_of: its shape at some sizes, None where there is none (a length below a kernel's).
+
+    Strides, windows, tokens in front and chains of them are `Axis.extent` of some numbers. Each size is varied by itself; as long as numbers that fit
+    what was seen differ somewhere, the shape is asked for there. Raises ModelFileError where nothing fits.
+    """
+    largest, found = shape_of(sizes.largest) or (), []
+    for axis in range(len(largest)):
+        for size, most in enumerate(sizes.largest):
+            others = sizes.largest
+
+            def seen(n: int, size: int = size, axis: int = axis, others: Numbers = others) -> int | None:
+                shape = shape_of((*others[:size], n, *others[size + 1 :]))
+                return None if shape is None else shape[axis]
+
+            known = {
+                n: extent
+                for n in {*sizes.buckets[size], *sizes.between(sizes.largest)[size : size + 1], 1}
+                if (extent := seen(n)) is not None
+            }
+            if most == 1 or (len(set(known.values())) == 1 and len(known) > 1):
+                continue
+            fits = _fits(known, most, seen)
+            if fits is None:
+                shown = ", ".join(f"{extent} at {sizes.names[size]}={n}" for n, extent in sorted(known.items()))
+                raise ModelFileError(
+                    f"axis {axis} of output {name} is {shown}", "(n * a + b) / c, rounded up, so that outputs can be cut", "give the model one shape"
+                )  # fmt: skip
+            found.append(Axis(at, axis, size, *fits))
+    if len({one.axis for one in found}) < len(found):
+        raise ModelFileError(
+            f"an axis of output {name} follows two sizes", "one size for each", "give the model one of them alone"
+        )
     return tuple(found)
+
+
+def _fits(known: dict[int, int], most: int, seen: Callable[[int], int | None]) -> Numbers | None:
+    """Return times, plus, over that agree with all extents, those of further sizes among them; None where there are none."""
+    top = max(known)
+    rows = [(1, over * known[top] - top - back, over) for over in range(1, _MOST_OVER + 1) for back in range(over)]
+    rows += [(times, known[top] - times * top, 1) for times in range(2, _MOST_TIMES + 1)]
+    candidates = np.array(rows, np.int64)
+    asked = np.unique(np.linspace(1, most, min(most, _MOST_ASKED)).astype(np.int64))
+    for n, extent in known.items():
+        candidates = candidates[_extents(candidates, n) == extent]
+    for _ in range(_MOST_ASKED):
+        if not len(candidates):
+            return None
+        first = candidates[0]
+        odd = next((n for n in asked if (_extents(candidates, n) != _extents(first[None], n)).any()), None)
+        if odd is None:
+            return tuple(int(number) for number in first)
+        asked = asked[asked != odd]
+        if (there := seen(int(odd))) is not None:
+            candidates = candidates[_extents(candidates, int(odd)) == there]
+    return None
+
+
+def _extents(candidates: Array, n: int) -> Array:
+    times, plus, over = candidates.T
+    return np.asarray(np.maximum(0, -(-(times * n + plus) // over)))

@@ -108,10 +108,10 @@ typedef struct {
 
 struct plan_tables;
 
-/* An axis of an input, or counted behind those of an output, that has size * times / over elements, rounded up. */
+/* An axis of an input, or counted behind those of an output, that has (size * times + plus) / over elements, rounded up. */
 typedef struct {
   uint32_t tensor, axis, size;
-  int64_t times, over;
+  int64_t times, plus, over;
 } plan_axis;
 
 /* The network at one of its sizes: steps and values of its own, constants in common. */

@@ -57,7 +57,8 @@ void sizes_shape(uint32_t tensor, const int64_t *sizes, int64_t *shape) {
   const tvmflow_tensor *of = largest(tensor);
   for (int32_t axis = 0; axis < of->ndim; ++axis) {
     const plan_axis *open = open_axis(tensor, (uint32_t)axis);
-    shape[axis] = open ? (sizes[open->size] * open->times + open->over - 1) / open->over : of->shape[axis];
+    const int64_t elements = open ? sizes[open->size] * open->times + open->plus : 0;
+    shape[axis] = !open ? of->shape[axis] : elements > 0 ? (elements + open->over - 1) / open->over : 0;
   }
 }
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvmflow.errors import ModelFileError
-from tvmflow.sizes import Axis, Sizes, axes_of, cut, sizes_from
+from tvmflow.sizes import Axis, Sizes, axes_of, shape_at, sizes_from
 
 SIZES = Sizes(("batch", "length"), ((1, 3), (4, 10)), (Axis(0, 0, 0), Axis(0, 2, 1), Axis(1, 0, 0)), (7, 0))
 
@@ -30,17 +28,32 @@ def test_what_is_filled_up_is_cut_again(batch: int, length: int) -> None:
         assert a.dtype == b.dtype and np.array_equal(a, b)
 
 
-@given(st.integers(1, 4), st.integers(0, 1))
-def test_axes_of_outputs_are_shares_of_a_size(stride: int, token: int) -> None:
-    shapes = {
-        at: (at[0], 6, math.ceil(at[1] / stride) if stride > 1 else at[1] + token)
-        for at in ((1, 2), (1, 4), (3, 7), (3, 10), (2, 7))
-    }
-    axes = axes_of("y", 0, shapes, SIZES)
-    for at, shape in shapes.items():
-        assert cut(np.empty((3, 6, 99)), axes, at).shape == shape
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), max_size=3), st.integers(0, 2), st.integers(1, 3))
+def test_axes_of_outputs_follow_strides_windows_and_tokens(
+    layers: list[tuple[int, int]], token: int, grows: int
+) -> None:
+    sizes = Sizes(("batch", "length"), ((1, 3), (60, 200)), (Axis(0, 0, 0), Axis(0, 2, 1)), (0,))
+
+    def length(n: int) -> int:
+        for stride, window in layers:
+            n = (n - window) // stride + 1 if n >= window else 0
+        return (n if layers else n * grows) + token
+
+    def shape_of(at: tuple[int, ...]) -> tuple[int, ...] | None:
+        return (at[0], 6, length(at[1])) if length(at[1]) > token else None
+
+    axes = axes_of("y", 0, sizes, shape_of)
+    for n in range(1, 201):
+        for batch in (1, 2, 3):
+            if (shape := shape_of((batch, n))) is not None:
+                assert shape_at((3, 6, 999), axes, (batch, n)) == shape
 
 
 def test_axes_that_follow_no_size_are_refused() -> None:
-    with pytest.raises(ModelFileError, match="axis 1 of output y is 4 at batch=1,length=2, 100 at batch=3,length=10"):
-        axes_of("y", 0, {(1, 2): (1, 4), (3, 10): (3, 100)}, SIZES)
+    with pytest.raises(
+        ModelFileError, match="axis 1 of output y is 1 at length=1, 16 at length=4, 49 at length=7, 100 at length=10"
+    ):
+        axes_of("y", 0, SIZES, lambda at: (at[0], at[1] ** 2))
+    with pytest.raises(ModelFileError, match="an axis of output y follows two sizes"):
+        axes_of("y", 0, SIZES, lambda at: (at[0] * at[1],))

@@ -88,7 +88,7 @@ def size_tables(plan: Plan, sized: SizedOutputs, others: Sequence[BucketPlan]) -
     return [
         *lines,
         f"static const tvmflow_size all_sizes[] = {{{names}}};",
-        f"static const plan_axis axes[] = {{{', '.join(f'{{{a.tensor}, {a.axis}, {a.size}, {a.times}, {a.over}}}' for a in axes)}}};",
+        f"static const plan_axis axes[] = {{{', '.join(f'{{{a.tensor}, {a.axis}, {a.size}, {a.times}, {a.plus}, {a.over}}}' for a in axes)}}};",
         f"static const plan_bucket all_buckets[] = {{{', '.join(f'{{&{name}, sizes{at}}}' for at, name in enumerate(plans))}}};",
         f"static const unsigned char *const pads[] = {{{', '.join(f'pad{at}' for at in range(len(plan.inputs)))}}};",
         f"static const plan_sizes sizes = {{all_sizes, axes, all_buckets, pads, {len(axes)}, {len(plans)}}};",

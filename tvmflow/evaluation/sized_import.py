@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,16 @@ def import_sizes(
 
     sizes = description.sizes
     assert sizes is not None
-    sources: dict[Numbers, SourceModel] = {sizes.largest: source}
-    for at in (*sizes.all[:-1], *map(sizes.between, sizes.all)):
-        if at not in sources:
-            sources[at] = load_source(fetched, description.at(at))
-    axes = _output_axes(description, sources, golden)
+    axes = _output_axes(description, source, golden)
     reference = {}
     for bucket in sizes.all:
         at = sizes.between(bucket)
-        reference[sizes.label(bucket)] = exact = run_at(sources[at], description, at, golden)
-        padded = run_at(Padded(sources[bucket], sizes, bucket, at, axes), description, at, golden)
+        reference[sizes.label(bucket)] = exact = run_at(source, description, at, golden)
+        padded = run_at(Padded(source, sizes, bucket, at, axes), description, at, golden)
         _check_masked(sizes, bucket, padded, exact, bound, description.task)
-    modules = {bucket: canonicalize(sources[bucket].to_relax()) for bucket in sizes.all[:-1]}
+    modules = {
+        bucket: canonicalize(load_source(fetched, description.at(bucket)).to_relax()) for bucket in sizes.all[:-1]
+    }
     runners: dict[Numbers, Runner] = {sizes.largest: largest}
     runners |= {bucket: LocalRunner.of_plain(module, host_backend()) for bucket, module in modules.items()}
     outputs = outputs_between(description, axes, runners.__getitem__, golden)
@@ -59,22 +58,28 @@ def import_sizes(
     )  # fmt: skip
 
 
-def _output_axes(
-    description: SourceDescription, sources: dict[Numbers, SourceModel], golden: Arrays
-) -> tuple[Axis, ...]:
-    """Return the open axes of the outputs, from what the source makes at several sizes."""
-    sizes = description.sizes
+def _output_axes(description: SourceDescription, source: SourceModel, golden: Arrays) -> tuple[Axis, ...]:
+    """Return the open axes of the outputs, from what the source makes at several sizes. Raises ModelFileError where it takes one size alone."""
+    sizes, names = description.sizes, source.output_names()
     assert sizes is not None
-    shapes: list[dict[Numbers, Numbers]] = []
-    for at, source in sources.items():
-        batch = description.at(sizes.largest).batch
-        outputs = source.run(*sizes.cut(batch_at(golden, 0, batch), at))
-        shapes = shapes or [{} for _ in outputs]
-        for known, output in zip(shapes, outputs, strict=True):
-            known[at] = output.shape
-    names = sources[sizes.largest].output_names()
-    found = [axes_of(name, i, known, sizes) for i, (name, known) in enumerate(zip(names, shapes, strict=True))]
-    return tuple(axis for axes in found for axis in axes)
+    inputs = batch_at(golden, 0, description.batch)
+    known: dict[Numbers, list[Numbers] | None] = {}
+
+    def shapes_at(at: Numbers) -> list[Numbers] | None:
+        if at not in known:
+            try:
+                known[at] = [output.shape for output in source.run(*sizes.cut(inputs, at))]
+            except ModelFileError:
+                if at in sizes.all:
+                    raise
+                known[at] = None  # a size for which it has no output, as one below a window
+        return known[at]
+
+    def shape_of(i: int, at: Numbers) -> Numbers | None:
+        shapes = shapes_at(at)
+        return None if shapes is None else shapes[i]
+
+    return tuple(axis for i, name in enumerate(names) for axis in axes_of(name, i, sizes, partial(shape_of, i)))
 
 
 def _check_masked(sizes: Sizes, bucket: Numbers, padded: Arrays, exact: Arrays, bound: float, task: str | None) -> None:

@@ -45,7 +45,7 @@ static const int64_t sizes_few_short[] = {FEW, SHORT}, sizes_few_long[] = {FEW, 
 static const plan_bucket buckets[] = {{&few_short, sizes_few_short}, {&few_long, sizes_few_long}, {&many_short, sizes_many_short}, {&plan, sizes_all}};
 static const int64_t batches[] = {FEW, MANY}, lengths[] = {SHORT, LONG};
 static const tvmflow_size sizes[] = {{"batch", batches, 2}, {"length", lengths, 2}};
-static const plan_axis axes[] = {{0, 0, 0, 1, 1}, {0, 1, 1, 1, 1}, {1, 0, 0, 1, 1}, {1, 1, 1, 1, 1}, {2, 0, 0, 1, 1}, {2, 1, 1, 1, 2}};
+static const plan_axis axes[] = {{0, 0, 0, 1, 0, 1}, {0, 1, 1, 1, 0, 1}, {1, 0, 0, 1, 0, 1}, {1, 1, 1, 1, 0, 1}, {2, 0, 0, 1, 0, 1}, {2, 1, 1, 1, 0, 2}};
 static const unsigned char pad[] = {7, 0, 0, 0};
 static const unsigned char *const pads[] = {pad};
 static const plan_sizes all_sizes = {sizes, axes, buckets, pads, 6, 4};
