@@ -1,10 +1,12 @@
-"""Networks that nobody tuned: what imports, how long it takes, how exact the outputs are, and latency beside ONNX Runtime.
+"""Networks that nobody tuned: what imports, how long it takes, how exact the outputs are, and latency beside its peers.
 
-    pip install --group networks && python -m bench.networks [NAME ...] [--source torch onnx] [--threads 2] [--rounds 9]
+    pip install --group bench --group networks && python -m bench.networks [NAME ...] [--precision float32] [--peers onnxruntime openvino torch torch_compile]
 
-Networks of bench/zoo.py with seeded weights, float32, default schedules, no tuning, each imported from PyTorch's exported program and from ONNX. Seconds to import and to
-build; the largest error of our outputs and of ONNX Runtime's, each output relative to its largest number in PyTorch in float64, and how far apart outputs of two inputs are in
-the same measure; medians, and the ratio within rounds of turns in processes of their own, below 1 where tvmflow is faster. What cannot be imported is said with its reason.
+Networks of bench/zoo.py with seeded weights, default schedules, no tuning, each imported from PyTorch's exported program and, with --source, from ONNX. Seconds to import, with
+the conversion to the precision, and to build; the largest error of our outputs and of ONNX Runtime's, each output relative to its largest number in PyTorch in float64, and how far
+apart outputs of two inputs are in the same measure; medians, and the ratio within rounds of turns in processes of their own, below 1 where tvmflow is faster. In int8 ONNX Runtime and
+OpenVINO run what ONNX Runtime's quantizer makes with the same calibration samples; in bfloat16 OpenVINO runs as it comes and PyTorch in bfloat16; what has no such mode stays in
+float32. What cannot be imported is said with its reason.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ from bench.peers import (
     environment,
     geometric_mean,
     milliseconds,
+    openvino_of,
     print_if_busy,
+    quantized_onnx,
     ratio_of,
     serve,
+    torch_runner,
     turns_of,
 )
 from bench.zoo import NETWORKS, Entry
@@ -44,80 +49,128 @@ from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import Arrays, SourceDescription
 from tvmflow.network_binding import network_binding
 from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.targets.resolve import host_target
+from tvmflow.progress import silent
+from tvmflow.quantization.precisions import PrecisionRequest, to_precision
+from tvmflow.sources.datasets import Samples
+from tvmflow.stage_params import DEFAULT_MIXED, Int8Params, TuneParams
+from tvmflow.targets.cpu_features import activations_of
+from tvmflow.targets.resolve import Processor, host_target
+from tvmflow.tuning.algorithms import unmeasured
 
 SOURCES = ("torch", "onnx")
+PEERS = ("onnxruntime", "openvino", "torch", "torch_compile")
 _MODEL = "network.onnx"
-_PEER = "onnxruntime"
+_FIRST_CALIBRATION, _CALIBRATION = 10, 16  # seeds of the samples for int8
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(NETWORKS))
-    parser.add_argument("--source", nargs="+", choices=SOURCES, default=list(SOURCES))
+    parser.add_argument("--precision", choices=("float32", "bfloat16", "int8"), default="float32")
+    parser.add_argument("--source", nargs="+", choices=SOURCES, default=["torch"])
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=["onnxruntime"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         runner, folder = options.serve[0], Path(options.serve[1])
-        run, inputs = _runner(runner, folder, options.threads), _inputs(folder)
+        run, inputs = _runner(runner, options.names[0], folder, options), _inputs(folder)
         serve(lambda: run(*inputs))
         return
     print(
-        f"{'network':31}{'from':>7}{'import s':>9}{'build s':>9}{'MB':>6}{'error':>9}{'ORT':>9}{'spread':>9}{'tvmflow ms':>12}{'ORT ms':>9}{'ratio':>7}"
-    )
+        f"{'network':31}{'from':>6}{'import s':>9}{'build s':>8}{'MB':>5}{'error':>9}{'ORT':>9}{'spread':>9}{'tvmflow ms':>11}"
+        + "".join(f"{peer:>20}" for peer in options.peers) + f"{'best':>6}"
+    )  # fmt: skip
     ratios: dict[str, list[float]] = {source: [] for source in options.source}
     for name in options.names:
         with tempfile.TemporaryDirectory() as place:
             made = _made(name, Path(place), options)
             turns = _turns(name, made, Path(place), options)
         for source, line in made.items():
-            ratios[source].append(ratio_of(turns[source], turns[_PEER]))
-            print(
-                f"{name:31}{source:>7}{line}{milliseconds(turns[source]):12.2f}{milliseconds(turns[_PEER]):9.2f}{ratios[source][-1]:7.2f}",
-                flush=True,
+            ours = turns[_library(source)]
+            relative = {peer: ratio_of(ours, turns[peer]) for peer in options.peers if peer in turns}
+            shown = (
+                f"{milliseconds(turns[peer]):12.4g} ({relative[peer]:.2f})" if peer in turns else "-"
+                for peer in options.peers
             )
+            ratios[source].append(max(relative.values()))
+            columns = "".join(f"{text:>20}" for text in shown)
+            print(f"{name:31}{source:>6}{line}{milliseconds(ours):11.2f}{columns}{ratios[source][-1]:6.2f}", flush=True)
         if turns:
             print_if_busy(turns)
     for source, found in ratios.items():
         if found:
-            print(f"geometric mean of {len(found)} from {source}: {geometric_mean(found):.3f}")
+            print(f"geometric mean of {len(found)} from {source} to the best peer of each: {geometric_mean(found):.3f}")
 
 
 def _made(name: str, folder: Path, options: argparse.Namespace) -> dict[str, str]:
-    """Write libraries, ONNX model and inputs to a folder; return what is printed of each library, and print why there is none."""
+    """Write libraries, ONNX models and inputs to a folder; return what is printed of each library, and print why there is none."""
     entry = NETWORKS[name]
     network, samples = entry.make(), entry.samples()
     np.savez(folder / "inputs.npz", *samples)
     exported = ExportedModel(network, entry.inputs)
     exported.to_onnx(folder / _MODEL)
+    if options.precision == "int8":
+        _try(f"{name} ONNX Runtime's quantizer", lambda: quantized_onnx(folder / _MODEL, _calibration(entry)))
     program = exported.exported()  # before the weights are float64's
     expected, other = _exact(network, samples), _exact(network, entry.samples(1))
     network.float()
-    peer = _error(_runner(_PEER, folder, options.threads)(*samples), expected)
+    peer = _try(
+        f"{name} ONNX Runtime",
+        lambda: _error(_runner("onnxruntime", name, folder, options)(*samples), expected),
+    )
     made = {}
     for source in options.source:
         begin = time.perf_counter()
         try:
             model = ExportedModel.of_program(program, entry.inputs) if source == "torch" else _onnx_model(folder, entry)
-            module = canonicalize(model.to_relax())
+            module = _converted(canonicalize(model.to_relax()), entry, options.precision)
             imported = time.perf_counter()
             backend = CpuBackend(replace(host_target(), threads=options.threads))
-            scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})
+            packed = backend.pack(module, None)[0]
+            bounds = {str(dtype): bound for dtype, bound in TuneParams().winograd_max_error.items()}
+            winograd = unmeasured(packed, backend, bounds)
+            scheduled = build_scheduled(packed, backend, {}, winograd=winograd)
         except (TvmflowError, RuntimeError, ValueError) as error:
-            print(f"{name:31}{source:>7} {type(error).__name__}: {str(error).splitlines()[0][:160]}", flush=True)
+            print(f"{name:31}{source:>6} {type(error).__name__}: {str(error).splitlines()[0][:160]}", flush=True)
             continue
         described = Network(
             "bench@cpu:float32", entry.inputs, tuple(f"output{at}" for at in range(len(expected))), options.threads
         )
-        write_network(folder / f"{source}.so", scheduled, described, Command(("gcc",)))
-        built, size = time.perf_counter(), (folder / f"{source}.so").stat().st_size / 1e6
-        ours = _error(_runner(source, folder, options.threads)(*samples), expected)
+        write_network(folder / _library(source), scheduled, described, Command(("gcc",)))
+        built, size = time.perf_counter(), (folder / _library(source)).stat().st_size / 1e6
+        ours = _error(_runner(_library(source), name, folder, options)(*samples), expected)
         made[source] = (
-            f"{imported - begin:9.1f}{built - imported:9.1f}{size:6.0f}{ours:9.1e}{peer:9.1e}{_error(other, expected):9.1e}"
+            f"{imported - begin:9.1f}{built - imported:8.1f}{size:5.0f}{ours:9.1e}{np.nan if peer is None else peer:9.1e}{_error(other, expected):9.1e}"
         )
     return made
+
+
+def _try(what: str, step: Callable[[], Any]) -> Any:
+    """Return what a peer makes; None, with its reason printed, where it cannot."""
+    try:
+        return step()
+    except Exception as error:
+        print(f"{what}: {(str(error).splitlines() or [type(error).__name__])[0][:160]}", flush=True)
+        return None
+
+
+def _converted(module: Any, entry: Entry, precision: str) -> Any:
+    """Return a module in a precision, by the defaults of params.yaml and the calibration samples that ONNX Runtime has, too."""
+    request: dict[str, Any] = {}
+    if precision == "bfloat16":
+        request = DEFAULT_MIXED.model_dump()
+    if precision == "int8":
+        target = host_target()
+        processor = Processor(target.mcpu, target.mtriple, target.mattr)
+        request = Int8Params().model_dump() | {"activations": activations_of(processor)}
+    calibration = tuple(np.concatenate(found) for found in zip(*_calibration(entry), strict=True))
+    return to_precision(module, precision, PrecisionRequest(request, Samples(calibration), silent))[0]
+
+
+def _calibration(entry: Entry) -> list[Arrays]:
+    return [entry.samples(seed) for seed in range(_FIRST_CALIBRATION, _FIRST_CALIBRATION + _CALIBRATION)]
 
 
 def _onnx_model(folder: Path, entry: Entry) -> onnx.OnnxModel:
@@ -141,18 +194,23 @@ def _error(found: Arrays, expected: Arrays) -> float:
 
 
 def _turns(name: str, made: dict[str, str], folder: Path, options: argparse.Namespace) -> dict[str, list[Turn]]:
-    """Return the turns of our libraries, and of ONNX Runtime; none where there is no library."""
+    """Return the turns of our libraries and of the peers that run; none where there is no library."""
     if not made:
         return {}
-    arguments = ["bench.networks", "--threads", str(options.threads), "--serve"]
+    arguments = ["bench.networks", name, "--threads", str(options.threads), "--precision", options.precision, "--serve"]
+    libraries = [_library(source) for source in made]
     starts = {
-        peer: partial(Peer, f"{name} {peer}", [*arguments, peer, str(folder)], environment(options.threads))
-        for peer in (*made, _PEER)
+        runner: partial(Peer, f"{name} {runner}", [*arguments, runner, str(folder)], environment(options.threads))
+        for runner in (*libraries, *options.peers)
     }
     turns = turns_of(starts, TurnRules(options.rounds, TURN_S, LEAST_RUNS))
-    if len(turns) < len(starts):
-        raise SystemExit(f"{name}: one of {', '.join(starts)} did not run; why is above")
+    if not set(libraries) <= set(turns) or not set(options.peers) & set(turns):
+        raise SystemExit(f"{name}: our libraries and at least one peer must run; why they did not is above")
     return turns
+
+
+def _library(source: str) -> str:
+    return f"{source}.so"
 
 
 def _inputs(folder: Path) -> Arrays:
@@ -160,21 +218,33 @@ def _inputs(folder: Path) -> Arrays:
         return tuple(data[name] for name in data.files)
 
 
-def _runner(name: str, folder: Path, threads: int) -> Callable[..., Arrays]:
-    """Return what runs ONNX Runtime, or the library of a source."""
-    if name != _PEER:
-        instance = network_binding().Network(folder / f"{name}.so")
+def _runner(runner: str, name: str, folder: Path, options: argparse.Namespace) -> Callable[..., Any]:
+    """Return what runs a peer, or a library of ours by its file's name."""
+    file = folder / ("int8.onnx" if options.precision == "int8" else _MODEL)
+    if runner == "onnxruntime":
+        return _onnxruntime(file, options.threads)
+    if runner == "openvino":
+        _, request = openvino_of(file, _inputs(folder), options.precision, options.threads)
+        return lambda *_: request.infer()
+    if runner in PEERS:
+        network, inputs = NETWORKS[name].make().float(), _inputs(folder)
+        run = torch_runner(network, inputs, options.precision, options.threads, runner == "torch_compile")
+        return lambda *_: run()
+    instance = network_binding().Network(folder / runner)
 
-        def run(*inputs: Any) -> Arrays:
-            found = instance(*inputs)
-            return found if isinstance(found, tuple) else (found,)
+    def run_library(*inputs: Any) -> Arrays:
+        found = instance(*inputs)
+        return found if isinstance(found, tuple) else (found,)
 
-        return run
+    return run_library
+
+
+def _onnxruntime(file: Path, threads: int) -> Callable[..., Arrays]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(folder / _MODEL, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     names = [given.name for given in session.get_inputs()]
     return lambda *inputs: tuple(session.run(None, dict(zip(names, inputs, strict=True))))
 

@@ -222,26 +222,33 @@ def _onnx_file(workspace: Workspace, cell: Cell, folder: Path) -> Path:
     plain = workspace.folder("import_model", cell) / "peer.onnx"
     if cell.precision != "int8":
         return plain
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-
     with np.load(workspace.folder("fetch", cell) / "calibration.npz", allow_pickle=False) as data:
         samples = data["x"][:32]
+    for file in plain.parent.glob("peer.onnx*"):  # the quantizer leaves files beside what it reads
+        shutil.copyfile(file, folder / file.name)
+    return quantized_onnx(folder / plain.name, [(sample[None],) for sample in samples])
+
+
+def quantized_onnx(plain: Path, samples: Sequence[tuple[Any, ...]]) -> Path:
+    """Quantize a model with ONNX Runtime's static quantizer (QDQ, weights per channel); return the file, int8.onnx beside it.
+
+    samples: inputs of single runs, in the model's order.
+    """
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             import onnx
 
-            name = onnx.load(plain, load_external_data=False).graph.input[0].name
-            self.rest = iter([{name: sample[None]} for sample in samples])
+            names = [given.name for given in onnx.load(plain, load_external_data=False).graph.input]
+            self.rest = iter([dict(zip(names, sample, strict=True)) for sample in samples])
 
         def get_next(self) -> Any:
             return next(self.rest, None)
 
-    result = folder / "int8.onnx"
-    for file in plain.parent.glob("peer.onnx*"):  # the quantizer leaves files beside what it reads
-        shutil.copyfile(file, folder / file.name)
+    result = plain.with_name("int8.onnx")
     quantize_static(
-        folder / plain.name, result, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8,
+        plain, result, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
     )  # fmt: skip
     return result
@@ -268,18 +275,26 @@ def _onnxruntime(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Call
 
 def openvino_request(workspace: Workspace, cell: Cell, x: Any, threads: int, profile: bool = False) -> tuple[Any, Any]:
     """Return the compiled model and a request that has its input."""
+    with tempfile.TemporaryDirectory() as folder:
+        return openvino_of(_onnx_file(workspace, cell, Path(folder)), (x,), cell.precision, threads, profile)
+
+
+def openvino_of(
+    file: Path, inputs: Sequence[Any], precision: str, threads: int, profile: bool = False
+) -> tuple[Any, Any]:
+    """Return the compiled model of an ONNX file and a request that has its inputs."""
     import openvino
 
     core = openvino.Core()
-    with tempfile.TemporaryDirectory() as folder:
-        model = core.read_model(_onnx_file(workspace, cell, Path(folder)))
-        model.reshape(x.shape)
+    model = core.read_model(file)
+    model.reshape({at: x.shape for at, x in enumerate(inputs)})
     options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "PERF_COUNT": profile}
-    if cell.precision != "bfloat16":
+    if precision != "bfloat16":
         options["INFERENCE_PRECISION_HINT"] = "f32"
     compiled = core.compile_model(model, "CPU", options)
     request = compiled.create_infer_request()
-    request.set_input_tensor(openvino.Tensor(np.ascontiguousarray(x)))
+    for at, x in enumerate(inputs):
+        request.set_input_tensor(at, openvino.Tensor(np.ascontiguousarray(x)))
     return compiled, request
 
 
@@ -296,18 +311,25 @@ def module_of(workspace: Workspace, cell: Cell) -> Any:
 
 
 def _torch(workspace: Workspace, cell: Cell, x: Any, threads: int, compiled: bool = False) -> Callable[[], Any]:
+    return torch_runner(module_of(workspace, cell), (x,), cell.precision, threads, compiled)
+
+
+def torch_runner(
+    module: Any, inputs: Sequence[Any], precision: str, threads: int, compiled: bool = False
+) -> Callable[[], Any]:
+    """Return what runs a PyTorch module, in bfloat16 where that is the precision, else in float32."""
     import torch
 
     torch.set_num_threads(threads)
-    module, tensor = module_of(workspace, cell), torch.from_numpy(x)
-    if cell.precision == "bfloat16":
-        module, tensor = module.bfloat16(), tensor.bfloat16()
+    tensors = [torch.from_numpy(x) for x in inputs]
+    if precision == "bfloat16":
+        module, tensors = module.bfloat16(), [x.bfloat16() if x.is_floating_point() else x for x in tensors]
     if compiled:
         module = torch.compile(module)
 
     def run() -> Any:
         with torch.inference_mode():
-            return module(tensor)
+            return module(*tensors)
 
     return run
 

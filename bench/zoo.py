@@ -196,7 +196,7 @@ def _text(name: str, config: str) -> Entry:
 
 _TORCHVISION = (
     "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small", "mnasnet1_0", "shufflenet_v2_x1_0", "regnet_y_400mf", "resnext50_32x4d",
-    "densenet121", "googlenet", "convnext_tiny", "vit_b_16", "vit_b_32", "swin_t", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large", "fcn_resnet50",
+    "densenet121", "googlenet", "resnet18", "resnet50", "squeezenet1_1", "vgg16", "convnext_tiny", "vit_b_16", "vit_b_32", "swin_t", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large", "fcn_resnet50",
 )  # fmt: skip
 _TIMM = {"deit_tiny_patch16_224": 224, "mobilenetv4_conv_small": 224, "mobileone_s0": 224, "mobilevit_s": 256}
 
