@@ -19,8 +19,10 @@ from tvmflow.compilers import Command
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.legalize_convolutions import convolution_keys
 from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.sizes import Axis, Sizes
+from tvmflow.tuning.algorithms import carried
 
 BACKEND = host_backend()
 
@@ -74,3 +76,15 @@ def test_any_batch_up_to_the_largest(tmp_path: Path) -> None:
         with torch.no_grad():
             expected = model(torch.from_numpy(x)).numpy()
         np.testing.assert_allclose(network.run(x)[0], expected, atol=1e-4)
+
+
+def test_winograd_in_one_batch_is_winograd_in_all() -> None:
+    """Transformed weights and plain ones would lie in the library side by side."""
+    torch.manual_seed(3)
+    layer = nn.Conv2d(64, 64, 3, padding=1).eval()
+    packed = {
+        batch: PackChannels(16)(canonicalize(ExportedModel(layer, (TensorSpec("x", (batch, 64, 24, 24)),)).to_relax())) for batch in (4, 1)
+    }  # fmt: skip
+    (large,), (small,) = (convolution_keys(packed[batch]) for batch in (4, 1))
+    assert large != small and carried({large: 4}, packed[4], [packed[1]]) == {large: 4, small: 4}
+    assert carried({}, packed[4], [packed[1]]) == {}

@@ -8,7 +8,7 @@ multiplications, on processors where that was seen to be faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,17 @@ def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) ->
                 chosen[key] = m
                 break
     return chosen
+
+
+def carried(winograd: Mapping[str, int], packed: Any, smaller: Sequence[Any]) -> dict[str, int]:
+    """Return the choice with the convolutions of the same network at smaller sizes as those of the largest: their weights are the same ones."""
+    found = dict(winograd)
+    for other in smaller:
+        for theirs, call in zip(convolutions(packed), convolutions(other), strict=True):
+            m, key = winograd.get(convolution_key(theirs)), convolution_key(call)
+            if m and key:
+                found.setdefault(key, m)
+    return dict(sorted(found.items()))
 
 
 def _multiplications(key: str, m: int, on_cpu: bool) -> int:

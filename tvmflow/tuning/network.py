@@ -13,7 +13,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.building.lower import lower
 from tvmflow.kernels.workloads import Workload, extract_workloads
 from tvmflow.progress import Progress
-from tvmflow.tuning.algorithms import alternatives, choose, settle, unmeasured
+from tvmflow.tuning.algorithms import alternatives, carried, choose, settle, unmeasured
 from tvmflow.tuning.display import live_table
 from tvmflow.tuning.estimates import estimate_workloads
 from tvmflow.tuning.fleet import FleetRules, OpenSession
@@ -75,7 +75,7 @@ def tune_network(
 ) -> TunedNetwork:  # fmt: skip
     """Tune every workload of a packed network, as far as the rules allow; without trials nothing is measured.
 
-    networks: the network, and the same at smaller sizes. Other algorithms are tried for the first.
+    networks: the network, and the same at smaller sizes. Other algorithms are chosen by the first, since all share their weights.
     """
     packed, *smaller = networks
     base = extract_workloads(lower(packed, backend))
@@ -89,7 +89,11 @@ def tune_network(
         # Whole networks are compared on the device; until build, what an accelerator computes is its slow definition there.
         bound = rules.winograd_max_error if backend.accelerator is None else {}
         others = alternatives(packed, backend, base, bound)
-        workloads = _distinct([*workloads, *(w for other in others for w in other.added)])
+        forms = [
+            *others,
+            *(a for net in smaller for a in alternatives(net, backend, extract_workloads(lower(net, backend)), bound)),
+        ]
+        workloads = _distinct([*workloads, *(w for form in forms for w in form.added)])
         with tempfile.TemporaryDirectory() as folder, live_table(progress) as (watch, say):
             report = tune(workloads, open_session, backend, rules.search, journal, Path(folder), say, watch, others)
             winograd = choose(others, report.best)
@@ -104,6 +108,7 @@ def tune_network(
                     )
     else:
         winograd = unmeasured(packed, backend, rules.winograd_max_error)
+    winograd = carried(winograd, packed, smaller)
     used = extract_workloads(lower(packed, backend, winograd=winograd))
     for other in smaller:
         used = _joined(used, extract_workloads(lower(other, backend, winograd=winograd)))
