@@ -67,7 +67,11 @@ static size_t bytes(const int64_t *shape, int32_t ndim, size_t element) {
   return element;
 }
 
-static int same(const int64_t *a, const int64_t *b, int32_t ndim) { return !memcmp(a, b, (size_t)ndim * sizeof *a); }
+static int same(const int64_t *a, const int64_t *b, int32_t ndim) {
+  for (int32_t axis = 0; axis < ndim; ++axis)
+    if (a[axis] != b[axis]) return 0;
+  return 1;
+}
 
 int sizes_are_exact(uint32_t tensor, const tvmflow_tensor *in_bucket, const int64_t *sizes) {
   int64_t shape[PLAN_MAX_AXES];

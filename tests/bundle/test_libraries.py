@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 from pathlib import Path
@@ -168,6 +169,13 @@ def test_outputs_that_are_not_those_of_the_manifest(part: Part, tmp_path: Path) 
 def test_a_library_of_another_network(part: Part, tmp_path: Path) -> None:
     other = Part("other@local-cpu:float32", part.slug, part.records, part.folder, part.version)
     _changed(other, tmp_path, ANYBODY, f"says of its network: {CELL}")
+
+
+def test_a_library_of_one_size_where_the_manifest_has_several(part: Part, tmp_path: Path) -> None:
+    other = copy_of(part, tmp_path / "part")
+    manifest = {**part.manifest, "sizes": {"names": ["batch"], "buckets": [[1, 4]], "axes": [], "pads": [0]}}
+    other.path("build", "manifest.json").write_text(json.dumps(manifest))
+    _changed(other, tmp_path, ANYBODY, r"says of its sizes: \{\}")
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ class Library(Frozen):
 
     device: the design of the accelerator that computes a part of it, for which an app brings a driver; None for none.
     gpu: the API by which a GPU computes all of it, opencl or vulkan; None where the CPU does.
+    sizes: that a run chooses, by name its buckets, of which inputs and outputs have the largest; the library says the shapes at others.
     """
 
     cell: Line
@@ -121,6 +122,7 @@ class Library(Frozen):
     gpu: Name | None = None
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    sizes: dict[Name, Sizes] = Field(default_factory=dict)
     preprocessing: Preprocessing | None
     task: Line | None
     labels: Annotated[tuple[Annotated[str, Field(max_length=4000)], ...], Field(max_length=1_000_000)]

@@ -175,6 +175,7 @@ def _facts(library: Library, part: Part) -> list[tuple[str, str]]:
         ("weights in it", f"{library.constant_bytes} bytes"), ("memory of an instance", f"{library.arena_bytes} bytes"),
         ("version in the registry", made.version or "none"), ("classes", str(len(library.labels)) if library.labels else "unnamed"),
         *([("accelerator", library.device)] if library.device else []),
+        *((f"{name}, of any run", f"1 to {buckets[-1]}, buckets {', '.join(map(str, buckets))}") for name, buckets in library.sizes.items()),
     ]  # fmt: skip
 
 

@@ -107,6 +107,7 @@ def _check_described(library: Library, network: Any) -> None:
             [(one.name, one.shape) for one in library.outputs],
             [(one.name, one.shape) for one in network.outputs],
         ),
+        ("sizes", library.sizes, {one.name: one.buckets for one in network.sizes}),
         ("labels", library.labels, network.labels),
         ("device", library.device or "", network.device),
     ):

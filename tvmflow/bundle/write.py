@@ -139,13 +139,17 @@ def _add(part: Part, files: Content) -> Library:
         cell=part.cell, abi=abi.name, file=f"lib/{abi.name}/{network['soname']}", soname=network["soname"], symbol=network["symbol"],
         abi_version=ABI_VERSION, threads=built["target"]["threads"], arena_bytes=network["arena_bytes"],
         constant_bytes=network["constant_bytes"], kernel_calls=network["kernel_calls"], device=network.get("device"), gpu=gpu,
-        inputs=tuple(_tensor(one) for one in built["inputs"]), outputs=outputs, preprocessing=_preprocessing(part), task=part.source["task"],
+        inputs=tuple(_tensor(one) for one in built["inputs"]), outputs=outputs, sizes=_sizes(built.get("sizes")), preprocessing=_preprocessing(part), task=part.source["task"],
         labels=_labels(part, outputs[0]), golden=_golden(part, files), scorecard=f"{folder}/scorecard.json", card=f"{folder}/card.md", made=made,
     )  # fmt: skip
 
 
 def _tensor(found: dict[str, Any]) -> Tensor:
     return Tensor(name=found["name"], shape=tuple(found["shape"]), dtype=found["dtype"])
+
+
+def _sizes(found: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
+    return dict(zip(found["names"], map(tuple, found["buckets"]), strict=True)) if found else {}
 
 
 def _preprocessing(part: Part) -> Preprocessing | None:
