@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from bench.gpu_estimates import NETWORKS, SHAPE, network_module
-from bench.peers import LEAST_RUNS, TURN_S, Peer, milliseconds, print_if_busy, ratio_of, serve, turns_of
+from bench.side_by_side import LEAST_RUNS, TURN_S, Peer, milliseconds, print_if_busy, ratio_of, serve, turns_of
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.table import backend_named
 from tvmflow.building.library import Scheduled, build_scheduled, compile_lowered

@@ -22,19 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import (
+from bench.peers import openvino_of, quantized_onnx, torch_runner
+from bench.side_by_side import (
     LEAST_RUNS,
     TURN_S,
     Peer,
     environment,
     geometric_mean,
     milliseconds,
-    openvino_of,
     print_if_busy,
-    quantized_onnx,
     ratio_of,
     serve,
-    torch_runner,
     turns_of,
 )
 from bench.zoo import NETWORKS, Entry

@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.peers import environment, input_of, onnxruntime_session, openvino_request, virtual_machine
+from bench.peers import input_of, onnxruntime_session, openvino_request, virtual_machine
+from bench.side_by_side import environment
 from tvmflow.params import Cell
 from tvmflow.workspace import Workspace
 
