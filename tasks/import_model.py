@@ -2,7 +2,7 @@
 
 In:  what fetch brought
 Out: model.json + weights.safetensors (Relax, constants folded, batch norms in the convolutions), reference.npz (the
-     source framework's outputs to the golden and the evaluation inputs, and the imported form's to the latter), peer.onnx
+     source framework's outputs to the golden and the evaluation inputs, and the imported form's), peer.onnx
      (for peers), outputs.json (name, shape and dtype of each output), import.json
 """
 

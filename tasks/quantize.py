@@ -8,6 +8,7 @@ Out: model.json + weights.safetensors in that precision, quantization.json (per 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     from tvmflow.quantization.precisions import PrecisionRequest, all_to_precision
 
     settings, fetched = context.settings, context.inputs["fetch"]
+    if settings.precision == "float32" and not read_description(fetched).sizes:
+        return _passed_on(context)
     request = PrecisionRequest(options_of(settings), Samples.load(fetched / "calibration.npz"), context.progress)
     module, smaller, report = all_to_precision(
         load_module(context.inputs["import_model"]),
@@ -95,6 +98,21 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     sized = _sized_references(context, runner, smaller)
     save_arrays(context.out / "reference.npz", golden=outputs, evaluation=evaluation, **sized)
     return facts
+
+
+def _passed_on(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
+    """Leave the imported model as it is, and as its reference what import_model computed with it."""
+    imported = context.inputs["import_model"]
+    for name in (IR_NAME, WEIGHTS_NAME):
+        shutil.copyfile(imported / name, context.out / name)
+    (context.out / REPORT_NAME).write_text("{}", encoding="utf-8")
+    source, golden, evaluation = (
+        load_arrays(imported / "reference.npz", name) for name in ("golden", "imported_golden", "imported")
+    )
+    task = read_description(context.inputs["fetch"]).task
+    agreement = check_golden("quantize", golden, source, context.settings.max_relative_error, task)
+    save_arrays(context.out / "reference.npz", golden=golden, evaluation=evaluation)
+    return {"golden": agreement.to_json()}
 
 
 def _sized_references(

@@ -60,7 +60,7 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
         sized = import_sizes(fetched, description, source, runner, golden, max_relative_error)
         reference |= sized.reference
     save_module(module, out, sized.modules if sized else None)
-    reference["imported"] = run_in_batches(runner, evaluation.inputs, batch)
+    reference |= {"imported": run_in_batches(runner, evaluation.inputs, batch), "imported_golden": computed}
     save_arrays(out / "reference.npz", **reference)
     progress("exporting for peers", 3, 4)
     facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": _describe_outputs(source, module, sized, out)}

@@ -16,6 +16,7 @@ from tvmflow.quantization.in_threads import on_processors
 from tvmflow.quantization.int8 import SCALED
 
 _CANDIDATES = 6
+_LAYER_SAMPLES = 32
 
 
 @dataclass
@@ -105,13 +106,16 @@ class _Noise:
 
 
 def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> QuantizationReport:
-    """Run float and integer forms side by side and measure every layer, alone and in its place."""
-    alone, placed, parts = _Noise(), _Noise(), []
+    """Run float and integer forms side by side and measure every layer, alone and in its place, on the first samples."""
+    alone, placed, chunks = _Noise(), _Noise(), run.chunks()
+    few = -(-_LAYER_SAMPLES // len(chunks[0][0]))
+    parts = []
     with on_processors() as each:
-        for outputs, *noises in each(lambda chunk: _measure(run, quantized, chunk), run.chunks()):
+        for outputs, *noises in each(lambda chunk: _measure(run, quantized, chunk), chunks[:few]):
             parts.append(outputs)
             alone.merge(noises[0])
             placed.merge(noises[1])
+        parts += each(lambda chunk: run_all(quantized.graph, chunk), chunks[few:])
     outputs = joined(parts, run.count)
     report = QuantizationReport(samples=run.count, output_sqnr_db=worst_sqnr_db(run.outputs, outputs))
     report.float_score, report.quantized_score = _scores(run.outputs, outputs, labels)
