@@ -7,10 +7,12 @@ network's own name behind it; runtime/include/tvmflow.h says what they return.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -153,7 +155,8 @@ def runtime_objects(folder: Path, compiler: Command, gpu: Api | None = None) -> 
     """Compile the runtime to object files in a folder. gpu: the API by which a GPU is reached. Raises StageError where the compiler refuses."""
     sources = [RUNTIME / "src" / source for source in _SOURCES]
     sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu) if gpu else ())]
-    return [_compile(source, folder, compiler) for source in sources]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda source: _compile(source, folder, compiler), sources))
 
 
 def _compile(source: Path, folder: Path, compiler: Command) -> Path:
