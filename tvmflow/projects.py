@@ -222,8 +222,9 @@ def _sizes(file: Path, tensor: dict[str, Any], shape: tuple[int, ...] | None) ->
     if any(size <= 0 for size in sizes):
         raise ModelFileError(
             f"input {tensor['name']} of {file.name} leaves sizes open: {['?' if size <= 0 else size for size in sizes]}",
-            "every size but the batch fixed; shapes are static here",
-            f"say them: --shape {','.join('224' if size <= 0 else str(size) for size in sizes)}",
+            "every size but the batch fixed",
+            f"say them: --shape {','.join('224' if size <= 0 else str(size) for size in sizes)}; for any size write the entry by hand, "
+            "with buckets: (docs/params.md)",
         )  # fmt: skip
     return sizes
 

@@ -104,6 +104,11 @@ class Sizes:
         }
 
 
+def metric_of(label: str) -> str:
+    """Return the name under which the latency at a bucket's sizes is kept, latency_ms.length_16."""
+    return f"latency_ms.{label.replace('=', '_').replace(',', '_')}"
+
+
 def sizes_from(data: Mapping[str, Any] | None) -> Sizes | None:
     """Return what `to_json` wrote."""
     if data is None:

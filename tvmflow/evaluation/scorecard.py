@@ -14,6 +14,7 @@ import numpy as np
 from tvmflow.artifacts import load_arrays
 from tvmflow.evaluation.agreement import as_outputs, check_outputs, classes_of, compare_all, worst_of
 from tvmflow.evaluation.metrics import value_of
+from tvmflow.sizes import metric_of
 from tvmflow.sources.datasets import Samples
 
 Array = np.ndarray[Any, Any]
@@ -116,7 +117,7 @@ def _metrics(card: dict[str, Any]) -> dict[str, Any]:
         },
     }
     for label, latency in card.get("sizes", {}).items():
-        metrics[f"latency_ms/{label.replace('=', '_').replace(',', '_')}"] = latency["median_ms"]
+        metrics[metric_of(label)] = latency["median_ms"]
     if has_no_time(card):
         metrics = {name: value for name, value in metrics.items() if not name.startswith("latency_ms")}
     metrics |= card.get("executed") or {}

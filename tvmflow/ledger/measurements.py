@@ -26,6 +26,7 @@ from tvmflow.ledger.registry import mlflow_lock, open_registry, register_version
 from tvmflow.ledger.store_paths import experiment_id, holds_measurement, open_mlflow
 from tvmflow.ledger.trend import Step, add_step
 from tvmflow.params import Cell
+from tvmflow.sizes import metric_of
 from tvmflow.workspace import Workspace
 
 MAX_PARAM_LENGTH = 500
@@ -265,7 +266,7 @@ class _Recording:
             numbers["first_run_ms"] = sorted(card["first_run_ms"])[len(card["first_run_ms"]) // 2]
         if card.get("memory_bytes"):
             numbers["memory_bytes"] = float(card["memory_bytes"])
-        numbers |= _of_gpu(card)
+        numbers |= _of_gpu(card) | _of_sizes(card)
         numbers["library_bytes"] = float(card["library_bytes"])
         numbers["tuning.coverage"] = float(card["coverage"])
         if card.get("part"):
@@ -329,6 +330,10 @@ class _Recording:
                 source=json.dumps({"md5": file.md5, "sha256": file.sha256}), profile=json.dumps({"num_rows": count}),
             )  # fmt: skip
             self.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "evaluation")])])
+
+
+def _of_sizes(card: dict[str, Any]) -> dict[str, float]:
+    return {metric_of(label): one["median_ms"] for label, one in card.get("sizes", {}).items() if one["steady"]}
 
 
 def _of_gpu(card: dict[str, Any]) -> dict[str, float]:
