@@ -10,7 +10,7 @@ from typing import Any
 from tvmflow.backends.cpu import host_backend
 from tvmflow.errors import AgreementError, ModelFileError
 from tvmflow.evaluation.agreement import Agreement, check_outputs
-from tvmflow.evaluation.sized import Padded, check_between, group_of, outputs_between, run_at
+from tvmflow.evaluation.sized import Padded, check_between, group_of, outputs_between, run_at, runners_of
 from tvmflow.frontends.source_model import Arrays, Runner, SourceDescription, SourceModel, batch_at
 from tvmflow.frontends.table import load_source
 from tvmflow.sizes import Axis, Numbers, Sizes, axes_of
@@ -46,16 +46,12 @@ def import_sizes(
         padded = run_at(Padded(source, sizes, bucket, at, axes), description, at, golden)
         _check_masked(sizes, bucket, padded, exact, bound, description.task)
     modules = {
-        bucket: canonicalize(load_source(fetched, description.at(bucket)).to_relax()) for bucket in sizes.all[:-1]
-    }
-    runners: dict[Numbers, Runner] = {sizes.largest: largest}
-    runners |= {bucket: LocalRunner.of_plain(module, host_backend()) for bucket, module in modules.items()}
-    outputs = outputs_between(description, axes, runners.__getitem__, golden)
+        sizes.label(bucket): canonicalize(load_source(fetched, description.at(bucket)).to_relax()) for bucket in sizes.all[:-1]
+    }  # fmt: skip
+    runner_of = runners_of(sizes, largest, modules, partial(LocalRunner.of_plain, backend=host_backend()))
+    outputs = outputs_between(description, axes, runner_of, golden)
     agreement = check_between("import_model", outputs, reference.__getitem__, bound, description.task)
-    return SizedImport(
-        {sizes.label(bucket): module for bucket, module in modules.items()}, axes,
-        {group_of(label): found for label, found in reference.items()}, agreement,
-    )  # fmt: skip
+    return SizedImport(modules, axes, {group_of(label): found for label, found in reference.items()}, agreement)
 
 
 def _output_axes(description: SourceDescription, source: SourceModel, golden: Arrays) -> tuple[Axis, ...]:
