@@ -7,7 +7,6 @@ Out: a module that computes in integers, and a report per layer
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -53,11 +52,14 @@ def choose_int8(
     graph, given = strip_qdq(read_graph(mod))
     if options.activations == "int8":
         given = {name: signed(scale) for name, scale in given.items()}
-    prepared = _prepared(graph, given, samples, options, progress)
-    progress("choosing corrections", 0, 0)
-    chosen = _best(prepared)
-    if options.bias_correction and not given and chosen.run.can_batch:
-        chosen = _best([chosen, _corrected(chosen)])
+    chosen: _Prepared | None = None
+    for base in _prepared(graph, given, samples, options, progress):
+        for correcting in (False, True) if options.bias_correction and not given and base.run.can_batch else (False,):
+            progress("choosing corrections", 0, 0)
+            trial = _corrected(base) if correcting else base
+            if chosen is None or trial.output_sqnr_db > chosen.output_sqnr_db + _WORTH_DB:
+                chosen = trial
+    assert chosen is not None
     run, quantized = chosen.run, chosen.quantized
     report = describe(run, quantized, labels)
     moved: list[str] = []
@@ -182,15 +184,6 @@ def _corrected(base: _Prepared) -> _Prepared:
     network = base.network.copy()
     count = correct_biases(network, base.run, base.quantized)
     return replace(base, network=network, corrected_layers=count)
-
-
-def _best(choices: Sequence[_Prepared]) -> _Prepared:
-    """Return the choice whose outputs come closest to float32's, an earlier one where little is won."""
-    best = choices[0]
-    for choice in choices[1:]:
-        if choice.output_sqnr_db > best.output_sqnr_db + _WORTH_DB:
-            best = choice
-    return best
 
 
 def _float_score(report: QuantizationReport) -> float:

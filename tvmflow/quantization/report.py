@@ -16,7 +16,7 @@ from tvmflow.quantization.in_threads import on_processors
 from tvmflow.quantization.int8 import SCALED
 
 _CANDIDATES = 6
-_LAYER_SAMPLES = 32
+_LAYER_SAMPLES = 8
 
 
 @dataclass
