@@ -72,7 +72,13 @@ class ExportedModel:
         with torch.no_grad():
             try:
                 outputs = self.module(*self._arguments(inputs))
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            except (
+                RuntimeError,
+                ValueError,
+                IndexError,
+                TypeError,
+                AssertionError,
+            ) as error:  # the last of a program's guards
                 raise _wrong_shape(error, self.inputs) from error
         leaves = torch.utils._pytree.tree_flatten_with_path(outputs)[0]
         if not leaves or not all(isinstance(value, torch.Tensor) for _, value in leaves):
