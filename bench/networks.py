@@ -123,7 +123,7 @@ def _made(name: str, folder: Path, options: argparse.Namespace) -> dict[str, str
         begin = time.perf_counter()
         try:
             model = ExportedModel.of_program(program, entry.inputs) if source == "torch" else _onnx_model(folder, entry)
-            module = _converted(canonicalize(model.to_relax()), entry, options.precision)
+            module = converted(canonicalize(model.to_relax()), entry, options.precision)
             imported = time.perf_counter()
             backend = CpuBackend(replace(host_target(), threads=options.threads))
             packed = backend.pack(module, None)[0]
@@ -154,7 +154,7 @@ def _try(what: str, step: Callable[[], Any]) -> Any:
         return None
 
 
-def _converted(module: Any, entry: Entry, precision: str) -> Any:
+def converted(module: Any, entry: Entry, precision: str) -> Any:
     """Return a module in a precision, by the defaults of params.yaml and the calibration samples that ONNX Runtime has, too."""
     request: dict[str, Any] = {}
     if precision == "bfloat16":

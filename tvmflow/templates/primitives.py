@@ -13,6 +13,7 @@ Knobs = dict[str, int]
 MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
 SPREAD_LANES = 16  # of element-wise loops; LLVM makes of them what the target has
 SMALL_WORK = 20_000  # element operations below which waking a second thread costs more than it saves
+_MOST_IDLE = 0.3  # of the threads' time: schedules that leave more of it unused are tried last
 
 
 @dataclass(frozen=True)
@@ -176,3 +177,8 @@ def register_intrinsic(name: str, source: str, meaning: str, instructions: str, 
     ]
     TensorIntrin.register(name, parts[0], parts[1], override=True)
     return name
+
+
+def leaves_idle(tasks: int, threads: int) -> bool:
+    """Whether threads wait for too long for the last of them, each given as many neighbouring tasks."""
+    return 1 - tasks / (threads * -(-tasks // threads)) > _MOST_IDLE

@@ -16,6 +16,7 @@ from tvmflow.templates.primitives import (
     decompose_sums,
     distinct,
     divisors,
+    leaves_idle,
     merge_epilogue,
     packed_loops,
     parallel_first,
@@ -26,8 +27,6 @@ from tvmflow.templates.primitives import (
     work_of,
 )
 from tvmflow.templates.tiles import pixels_together, sum_in_tiles, tile_knobs
-
-_MOST_IDLE = 0.3  # of the threads' time: schedules that leave more of it unused are tried last
 
 
 def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
@@ -81,7 +80,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     ]  # fmt: skip
     whole = [k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0]
     # Stable: where threads have something to do, the order above stays.
-    whole.sort(key=lambda k: k["parallel"] and _idle(_tasks((images, channels, height), k), cpu.threads) > _MOST_IDLE)
+    whole.sort(key=lambda k: k["parallel"] and leaves_idle(_tasks((images, channels, height), k), cpu.threads))
     return distinct(whole)
 
 
@@ -90,11 +89,6 @@ def _tasks(sizes: tuple[int, int, int], knobs: Knobs) -> int:
     images, channels, height = sizes
     pieces = images * height // knobs["chunk"]
     return pieces if knobs["rows_first"] else pieces * channels // knobs["c_tile"]
-
-
-def _idle(tasks: int, threads: int) -> float:
-    """Return which share of the time threads wait for the last of them, each given as many neighbouring tasks."""
-    return 1 - tasks / (threads * -(-tasks // threads))
 
 
 def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:

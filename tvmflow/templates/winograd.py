@@ -9,7 +9,16 @@ from tvmflow.kernels.blocks import Kernel, block_ref, extents
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
-from tvmflow.templates.primitives import Knobs, Template, distinct, divisors, packed_loops, spread_pixels, weight_bytes
+from tvmflow.templates.primitives import (
+    Knobs,
+    Template,
+    distinct,
+    divisors,
+    leaves_idle,
+    packed_loops,
+    spread_pixels,
+    weight_bytes,
+)
 
 
 def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
@@ -53,11 +62,14 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         [(point, {"dot": row.number}) for point in lane_points(row, channels, rows, columns, lanes)[:6]] if row else []
     )
     ways += [(point, with_dot) for point in points[:10]]
-    by_rows = [rows // d for d in (2, 4, 6, 8) if rows % d == 0] or [1]
+    parts = (2, 4, 6, 8, rows) if cpu.threads > 2 else (2, 4, 6, 8)
+    by_rows = [rows // d for d in parts if rows % d == 0] or [1]
     places = [(1, chunk) for chunk in by_rows] + [(0, rows)]
     if weight_bytes(schedule, kernel) > cpu.l2_bytes:
         places.reverse()
-    return distinct(
+    if cpu.threads > 2:
+        places += [(0, chunk) for chunk in by_rows]
+    found = distinct(
         [
             {
                 "tiles_first": first,
@@ -74,6 +86,14 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             if max(chunk, y) % y == 0 and rows % max(chunk, y) == 0 and channels % (c * blocks) == 0
         ]
     )
+    # Stable: where threads have something to do, the order above stays.
+    found.sort(key=lambda k: leaves_idle(_tasks(channels, rows, k), cpu.threads))
+    return found
+
+
+def _tasks(channels: int, rows: int, knobs: Knobs) -> int:
+    """Return into how many pieces a schedule divides so many blocks of channels and rows of tiles."""
+    return rows // knobs["chunk"] * (1 if knobs["tiles_first"] else channels // knobs["c_block"])
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
