@@ -295,6 +295,8 @@ def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], boo
         return kernel.before, True
     copy = block_ref(schedule, kernel.before[-1]) if kernel.before else schedule.cache_read(anchor, 0, "global")
     schedule.transform_layout(copy, ("write", 0), lambda n, c, h, w, v: (n, h, w, c, v))
+    # In the order in which they are written: a vector is a part of a line of the cache, which other threads would wait for.
+    schedule.transform_block_layout(copy, lambda n, c, h, w, v: (n, h, w, c, v))
     return (str(schedule.get(copy).name_hint),), False
 
 

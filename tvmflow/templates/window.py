@@ -80,7 +80,11 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     ]  # fmt: skip
     whole = [k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0]
     # Stable: where threads have something to do, the order above stays.
-    whole.sort(key=lambda k: k["parallel"] and leaves_idle(_tasks((images, channels, height), k), cpu.threads))
+    whole.sort(
+        key=lambda k: (
+            leaves_idle(_tasks((images, channels, height), k), cpu.threads) if k["parallel"] else order[0] == 1
+        )
+    )
     return distinct(whole)
 
 
