@@ -1,9 +1,10 @@
-"""NarrowByInstruction: round float32 to bytes by arm64's instructions that saturate.
+"""NarrowByInstruction: round float32 to bytes by instructions of arm64 and of AVX-512 that do several steps at once.
 
 The end of a layer in 8 bits, clip(round(x) + zero point), takes nine instructions for four values where rounding, adding, limiting and
 narrowing are operations of their own. fcvtns rounds into 32 bits, sqxtn narrows to 16, sqadd adds the zero point to eight of them, and
 sqxtn or sqxtun narrows to 8. All of them saturate, so that limits of the type cost nothing, and others one instruction for
-eight bytes.
+eight bytes. AVX-512 rounds and converts 16 values in one instruction once they are limited, where rounding by itself takes two operations; bytes without a
+sign and a zero point need the lower limit only, since what is too large saturates.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.ir.operators import register_operator
 from tvmflow.ir.tvm_names import constant_value, dtype_of, operator_of, type_of
-from tvmflow.targets.cpu_features import multiplies_by_lane
+from tvmflow.targets.cpu_features import has_wide_vectors, multiplies_by_lane
 
-_OPERATOR = "tvmflow.round_to_byte"  # of float32 and the zero point, int32
+_NEON, _AVX512 = "tvmflow.round_to_byte", "tvmflow.round_to_byte_512"  # of float32 and the zero point, int32
 _LIMITS = {"int8": (-128, 127), "uint8": (0, 255)}
 _NARROW = {"int8": "llvm.aarch64.neon.sqxtn", "uint8": "llvm.aarch64.neon.sqxtun"}
 Array = np.ndarray[Any, Any]
@@ -35,10 +36,7 @@ def _call(call: Any) -> Any:
 
 def _narrowed(value: Any, zero: int, dtype: str, lanes: int) -> Any:
     if lanes % 8 and lanes != 4:
-        wide = dtype_of(value)
-        low, high = (tirx.const(float(limit), wide) for limit in _LIMITS[dtype])
-        limited = tirx.max(tirx.min(tirx.nearbyint(value) + tirx.const(float(zero), wide), high), low)
-        return limited.astype(dtype if lanes == 1 else f"{dtype}x{lanes}")
+        return _by_operations(value, zero, dtype, lanes)
     if lanes > 8:
         parts = (_narrowed(part, zero, dtype, lanes // 2) for part in _halves(value, lanes))
         return tirx.vectorcombine(f"{dtype}x{lanes}", *parts)
@@ -53,12 +51,40 @@ def _narrowed(value: Any, zero: int, dtype: str, lanes: int) -> Any:
     return narrow if lanes == 8 else tirx.vectorlow(f"{dtype}x4", narrow)
 
 
+def _by_operations(value: Any, zero: int, dtype: str, lanes: int) -> Any:
+    wide = dtype_of(value)
+    low, high = (tirx.const(float(limit), wide) for limit in _LIMITS[dtype])
+    limited = tirx.max(tirx.min(tirx.nearbyint(value) + tirx.const(float(zero), wide), high), low)
+    return limited.astype(dtype if lanes == 1 else f"{dtype}x{lanes}")
+
+
+def _call_512(call: Any) -> Any:
+    """Return what the operator becomes: instructions for vectors of 16 values, operations for anything else."""
+    value, zero = call.args[0], int(getattr(call.args[1], "value", call.args[1]))
+    dtype, _, lanes = dtype_of(call).partition("x")
+    if lanes != "16":
+        return _by_operations(value, zero, dtype, int(lanes or 1))
+    low, high = (tirx.const(float(limit - zero), "float32x16") for limit in _LIMITS[dtype])
+    if dtype == "uint8" and not zero:
+        words = _converted("llvm.x86.avx512.mask.cvtps2udq.512", tirx.max(value, low))
+        none, all_lanes = tirx.const(0, "uint8x16"), tirx.const(-1, "int16")
+        return tirx.call_llvm_pure_intrin("uint8x16", "llvm.x86.avx512.mask.pmovus.db.512", words, none, all_lanes)
+    words = _converted("llvm.x86.avx512.mask.cvtps2dq.512", tirx.max(tirx.min(value, high), low))
+    return (words + tirx.const(zero, "int32x16")).astype(f"{dtype}x16")
+
+
+def _converted(instruction: str, value: Any) -> Any:
+    none, all_lanes, as_set = tirx.const(0, "int32x16"), tirx.const(-1, "int16"), tirx.const(4, "int32")
+    return tirx.call_llvm_pure_intrin("int32x16", instruction, value, none, all_lanes, as_set)
+
+
 def _halves(value: Any, lanes: int) -> tuple[Any, Any]:
     half = f"float32x{lanes // 2}"
     return tirx.vectorlow(half, value), tirx.vectorhigh(half, value)
 
 
-register_operator(_OPERATOR, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call)
+register_operator(_NEON, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call)
+register_operator(_AVX512, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call_512)
 
 
 @dataclass(frozen=True)
@@ -74,6 +100,10 @@ class _Bytes:
 
 @mutator
 class _Narrower(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: Any, operator: str) -> None:
+        super().__init__(mod)
+        self.operator = operator
+
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         found = self._bytes(call) if getattr(call.op, "name", "") == "relax.astype" else None
@@ -86,7 +116,7 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
             of = dict(zip(names, limits, strict=True))
 
             def at(*index: Any) -> Any:
-                value = tirx.call_intrin(found.dtype, _OPERATOR, x[index], tirx.const(found.zero, "int32"))
+                value = tirx.call_intrin(found.dtype, self.operator, x[index], tirx.const(found.zero, "int32"))
                 if "high" in of:
                     value = tirx.min(value, _value_at(of["high"], index))
                 return tirx.max(value, _value_at(of["low"], index)) if "low" in of else value
@@ -150,12 +180,13 @@ def _value_at(limit: Any, index: tuple[Any, ...]) -> Any:
 
 @tvm.transform.module_pass(opt_level=0, name="NarrowByInstruction")
 class NarrowByInstruction:
-    """IRModule -> IRModule; needs a target in scope, and changes nothing for those without NEON."""
+    """IRModule -> IRModule; needs a target in scope, and changes nothing for those without NEON or AVX-512."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        if not multiplies_by_lane(tvm.target.Target.current()):
+        target = tvm.target.Target.current()
+        if not multiplies_by_lane(target) and not has_wide_vectors(target):
             return mod
-        narrower = _Narrower(mod)
+        narrower = _Narrower(mod, _NEON if multiplies_by_lane(target) else _AVX512)
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function):
                 narrower.builder_.update_func(variable, narrower.visit_expr(function))

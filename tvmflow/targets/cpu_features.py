@@ -126,6 +126,11 @@ def multiplies_by_lane(target: Any) -> bool:
     return "neon" in _features(target)
 
 
+def has_wide_vectors(target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target has registers of 16 float32 values (AVX-512)."""
+    return "avx512f" in _features(target)
+
+
 def only_widens(target: Any) -> bool:
     """Whether the processor of a tvm.target.Target multiplies int8 into 16 bits, by NEON, and has no dot products."""
     features = _features(target)
