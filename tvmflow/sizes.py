@@ -10,12 +10,14 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from tvmflow.errors import ModelFileError
+
+if TYPE_CHECKING:  # params.yaml is read without it
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
 
 MAX_SIZES, MAX_AXES = 2, 8  # TVMFLOW_MAX_SIZES of tvmflow.h, PLAN_MAX_AXES of plan.h
 MAX_BUCKETS = 16  # each takes the time of a network in every stage
@@ -24,7 +26,6 @@ _MOST_OVER, _MOST_TIMES = (
     64,
 )  # strides of all layers together (speech encoders: 320), and how much longer an output may be
 _MOST_ASKED = 4096
-Array = NDArray[Any]
 Numbers = tuple[int, ...]
 
 
@@ -80,6 +81,8 @@ class Sizes:
 
     def padded(self, inputs: Sequence[Array], bucket: Numbers) -> tuple[Array, ...]:
         """Return inputs filled up to a bucket."""
+        import numpy as np
+
         found = []
         for at, x in enumerate(inputs):
             missing = [(0, 0)] * x.ndim
@@ -133,6 +136,8 @@ def shape_at(shape: Sequence[int], axes: Sequence[Axis], sizes: Numbers) -> Numb
 
 def cut(x: Array, axes: Sequence[Axis], sizes: Numbers) -> Array:
     """Return the first elements of an array along its open axes."""
+    import numpy as np
+
     return np.ascontiguousarray(x[tuple(slice(extent) for extent in shape_at(x.shape, axes, sizes))])
 
 
@@ -174,6 +179,8 @@ def axes_of(name: str, at: int, sizes: Sizes, shape_of: Callable[[Numbers], Numb
 
 def _fits(known: dict[int, int], most: int, seen: Callable[[int], int | None]) -> Numbers | None:
     """Return times, plus, over that agree with all extents, those of further sizes among them; None where there are none."""
+    import numpy as np
+
     top = max(known)
     rows = [(1, over * known[top] - top - back, over) for over in range(1, _MOST_OVER + 1) for back in range(over)]
     rows += [(times, known[top] - times * top, 1) for times in range(2, _MOST_TIMES + 1)]
@@ -196,4 +203,5 @@ def _fits(known: dict[int, int], most: int, seen: Callable[[int], int | None]) -
 
 def _extents(candidates: Array, n: int) -> Array:
     times, plus, over = candidates.T
-    return np.asarray(np.maximum(0, -(-(times * n + plus) // over)))
+    extents: Array = (-(-(times * n + plus) // over)).clip(min=0)
+    return extents
