@@ -4,6 +4,8 @@
  *     open(path, threads, driver, error) -> handle, 0 on failure;  run(handle, inputs..., outputs..., error) -> status;  close(handle)
  *     count(handle, inputs..., outputs..., counters, error) -> status: a run, and what it executes where something counts (an emulator,
  *         runtime/emulator/count.c): instructions, multiply-add instructions, multiply-adds, bytes loaded, bytes stored; else zeros
+ *     profile(handle, on) -> status: turn the profile of kernels on, set to zero, or off
+ *     kernel(handle, i, name, counts) -> status: of kernel call i, name as error has text, counts: int64 of 2, calls and nanoseconds
  *     resident() -> bytes of this process in memory, 0 where the system does not say
  *
  * driver: the address of a tvmflow_driver for a network with a device, 0 for others. path and error: uint8 tensors that end in a zero; error: at least 512 bytes, "" on success.
@@ -165,6 +167,31 @@ int __tvm_ffi_count(void *self, const plan_any *arguments, int32_t count, plan_a
   look(after);
   for (int i = 0; i < COUNTERS; ++i) found[i] = (int64_t)(after[i] - before[i] - (before[i] - first[i]));
   return failure;
+}
+
+int __tvm_ffi_profile(void *self, const plan_any *arguments, int32_t count, plan_any *result);
+int __tvm_ffi_profile(void *self, const plan_any *arguments, int32_t count, plan_any *result) {
+  (void)self;
+  if (count != 2) return -1;
+  opened *network = (opened *)(intptr_t)arguments[0].value.integer;
+  return returned(result, network->api->set_profiling(network->instance, (int)arguments[1].value.integer));
+}
+
+int __tvm_ffi_kernel(void *self, const plan_any *arguments, int32_t count, plan_any *result);
+int __tvm_ffi_kernel(void *self, const plan_any *arguments, int32_t count, plan_any *result) {
+  (void)self;
+  char *name = count == 4 ? data_of(&arguments[2]) : NULL;
+  int64_t *counts = count == 4 ? data_of(&arguments[3]) : NULL;
+  if (!name || size_of(&arguments[2]) < ERROR_SIZE || !counts || size_of(&arguments[3]) != 2 * sizeof *counts) return -1;
+  opened *network = (opened *)(intptr_t)arguments[0].value.integer;
+  tvmflow_profile found;
+  tvmflow_status status = TVMFLOW_BAD_ARGUMENT;
+  if ((uint64_t)arguments[1].value.integer < network->api->kernels)
+    status = network->api->profile(network->instance, (uint32_t)arguments[1].value.integer, &found);
+  if (status != TVMFLOW_OK) return returned(result, status);
+  snprintf(name, ERROR_SIZE, "%s", found.kernel);
+  counts[0] = (int64_t)found.calls, counts[1] = (int64_t)found.nanoseconds;
+  return returned(result, status);
 }
 
 int __tvm_ffi_close(void *self, const plan_any *arguments, int32_t count, plan_any *result);

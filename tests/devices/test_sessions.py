@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -15,6 +16,7 @@ import pytest
 from tests.conftest import SLUG
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.table import backend_for
+from tvmflow.building.library import compile_module
 from tvmflow.devices.local import Served, local_tracker
 from tvmflow.devices.lock import exclusive
 from tvmflow.devices.session import DeviceSession, open_session
@@ -251,3 +253,43 @@ def test_the_servers_life_line(tmp_path: Path) -> None:
     process.wait()
     _, alive = psutil.wait_procs(children, timeout=120)
     assert alive == []
+
+
+# -- times of kernels --
+
+_SUMS = """@T.prim_func
+def main(x: T.Buffer((1,), "float32"), w: T.Buffer((ROWS, 256), "float32"), y: T.Buffer((ROWS,), "float32")):
+    for i in range(ROWS):
+        y[i] = T.float32(0)
+        for j in range(256):
+            y[i] = y[i] + x[0] * w[i, j]
+"""
+
+
+@pytest.mark.parametrize(("rows", "cold"), [(64, False), (4096, True)])
+def test_a_kernel_with_large_weights_is_timed_with_weights_from_memory(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, cold: bool
+) -> None:
+    import tvm
+    from tvm.script import from_source
+    from tvm.script import tirx as T
+
+    function = from_source(_SUMS.replace("ROWS", str(rows)), extra_vars={"T": T})
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    backend.export(compile_module(module, backend), tmp_path / "kernel.so")
+    weights = np.random.default_rng(0).standard_normal((rows, 256), np.float32)
+    flushed = []
+    with open_session(LOCAL, backend, SessionLimits(60.0, 60.0)) as session:
+        bench = session.bench([np.full(1, 2, np.float32), weights, np.zeros(rows, np.float32)])
+        kernel = bench.load(tmp_path / "kernel.so")
+        assert np.allclose(kernel.output(), 2 * weights.sum(1), atol=1e-3)
+        timer = tvm.runtime.Module.time_evaluator
+
+        def watched(*given: Any, **options: Any) -> Any:
+            flushed.append("f_preproc" in options)
+            return timer(*given, **options)
+
+        monkeypatch.setattr(tvm.runtime.Module, "time_evaluator", watched)
+        times = kernel.time(3, 1.0)
+    assert len(times) == 3 and all(0 < one < 1 for one in times)
+    assert flushed == [cold]

@@ -14,6 +14,7 @@ from tvmflow.devices.session import open_session
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.kernels.workloads import extract_workloads
 from tvmflow.params import DeviceEntry
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.legalize_convolutions import convolution_keys
@@ -21,7 +22,7 @@ from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.passes.winograd import TILES
 from tvmflow.tuning.fleet import OpenSession
 from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.whole_network import NetworkComparison
+from tvmflow.tuning.whole_network import Form, NetworkComparison
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,7 @@ def packed() -> Any:
 def test_two_forms_of_a_network_are_compared_once(through: str, packed: Any, program: Path, tmp_path: Path) -> None:
     journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
     [key] = convolution_keys(packed)
+    forms = Form({}, {}), Form({key: TILES[0]}, {})
     with running_agent([str(program)], str(tmp_path / "store")) as agent:
         entry = {
             "transport": "agent",
@@ -50,14 +52,18 @@ def test_two_forms_of_a_network_are_compared_once(through: str, packed: Any, pro
         opened: OpenSession = (
             here if through == "TVM" else lambda: open_session(device, BACKEND, SessionLimits(60.0, 5.0))
         )
-        with NetworkComparison(packed, BACKEND, {}, journal, tmp_path, opened) as comparison:
-            found = comparison.speedup({}, {key: TILES[0]})
-            assert found > 0 and comparison.speedup({}, {key: TILES[0]}) == found
-    [record] = journal.known()
-    assert record.template == "network" and record.canary_s > 0
-    assert record.unit == "here" if through == "TVM" else record.unit.startswith("host-")
-    with NetworkComparison(packed, BACKEND, {}, journal, tmp_path, _nobody) as again:
-        assert again.speedup({}, {key: TILES[0]}) == found, "it is in the log"
+        with NetworkComparison(packed, BACKEND, journal, tmp_path, opened) as comparison:
+            found = comparison.speedup(*forms)
+            assert found > 0 and comparison.speedup(*forms) == found
+            times = comparison.kernels(*forms)
+            workloads = [{w.key for w in extract_workloads(comparison.lowered(form))} for form in forms]
+    assert [set(kernels) for kernels in times] == workloads, "each form has times of its own kernels"
+    assert workloads[0] != workloads[1] and all(0 < one < 1 for kernels in times for one in kernels.values())
+    records = journal.known()
+    assert len(records) == 3 and all(record.template == "network" and record.canary_s > 0 for record in records)
+    assert {record.unit.split("-")[0] for record in records} == {"here" if through == "TVM" else "host"}
+    with NetworkComparison(packed, BACKEND, journal, tmp_path, _nobody) as again:
+        assert again.speedup(*forms) == found and again.kernels(*forms) == times, "they are in the log"
 
 
 def _nobody() -> Any:

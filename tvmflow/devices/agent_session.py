@@ -169,7 +169,6 @@ class AgentNetwork(RemoteModel):
         return int(self.ask("memory", "reading the memory of its process").get("peak", 0))
 
     def profile(self, runs: int) -> list[tuple[str, int, int]]:
-        """Run with the profile on; returns name, calls and nanoseconds of each kernel call, in order."""
         reply = self.ask(f"profile runs={runs}", "profiling the library")
         with _understood(self.session.name):
             return [(str(name), int(calls), int(ns)) for name, calls, ns in reply["kernels"]]

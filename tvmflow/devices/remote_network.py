@@ -88,6 +88,20 @@ class RemoteNetwork(RemoteModel):
             raise self._refused("run")
         return dict(zip(EXECUTED, map(int, found), strict=True)) if found[0] else None
 
+    def profile(self, runs: int) -> list[tuple[str, int, int]]:
+        name, counts = self._text(" " * (_ERROR_BYTES - 1)), self.session.tensor(np.zeros(2, np.int64))
+        with translated(self.session.name, "profiling the library"):
+            self._server["profile"](self._handle, 1)
+        for _ in range(runs):
+            self.invoke()
+        found: list[tuple[str, int, int]] = []
+        with translated(self.session.name, "profiling the library"):
+            while int(self._server["kernel"](self._handle, len(found), name, counts)) == 0:
+                calls, nanoseconds = counts.numpy()
+                found.append((name.numpy().tobytes().split(b"\0")[0].decode(), int(calls), int(nanoseconds)))
+            self._server["profile"](self._handle, 0)
+        return found
+
     def memory_bytes(self) -> int | None:
         with translated(self.session.name, "reading the memory of its process"):
             now = int(self._server["resident"]())

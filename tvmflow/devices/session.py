@@ -150,6 +150,10 @@ class RemoteModel(ABC):
     def time_runs(self, repeat: int) -> list[float]:
         """Return `repeat` times of one run each on the device's own clock, in seconds; copies not included."""
 
+    def profile(self, runs: int) -> list[tuple[str, int, int]]:
+        """Run so often on the inputs that were set; return name, calls and nanoseconds of each kernel call, in order; none where nothing tells them."""
+        return []
+
     def executed(self) -> dict[str, int] | None:
         """Run once on the inputs that were set and return what that executed, by name of EXECUTED; None where nothing counts."""
         return None
@@ -165,6 +169,9 @@ class RemoteModel(ABC):
     def memory_bytes(self) -> int | None:
         """Return by how much the device's process has grown since just before it loaded the library; None where nobody knows."""
         return None
+
+    def close(self) -> None:  # noqa: B027 (most are freed with the object)
+        """Free the library on the device."""
 
     def run(self, *inputs: Array) -> Arrays:
         """Run one batch of inputs with the shapes of the model's; returns all outputs."""

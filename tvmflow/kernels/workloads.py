@@ -84,6 +84,13 @@ def count_calls(lowered: Any) -> Counter[str]:
     return calls
 
 
+def kernel_keys(lowered: Any) -> dict[str, str]:
+    """Return the workload key of each kernel that `main` calls, by its name in the module."""
+    return {
+        name: workload_key(lowered[name]) for name in count_calls(lowered) if isinstance(lowered[name], tirx.PrimFunc)
+    }
+
+
 def anchor_extents(function: Any) -> list[int]:
     """Return the loop extents of the block that does the work; empty for kernels without a single reduction."""
     schedule = new_schedule(function)

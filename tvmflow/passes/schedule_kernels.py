@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import tvm
@@ -19,7 +19,10 @@ from tvmflow.templates.native_code import register_all_in
 from tvmflow.templates.primitives import MOST_DEFAULTS
 
 ESTIMATED = "estimated"  # the status of a record that no device measured
+_NOT_APPLICABLE = (s_tir.ScheduleError, RuntimeError, ValueError, TypeError)
 _HIDES = "UnsafeHideBufferAccess"
+
+Match = tuple[Template, list[Knobs]]  # a template that serves a kernel, and its candidates
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,22 @@ def _is_among(buffer: Any, buffers: list[Any]) -> bool:
     return any(one.same_as(buffer) for one in buffers)
 
 
+def default_schedule(function: Any, match: Match | None) -> tuple[Any, Knobs] | None:
+    """Return the schedule of a kernel that was not measured, and its knobs: of its template's first candidates the first that applies; None where none does."""
+    if match is None:
+        return None
+    template, candidates = match
+    for knobs in candidates[:MOST_DEFAULTS]:
+        with contextlib.suppress(*_NOT_APPLICABLE):
+            return scheduled(function, template, knobs), knobs
+    return None
+
+
 @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
 class ScheduleKernels:
     """IRModule -> IRModule; `best` maps workload keys to tuning records, `template_for` is the backend's. What was chosen is left in `choices`."""
 
-    def __init__(
-        self, best: dict[str, Any], template_for: Callable[[Any], tuple[Template, list[Knobs]] | None]
-    ) -> None:
+    def __init__(self, best: dict[str, Any], template_for: Callable[[Any], Match | None]) -> None:
         self.best, self.template_for = best, template_for
         self.choices: list[Choice] = []
 
@@ -99,26 +111,17 @@ class ScheduleKernels:
         return tvm.IRModule(replaced, attrs=mod.attrs, global_infos=mod.global_infos)
 
     def _schedule(self, name: str, function: Any) -> Any:
-        key = workload_key(function)
-        match = self.template_for(function)
+        key, match = workload_key(function), self.template_for(function)
         template = match[0].name if match else "none"
-        attempts: list[tuple[str, Any]] = []
+        how, schedule = "none", None
         if key in self.best:
-            how = "estimate" if self.best[key].get("status") == ESTIMATED else "record"
-            attempts.append((how, lambda: replay(function, self.best[key]["trace"])))
-        if match:
-            attempts += [
-                ("default", partial(scheduled, function, match[0], knobs)) for knobs in match[1][:MOST_DEFAULTS]
-            ]
-        for how, attempt in attempts:
-            try:
-                schedule = attempt()
-            except (s_tir.ScheduleError, RuntimeError, ValueError, TypeError):
-                continue
-            self.choices.append(Choice(name, key, how, template, self._calls[name] * operations(function)))
-            return _with_attributes(schedule.mod["main"], function)
-        self.choices.append(Choice(name, key, "none", template, self._calls[name] * operations(function)))
-        return function
+            with contextlib.suppress(*_NOT_APPLICABLE):
+                schedule = replay(function, self.best[key]["trace"])
+                how = "estimate" if self.best[key].get("status") == ESTIMATED else "record"
+        if schedule is None and (made := default_schedule(function, match)):
+            how, schedule = "default", made[0]
+        self.choices.append(Choice(name, key, how, template, self._calls[name] * operations(function)))
+        return function if schedule is None else _with_attributes(schedule.mod["main"], function)
 
 
 def _with_attributes(new: Any, old: Any) -> Any:

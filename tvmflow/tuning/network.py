@@ -13,17 +13,18 @@ from tvmflow.backends.backend import Backend
 from tvmflow.building.lower import lower
 from tvmflow.kernels.workloads import Workload, extract_workloads
 from tvmflow.progress import Progress
-from tvmflow.tuning.algorithms import alternatives, carried, choose, settle, unmeasured
+from tvmflow.tuning.algorithms import Alternative, alternatives, carried, choose, settle, unmeasured
 from tvmflow.tuning.display import live_table
 from tvmflow.tuning.estimates import estimate_workloads
 from tvmflow.tuning.fleet import FleetRules, OpenSession
+from tvmflow.tuning.in_network import choose_in_network
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.rules import SearchLimits, SearchSettings
 from tvmflow.tuning.search import tune
 from tvmflow.tuning.search_rules import SearchRules
 from tvmflow.tuning.state import TuneReport
-from tvmflow.tuning.whole_network import NetworkComparison
+from tvmflow.tuning.whole_network import Form, NetworkComparison
 
 _COMPARE_AT_LEAST_S = 60.0
 
@@ -96,16 +97,10 @@ def tune_network(
         workloads = _distinct([*workloads, *(w for form in forms for w in form.added)])
         with tempfile.TemporaryDirectory() as folder, live_table(progress) as (watch, say):
             report = tune(workloads, open_session, backend, rules.search, journal, Path(folder), say, watch, others)
-            winograd = choose(others, report.best)
-            if others:
+            if others or (backend.is_cpu and backend.accelerator is None):
                 say("comparing whole networks", 0, 0)
-                with NetworkComparison(packed, backend, report.best, journal, Path(folder), open_session) as comparison:
-                    # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
-                    end = time.monotonic() + max(report.seconds, _COMPARE_AT_LEAST_S)
-                    counted = unmeasured(packed, backend, bound)
-                    winograd = settle(
-                        others, winograd, report.best, comparison.speedup, lambda: time.monotonic() < end, counted
-                    )
+                with NetworkComparison(packed, backend, journal, Path(folder), open_session) as comparison:
+                    winograd = _compared(comparison, others, report, unmeasured(packed, backend, bound))
     else:
         winograd = unmeasured(packed, backend, rules.winograd_max_error)
     winograd = carried(winograd, packed, smaller)
@@ -113,6 +108,27 @@ def tune_network(
     for other in smaller:
         used = _joined(used, extract_workloads(lower(other, backend, winograd=winograd)))
     return TunedNetwork(report, winograd, used, len(workloads))
+
+
+def _compared(
+    comparison: NetworkComparison, others: list[Alternative], report: TuneReport, counted: dict[str, int]
+) -> dict[str, int]:
+    """Return the tiles of the fastest network; where the device tells what kernels take in it, the report's best become those."""
+    # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
+    end = time.monotonic() + max(report.seconds, _COMPARE_AT_LEAST_S)
+
+    def may_go_on() -> bool:
+        return time.monotonic() < end
+
+    by_kernel = comparison.backend.is_cpu  # what a GPU's kernels take is told of runs that wait for each
+    if by_kernel and (chosen := choose_in_network(comparison, others, report.best, counted, may_go_on)):
+        report.best = chosen.best
+        return chosen.winograd
+
+    def speedup(now: dict[str, int], other: dict[str, int]) -> float:
+        return comparison.speedup(Form(now, report.best), Form(other, report.best))
+
+    return settle(others, choose(others, report.best), report.best, speedup, may_go_on, counted)
 
 
 def _distinct(workloads: list[Workload]) -> list[Workload]:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import mean, median
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tvmflow.backends.backend import Backend
-from tvmflow.building.library import Scheduled, schedule_lowered
+from tvmflow.building.library import schedule_lowered
 from tvmflow.building.lower import lower
-from tvmflow.building.self_contained import Network, write_network
+from tvmflow.building.self_contained import Network, link_rpc, write_network
 from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.graph import Graph, TensorKind, read_graph
-from tvmflow.kernels.workloads import extract_workloads
+from tvmflow.ir.graph import TensorKind, read_graph
+from tvmflow.kernels.workloads import extract_workloads, kernel_keys
 from tvmflow.tuning.fleet import OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.records import OK, TuningRecord
@@ -29,14 +30,23 @@ NETWORK = "network"  # the template of records of whole networks; their canary i
 _ROUNDS, _RUNS = 5, 4
 
 
+class Form(NamedTuple):
+    """A way to compute a network. winograd: convolution key -> tile; schedules: workload key -> record; kernels without one have their default."""
+
+    winograd: dict[str, int]
+    schedules: Mapping[str, TuningRecord]
+
+
+KernelTimes = dict[str, float]  # workload key -> seconds of a call
+
+
 class NetworkComparison:
     """Opens a session when the first comparison is not known yet; use as a context manager."""
 
     def __init__(
-        self, packed: Any, backend: Backend, best: dict[str, TuningRecord], journal: Journal, folder: Path,
-        open_session: OpenSession,
+        self, packed: Any, backend: Backend, journal: Journal, folder: Path, open_session: OpenSession,
     ) -> None:  # fmt: skip
-        self.packed, self.backend, self.best, self.journal = packed, backend, best, journal
+        self.packed, self.backend, self.journal = packed, backend, journal
         self.folder, self.open_session = folder, open_session
         self._count = itertools.count()
         self._context: Any = None
@@ -50,35 +60,54 @@ class NetworkComparison:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        for model in self._models.values():
+            model.close()
         self._models.clear()
         if self._context is not None:
             self._context.__exit__(*error)
 
-    def speedup(self, now: dict[str, int], other: dict[str, int]) -> float:
-        """Return time with `now` over time with `other`, both maps of convolution key to Winograd tile."""
-        digest = hashlib.sha256(json.dumps([self._digest(now), self._digest(other)]).encode()).hexdigest()[:32]
+    def speedup(self, now: Form, other: Form) -> float:
+        """Return time with `now` over time with `other`."""
+        digest = _hash([self._digest(now), self._digest(other)])
         if digest not in self._known:
             one, two = self._measure(now, other)
-            assert self._session is not None
-            record = TuningRecord(
-                workload=digest, name="whole network", template=NETWORK, knobs=other, trace=None, seconds=(two,),
-                status=OK, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
-                created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=one, unit=self._session.unit, build=self._session.build,
-            )  # fmt: skip
-            self.journal.add(record)
-            self._known[digest] = record
+            self._add(digest, other.winograd, one, two)
         record = self._known[digest]
         return record.canary_s / record.median_s
 
-    def _digest(self, winograd: dict[str, int]) -> list[list[Any]]:
-        used = extract_workloads(self._kernels(winograd))
-        return [[w.key, w.calls, self.best[w.key].knobs if w.key in self.best else None] for w in used]
+    def kernels(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
+        """Return what each kernel of two forms takes within the network, of turns; nothing where the device does not tell it."""
+        digests = [_hash([self._digest(one), self._digest(two), which]) for which in ("first", "second")]
+        if not set(digests) <= set(self._known):
+            times = self._profile(one, two)
+            if not times[0] or not times[1]:
+                return {}, {}
+            total = sum(times[0].values())
+            for digest, found in zip(digests, times, strict=True):
+                picoseconds = {key: round(seconds * 1e12) for key, seconds in found.items()}
+                self._add(digest, picoseconds, total, sum(found.values()))
+        first, second = (self._known[digest].knobs for digest in digests)
+        return {key: ps / 1e12 for key, ps in first.items()}, {key: ps / 1e12 for key, ps in second.items()}
 
-    def _kernels(self, winograd: dict[str, int]) -> Any:
+    def _add(self, digest: str, knobs: dict[str, int], one: float, two: float) -> None:
+        assert self._session is not None
+        record = TuningRecord(
+            workload=digest, name="whole network", template=NETWORK, knobs=knobs, trace=None, seconds=(two,),
+            status=OK, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
+            created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=one, unit=self._session.unit, build=self._session.build,
+        )  # fmt: skip
+        self.journal.add(record)
+        self._known[digest] = record
+
+    def _digest(self, form: Form) -> list[list[Any]]:
+        used = extract_workloads(self.lowered(form))
+        return [[w.key, w.calls, form.schedules[w.key].knobs if w.key in form.schedules else None] for w in used]
+
+    def lowered(self, form: Form) -> Any:
         """Return the network as a module of kernels."""
-        return self._lowered(json.dumps(winograd, sort_keys=True))
+        return self._lowered(json.dumps(form.winograd, sort_keys=True))
 
-    def _measure(self, now: dict[str, int], other: dict[str, int]) -> tuple[float, float]:
+    def _measure(self, now: Form, other: Form) -> tuple[float, float]:
         one, two = self._model(now), self._model(other)
         times: tuple[list[float], list[float]] = ([], [])
         for number in range(_ROUNDS):
@@ -86,35 +115,57 @@ class NetworkComparison:
                 times[index].extend((one, two)[index].time_runs(_RUNS)[1:])
         return median(times[0]), median(times[1])
 
-    def _model(self, winograd: dict[str, int]) -> RemoteModel:
-        name = json.dumps(winograd, sort_keys=True)
+    def _profile(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
+        models = self._model(one), self._model(two)
+        keys = [kernel_keys(self.lowered(form)) for form in (one, two)]
+        found: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
+        for number in range(_ROUNDS):
+            for index in (0, 1) if number % 2 else (1, 0):
+                models[index].invoke()  # brings back what the other drove out of the caches
+                sums: dict[str, list[float]] = {}
+                for name, calls, nanoseconds in models[index].profile(_RUNS):
+                    if name in keys[index] and calls:
+                        sums.setdefault(keys[index][name], []).append(nanoseconds / calls * 1e-9)
+                for key, each in sums.items():
+                    found[index].setdefault(key, []).append(mean(each))
+        first, second = ({key: median(times) for key, times in one.items()} for one in found)
+        return first, second
+
+    def _model(self, form: Form) -> RemoteModel:
+        name = _hash(self._digest(form))
         if name not in self._models:
             if self._session is None:
                 self._context = self.open_session()
                 self._session = self._context.__enter__()
             assert self._session is not None
-            records = {key: {"trace": record.trace} for key, record in self.best.items()}
-            scheduled = schedule_lowered(self._kernels(winograd), self.backend, records)
-            library = self.folder / f"network-{next(self._count)}.so"
-            while len(self._models) > 2:  # each holds a copy of the weights
-                self._models.pop(next(iter(self._models)))
-            graph = read_graph(self.packed)
-            model = self._started(self._session, scheduled, graph, library)
-            library.unlink()
-            model.set_inputs(*(_filled(kind) for kind in graph.inputs.values()))
-            model.invoke()
-            self._models[name] = model
+            while len(self._models) > 1:  # each holds a copy of the weights
+                self._models.pop(next(iter(self._models))).close()
+            self._models[name] = self._started(self._session, form)
+        self._models[name] = self._models.pop(name)  # the last that was used
         return self._models[name]
 
-    def _started(self, session: DeviceSession, scheduled: Scheduled, graph: Graph, library: Path) -> RemoteModel:
-        if session.has_tvm:
-            self.backend.export(scheduled.executable, library)
-            return session.model(library)
+    def _started(self, session: DeviceSession, form: Form) -> RemoteModel:
+        records = {key: {"trace": record.trace} for key, record in form.schedules.items()}
+        scheduled = schedule_lowered(self.lowered(form), self.backend, records)
+        graph, target = read_graph(self.packed), self.backend.target
         inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
-        outputs = tuple(f"output{at}" for at in range(len(graph.outputs)))
-        target = self.backend.target
-        write_network(library, scheduled, Network("network", inputs, outputs, target.threads), target.compiler)
-        return session.network(session.upload(library), self.folder, [])
+        outputs = [
+            {"shape": list(kind.shape), "dtype": kind.dtype} for kind in (graph.kind(name) for name in graph.outputs)
+        ]
+        names = tuple(f"output{at}" for at in range(len(outputs)))
+        library = self.folder / f"network-{next(self._count)}.so"
+        write_network(library, scheduled, Network("network", inputs, names, target.threads), target.compiler)
+        if session.has_tvm and not (self.folder / "rpc.so").exists():
+            link_rpc(self.folder / "rpc.so", target.compiler)
+        model = session.network(session.upload(library), self.folder, outputs)
+        library.unlink()
+        model.set_inputs(*(_filled(kind) for kind in graph.inputs.values()))
+        model.invoke()
+        return model
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
 
 
 def _filled(kind: TensorKind) -> Any:
