@@ -14,12 +14,14 @@ from typing import Any
 
 from tasks.agreement import INPUTS, agreement_on, named
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
+from tvmflow.artifacts import sha256_of
 from tvmflow.backends.table import backend_of, resolve
 from tvmflow.devices.remote_network import in_machine, shipped
 from tvmflow.devices.table import transport_of
 from tvmflow.errors import AgreementError
+from tvmflow.evaluation.bounds import SOURCE, measured_bounds
 from tvmflow.evaluation.latency import LatencyRules
-from tvmflow.evaluation.on_device import DeviceRules, measure_on_device
+from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
 from tvmflow.evaluation.peers import open_peers
 from tvmflow.evaluation.scorecard import quality, write_scorecard
 from tvmflow.evaluation.turns import Contestant
@@ -39,7 +41,8 @@ LATENCY = {"x": "median_ms", "y": "what", "template": "bar_horizontal", "title":
 
 @dataclass(frozen=True)
 class EvaluateSettings(LatencyRules):
-    """emulated: the device is, and its clock no time. host_cpu: of this machine, on which the peers run, where the device is this machine too."""
+    """emulated: the device is, and its clock no time. host_cpu: of this machine, on which the peers run, where the device is this machine too.
+    ceilings: digest of what measures them."""
 
     target: ResolvedTarget
     device_key: str
@@ -51,6 +54,7 @@ class EvaluateSettings(LatencyRules):
     max_relative_error: float
     cold_starts: int
     peers: tuple[str, ...]
+    ceilings: str
 
 
 def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
@@ -60,7 +64,7 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
         on_this_host=transport_of(entry.device).is_this_host,
         emulated=transport_of(entry.device).is_emulated, host_cpu=probe()["host_cpu"],
         framework=model.framework, metric=model.metric,
-        max_relative_error=workspace.params.build.max_relative_error[cell.precision],
+        max_relative_error=workspace.params.build.max_relative_error[cell.precision], ceilings=sha256_of(SOURCE),
     )  # fmt: skip
 
 
@@ -81,7 +85,7 @@ def evaluate(context: Context) -> dict[str, Any]:
     description = read_description(context.inputs["fetch"])
     batch, task = description.batch, description.task
     with session_of(context.limits, settings.target) as session, _peers(context) as peers:
-        threads, here = settings.target.threads, settings.on_this_host and backend.is_cpu
+        threads, here = settings.target.threads, _is_this_cpu(settings)
         rules = DeviceRules(
             settings, settings.cold_starts, threads, here, tuple(peers), settings.emulated, description.sizes
         )
@@ -106,16 +110,30 @@ def evaluate(context: Context) -> dict[str, Any]:
     card = {
         "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": ships.file.stat().st_size,
         "coverage": manifest["coverage"], "coverage_estimated": manifest["coverage_estimated"], **numbers.to_json(),
-        **outputs, "part": part, "kernel_agreement": agreement,
+        **outputs, **_bounds(context, manifest, numbers), "part": part, "kernel_agreement": agreement,
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
     }  # fmt: skip
     write_scorecard(context.out, card, numbers.outputs, samples, task)
     return {"steady": card["latency"]["compute"]["steady"]}
 
 
+def _is_this_cpu(settings: EvaluateSettings) -> bool:
+    return settings.on_this_host and backend_of(settings.target).is_cpu
+
+
+def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) -> dict[str, Any]:
+    """Return the least time beside the ceilings of this machine's CPU; nothing where the device is another."""
+    settings, latency = context.settings, numbers.latency["compute"]
+    if not _is_this_cpu(settings) or settings.emulated:
+        return {}
+    context.progress("measuring what the machine does at most", 0, 0)
+    median_ms = latency.median_ms if latency.steady else None
+    return {"bounds": measured_bounds(manifest["kernels"], settings.target, median_ms, settings.max_foreign_load)}
+
+
 def _peers(context: Context) -> contextlib.AbstractContextManager[Sequence[Contestant]]:
     settings, target = context.settings, context.settings.target
-    if not (settings.on_this_host and backend_of(target).is_cpu):
+    if not _is_this_cpu(settings):
         return contextlib.nullcontext(())  # numbers of this machine's CPU would mislead beside those of another device
     onnx_file = context.inputs["import_model"] / "peer.onnx"
     return open_peers(settings.peers, context.inputs["fetch"], onnx_file, target.threads)

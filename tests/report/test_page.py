@@ -232,6 +232,24 @@ def test_the_time_of_a_simulator_is_not_shown(browser: Browser, page: Path) -> N
     assert shown == "≈ 0.5 ms, simulated99.25 % (source 99.25 %)no champion"
 
 
+def test_a_bound_is_shown_where_there_is_one_and_why_where_there_is_none(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    _open_all(browser)
+    column = "[...document.querySelectorAll('#{} thead th')].findIndex(one => one.textContent === '{}')"
+    shown = "[...document.querySelectorAll('#{} tbody tr')].map(row => row.children[{}].textContent)"
+    said = browser.ask(shown.format("peers", column.format("peers", "bound")))
+    assert said[0].startswith("no bound: busy machine (others 50%, at most 10%)")
+    assert said[1:6] == [f"at least {ms} ms, 60 % reached" for ms in ("10.8", "6.3", "2.22", "1.33", "0.777")]
+    assert said[6:] == ["\u2013", "at least 0.6 ms", "\u2013"]  # a board, an unsteady latency, a simulator
+    browser.ask(
+        "(s => { s.selectedIndex = 1; s.dispatchEvent(new Event('change')); })(document.getElementById('profile-cell'))"
+    )
+    _open_all(browser)
+    kernels = sorted(cell("", "", "", 18.0)["workloads"], key=lambda row: -row["total_ms"])
+    reached = browser.ask(shown.format("kernels", column.format("kernels", "of the bound")))
+    assert reached == [f"{100 * row['flops'] / 5e11 / (row['best_ms'] * 1e-3):.0f} %" for row in kernels]
+
+
 def test_links_lead_to_runs_versions_and_folders(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri(), 1400)
     _open_all(browser)

@@ -37,6 +37,15 @@ def manifest_of(
         "coverage": coverage(choices),
         "coverage_estimated": coverage(choices, "estimate"),
         "toolchain": toolchain,
-        "kernels": sorted(({"name": c.kernel, "workload": c.workload, "schedule": c.how, "template": c.template, "operations": c.work}
-                           for c in choices), key=lambda kernel: str(kernel["name"])),
+        "kernels": kernels_of(choices),
     }  # fmt: skip
+
+
+def kernels_of(choices: list[Choice]) -> list[dict[str, Any]]:
+    """Return a row per kernel, by name: its schedule, and what all its calls compute and read."""
+    rows = (
+        {"name": c.kernel, "workload": c.workload, "schedule": c.how, "template": c.template, "operations": c.work, "dtype": c.dtype,
+         "constant_bytes": c.constant_bytes}
+        for c in choices
+    )  # fmt: skip
+    return sorted(rows, key=lambda row: str(row["name"]))

@@ -106,6 +106,14 @@ def has_no_time(card: Mapping[str, Any]) -> bool:
     return bool(card.get("executed") or (card.get("part") or {}).get("simulated"))
 
 
+def bound_metrics(bounds: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return a scorecard's bounds as metrics; none where there is no bound, and no share of an unsteady latency."""
+    if not bounds or bounds["reason"]:
+        return {}
+    numbers = {f"bound_ms.{name}": bounds[f"{name}_ms"] for name in ("arithmetic", "memory")}
+    return numbers if bounds["share"] is None else numbers | {"bound_share": bounds["share"]}
+
+
 def _metrics(card: dict[str, Any]) -> dict[str, Any]:
     metrics: dict[str, Any] = {
         "latency_ms": card["latency"]["compute"]["median_ms"],
@@ -120,7 +128,7 @@ def _metrics(card: dict[str, Any]) -> dict[str, Any]:
         metrics[metric_of(label)] = latency["median_ms"]
     if has_no_time(card):
         metrics = {name: value for name, value in metrics.items() if not name.startswith("latency_ms")}
-    metrics |= card.get("executed") or {}
+    metrics |= bound_metrics(card.get("bounds")) | (card.get("executed") or {})
     if card["part"]:
         metrics |= card["part"]["metrics"]
     if card["accuracy"]:

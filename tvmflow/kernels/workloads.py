@@ -17,7 +17,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvmflow.ir.ir_files import bytes_of
-from tvmflow.ir.tvm_names import buffer_of
+from tvmflow.ir.tvm_names import buffer_of, constant_value, shape_of, type_of
 from tvmflow.kernels.blocks import block_ref, extents, look_at, new_schedule, region_buffer
 
 
@@ -73,12 +73,8 @@ def count_calls(lowered: Any) -> Counter[str]:
     calls: Counter[str] = Counter()
 
     def visit(expression: Any) -> None:
-        if not isinstance(expression, relax.Call):
-            return
-        if getattr(expression.op, "name", "") == "relax.call_tir":
-            calls[str(expression.args[0].name_hint)] += 1
-        elif isinstance(expression.op, tvm.ir.GlobalVar):  # where memory is laid out already
-            calls[str(expression.op.name_hint)] += 1
+        if (call := _called(expression)) is not None:
+            calls[call[0]] += 1
 
     relax.analysis.post_order_visit(lowered["main"], visit)
     return calls
@@ -91,6 +87,17 @@ def kernel_keys(lowered: Any) -> dict[str, str]:
     }
 
 
+def _called(expression: Any) -> tuple[str, Any] | None:
+    """Return the name of the kernel that an expression calls and what it is given, None for any other expression."""
+    if not isinstance(expression, relax.Call):
+        return None
+    if getattr(expression.op, "name", "") == "relax.call_tir":
+        return str(expression.args[0].name_hint), expression.args[1].fields
+    if isinstance(expression.op, tvm.ir.GlobalVar):  # where memory is laid out already
+        return str(expression.op.name_hint), expression.args
+    return None
+
+
 def anchor_extents(function: Any) -> list[int]:
     """Return the loop extents of the block that does the work; empty for kernels without a single reduction."""
     schedule = new_schedule(function)
@@ -101,15 +108,44 @@ def anchor_extents(function: Any) -> list[int]:
 
 
 def operations(function: Any) -> float:
-    """Return the arithmetic operations of one call: two per step of its reduction, or one per value of its output."""
+    """Return the arithmetic operations of one call: two per step of its reductions, or one per value of its output."""
     try:
-        sizes = anchor_extents(function)
+        schedule = new_schedule(function)
+        blocks = [block_ref(schedule, name) for name in look_at(schedule).reductions]
+        steps = sum(math.prod(extents(schedule, schedule.get_loops(block))) for block in blocks)
     except (RuntimeError, ValueError, TypeError):
         return 0.0
-    if sizes:
-        return 2.0 * math.prod(sizes)
+    if steps:
+        return 2.0 * steps
     output = buffer_of(function, list(function.params)[-1])
     return float(math.prod(int(d) for d in output.shape)) if output is not None else 0.0
+
+
+def multiplied(function: Any) -> str:
+    """Return the type of a kernel that bounds how fast it multiplies: the narrowest that it is given."""
+    dtypes = {str(buffer.dtype) for p in function.params if (buffer := buffer_of(function, p)) is not None}
+    if dtypes & {"int8", "uint8"}:
+        return "int8"
+    return next((dtype for dtype in ("bfloat16", "float16") if dtype in dtypes), "float32")
+
+
+def constants_of(lowered: Any) -> dict[str, list[tuple[int, int]]]:
+    """Return kernel -> values and bytes of each constant that its calls in `main` are given; one that several are given counts for the first."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    seen = set()
+
+    def visit(expression: Any) -> None:
+        if (call := _called(expression)) is None:
+            return
+        name, arguments = call
+        for given in arguments:
+            if constant_value(given) is not None and given not in seen:
+                seen.add(given)
+                shape, dtype = shape_of(given), str(type_of(given).dtype)
+                found.setdefault(name, []).append((math.prod(shape), bytes_of(shape, dtype)))
+
+    relax.analysis.post_order_visit(lowered["main"], visit)
+    return found
 
 
 def least_bytes(function: Any) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 from tvmflow.artifacts import RECORD_NAME, Record, digest_of, read_record, write_atomic
 from tvmflow.errors import StoreError
 from tvmflow.evaluation.in_process import input_specs
-from tvmflow.evaluation.scorecard import has_no_time
+from tvmflow.evaluation.scorecard import bound_metrics, has_no_time
 from tvmflow.ledger import golden
 from tvmflow.ledger.links import run_url
 from tvmflow.ledger.pyfunc import save_model
@@ -266,7 +266,7 @@ class _Recording:
             numbers["first_run_ms"] = sorted(card["first_run_ms"])[len(card["first_run_ms"]) // 2]
         if card.get("memory_bytes"):
             numbers["memory_bytes"] = float(card["memory_bytes"])
-        numbers |= _of_gpu(card) | _of_sizes(card)
+        numbers |= _of_gpu(card) | _of_sizes(card) | bound_metrics(card.get("bounds"))
         numbers["library_bytes"] = float(card["library_bytes"])
         numbers["tuning.coverage"] = float(card["coverage"])
         if card.get("part"):

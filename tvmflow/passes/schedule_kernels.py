@@ -13,7 +13,7 @@ from tvm_ffi import WalkResult, structural_walk
 
 from tvmflow.ir.tvm_names import block_class, load_class
 from tvmflow.kernels.blocks import new_schedule, region_buffer
-from tvmflow.kernels.workloads import count_calls, operations, workload_key
+from tvmflow.kernels.workloads import constants_of, count_calls, multiplied, operations, workload_key
 from tvmflow.templates import Knobs, Template, scheduled
 from tvmflow.templates.native_code import register_all_in
 from tvmflow.templates.primitives import MOST_DEFAULTS
@@ -27,13 +27,18 @@ Match = tuple[Template, list[Knobs]]  # a template that serves a kernel, and its
 
 @dataclass(frozen=True)
 class Choice:
-    """How one kernel came to its schedule: `record`, `estimate`, `default` or `none`. work: operations of all calls in the network."""
+    """How one kernel came to its schedule: `record`, `estimate`, `default` or `none`. work: operations of all calls in the network.
+
+    dtype: that it multiplies. constant_bytes: that all calls read at least.
+    """
 
     kernel: str
     workload: str
     how: str
     template: str
     work: float
+    dtype: str
+    constant_bytes: int
 
 
 def coverage(choices: list[Choice], how: str = "record") -> float:
@@ -103,7 +108,7 @@ class ScheduleKernels:
         self.choices: list[Choice] = []
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        self._calls = count_calls(mod)
+        self._calls, self._constants = count_calls(mod), constants_of(mod)
         replaced = dict(mod.functions.items())
         for variable, function in mod.functions.items():
             if isinstance(function, tirx.PrimFunc):
@@ -120,8 +125,18 @@ class ScheduleKernels:
                 how = "estimate" if self.best[key].get("status") == ESTIMATED else "record"
         if schedule is None and (made := default_schedule(function, match)):
             how, schedule = "default", made[0]
-        self.choices.append(Choice(name, key, how, template, self._calls[name] * operations(function)))
+        self._chose(name, key, how, template, function)
         return function if schedule is None else _with_attributes(schedule.mod["main"], function)
+
+    def _chose(self, name: str, key: str, how: str, template: str, function: Any) -> None:
+        work = operations(function)
+        # A step reads one value of a constant at most: of a table that is looked up in, not all.
+        constants = (
+            min(nbytes, round(work * nbytes / max(values, 1))) for values, nbytes in self._constants.get(name, [])
+        )
+        self.choices.append(
+            Choice(name, key, how, template, self._calls[name] * work, multiplied(function), sum(constants))
+        )
 
 
 def _with_attributes(new: Any, old: Any) -> Any:

@@ -99,6 +99,17 @@ def shown_compute(card: dict[str, Any]) -> str:
     return shown_latency(card["latency"]["compute"])
 
 
+def shown_bound(card: dict[str, Any]) -> str:
+    """Return the least time of a run on this machine and the share of it that is reached, or why there is no bound."""
+    bounds = card.get("bounds")
+    if not bounds:
+        return "-"
+    if bounds["reason"]:
+        return str(bounds["reason"])
+    share = "" if bounds["share"] is None else f" ({bounds['share']:.0%} reached)"
+    return f"{bounds['least_ms']:.3g} ms{share}"
+
+
 def times_faster(card: dict[str, Any], peer: str) -> float | None:
     """Return how many times faster than a peer the library is; None where the measurement shows no difference, or nothing."""
     ratio: float | None = card["advantages"].get(peer, {}).get("times_faster")
@@ -129,16 +140,18 @@ def scorecard_table(cards: list[dict[str, Any]]) -> Grid:
     """Return a row per cell; a column each for the accuracy after every stage, agreement, latency and every peer."""
     peers = sorted({name for card in cards for name in card["peers"]})
     beside = [f"vs {peer}" for peer in peers]
-    columns = ("cell", "device", *FORMS, "top-1 agreement", "error", "latency", *beside, "library")
+    bound = ["at least"] if any(card.get("bounds") for card in cards) else []
+    columns = ("cell", "device", *FORMS, "top-1 agreement", "error", "latency", *bound, *beside, "library")
     rows = []
     for card in cards:
         accuracy = card["accuracy"]
         cells = [card["cell"], f"{card['device']['kind']}"]
         cells += [f"{accuracy[k]:.2%}" if accuracy and k in accuracy else "-" for k in FORMS]
         cells += [shown_top1(card["agreement"]), shown_error(card["agreement"]), shown_compute(card)]
+        cells += [shown_bound(card) for _ in bound]
         cells += [_shown_beside(card, peer) if peer in card["peers"] else "-" for peer in peers]
         rows.append([*cells, f"{card['library_bytes'] / 1e6:.2f} MB"])
-    return grid("scorecards", columns, rows, ("cell", "device", *beside))
+    return grid("scorecards", columns, rows, ("cell", "device", *bound, *beside))
 
 
 def has_counters(card: dict[str, Any]) -> bool:
@@ -185,6 +198,8 @@ def latency_table(card: dict[str, Any]) -> Grid:
         title = f"{card['cell']}: {shown_executed(card['executed'])}"
     cold = sorted(card["cold_start_ms"])
     caption = f"cold start (load and first run): {cold[len(cold) // 2]:.2f} ms, median of {len(cold)}"
+    if card.get("bounds"):
+        caption += f"; at least: {shown_bound(card)}"
     if card.get("gpu"):
         first = sorted(card["first_run_ms"])
         caption += f", first run {first[len(first) // 2]:.2f} ms; GPU: {shown_gpu(card['gpu'])}"
@@ -225,6 +240,7 @@ def retune_table(results: list[dict[str, Any]]) -> Grid:
 def scorecard_markdown(card: dict[str, Any]) -> str:
     """Return a scorecard as Markdown: accuracy of every form, agreement, latency beside the peers."""
     rows = [("device", card["device"]["kind"]), ("latency", shown_compute(card))]
+    rows += [("at least", shown_bound(card))] if card.get("bounds") else []
     rows += [
         (f"{card.get('metric') or 'accuracy'}, {form}", f"{card['accuracy'][form]:.2%}")
         for form in FORMS

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tvmflow.kernels.workloads import Workload, least_bytes
+from tvmflow.kernels.workloads import Workload, least_bytes, multiplied
 from tvmflow.tuning.origins import ORIGINS
 from tvmflow.tuning.records import Clock, TuningRecord
 from tvmflow.tuning.state import TuneReport, fastest_kernel
@@ -74,6 +74,7 @@ def write_kernels(path: Path, used: list[Workload], report: TuneReport) -> dict[
             "default_ms": search.default_s * 1e3 if math.isfinite(search.default_s) else None, "best_ms": search.best_s * 1e3,
             "total_ms": search.best_s * 1e3 * workload.calls, "gflops": speed, "of_best": speed / peak if peak else 0.0,
             "spent_s": search.spent_s, "flops": search.flops, "nbytes": least_bytes(workload.function),
+            "dtype": multiplied(workload.function),
             "origin": search.origin, "before_ms": search.before_s * 1e3 or None,
         })  # fmt: skip
     path.write_text(json.dumps(sorted(rows, key=lambda row: -row["total_ms"]), indent=1), encoding="utf-8")

@@ -75,6 +75,19 @@ function computeText(card) {
   return latencyText(card.latency.compute);
 }
 
+// The least time that the machine's ceilings allow, and the share of it that is reached, or why there is no bound.
+function boundText({bounds}) {
+  if (!bounds) return "–";
+  if (bounds.reason) return `no bound: ${bounds.reason}`;
+  return `at least ${ms(bounds.least_ms)}${typeof bounds.share === "number" ? `, ${percent(bounds.share, 0)} reached` : ""}`;
+}
+
+// The same share of one kernel, as tuning timed it, by its arithmetic.
+function kernelShare(card, row) {
+  const speed = card.bounds?.ceilings?.operations[row.dtype];
+  return speed && row.flops && row.best_ms ? percent((1e3 * row.flops) / speed / row.best_ms, 0) : "–";
+}
+
 const rangeText = (row) => (typeof row.low_ms === "number" ? `${number(row.low_ms)} to ${number(row.high_ms)}` : "");
 
 function table(columns, rows, empty = "nothing here") {

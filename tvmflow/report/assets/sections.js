@@ -2,12 +2,12 @@
 // The parts of the page. Each takes the cells that the filters leave and returns the elements of its section.
 
 const NOTES = {
-  matrix: "Latency: median of single runs of one batch on the device's clock, copies not included; below it the interval of the median over the rounds, accuracy and how far it is from the source's, and what is released. Where the spread was too wide, other processes took too much of the machine, or something ran on other threads, that stands instead of a number.",
+  matrix: "Latency: median of single runs of one batch on the device's clock, copies not included; below it the interval of the median over the rounds, the least time that this machine's ceilings allow for the kernels' arithmetic and for reading the constants, accuracy and how far it is from the source's, and what is released. Where the spread was too wide, other processes took too much of the machine, or something ran on other threads, that stands instead of a number.",
   peers: "Peers: same input, same threads, on the same machine, in turns with the library. A point says how many times faster the library is, the bar is the 95 % interval over the rounds; grey where it holds 1: no difference is shown then.",
   compare: "The latency of B over that of A; the interval is the widest that both intervals allow, and only one that leaves out 1 is a difference. Both were measured at their own time: what a machine does from day to day is not in it. 'tvmflow promote' measures a library in turns with the champion.",
   trend: "A star is the champion; a dashed line is a new version of TVM; the bar at a point is the interval of its median. A step counts as faster or slower only where the intervals of both measurements do not meet.",
   forms: "Accuracy after each stage on the evaluation set, then how the outputs of a stage agree with those of the stage before it: equal top-1, the largest error relative to how the outputs vary over inputs and classes, and the signal-to-noise ratio of the varying part.",
-  profile: "From tuning: each kernel timed by itself on the device, times its calls in one run. The sum is less than the latency, which also has calls and memory between kernels.",
+  profile: "From tuning: each kernel timed by itself on the device, times its calls in one run. The sum is less than the latency, which also has calls and memory between kernels. Of the bound: the least time of the kernel's arithmetic, by the ceiling that evaluate measured, over its time.",
   roof: "Operations and bytes of each kernel by its definition, every input and output counted once, so the true intensity is at most this. The roof is the highest speed and the highest traffic that any kernel of this cell reached, not the device's data sheet. The size of a point is its share of the time.",
   retune: "reused: measured under this toolchain before; re-measured: the older toolchain's schedule, measured again and kept; re-tuned: it got slower, so the kernel was searched anew; lost: it does not apply any more, searched anew; new: never tuned before on this kind of device. Kernels of the network as it was built.",
   tuning: "Coverage: share of the network's operations whose kernels have a schedule that was measured on this kind of device. 'tvmflow records CELL --failed' lists the candidates that failed, and why.",
@@ -24,6 +24,7 @@ function matrixCell(cell) {
   const champion = cell.history.findLast((row) => row.roles.includes("champion"));
   const lines = [h("b", {class: steady ? "" : "warn"}, computeText(card))];
   if (compute.steady && !simulated && typeof compute.low_ms === "number") lines.push(h("small", null, rangeText(compute)));
+  if (card.bounds && !card.bounds.reason) lines.push(h("small", null, boundText(card)));
   if (card.accuracy) lines.push(h("small", null, `${percent(card.accuracy.built)} (source ${percent(card.accuracy.source)})`));
   for (const name of Object.keys(card.peers)) {
     const peer = peerOf(card, name);
@@ -47,10 +48,10 @@ function matrixSection(cells, unmeasured) {
 function peersSection(cells, width) {
   const rows = cells.flatMap((cell) => Object.keys(cell.card.peers).map((name) => ({label: `${name}: ${nameOf(cell)}`, ...peerOf(cell.card, name)})));
   const names = [...new Set(cells.flatMap((cell) => Object.keys(cell.card.peers)))].sort();
-  const columns = [["cell", "left name"], ["device", "left"], ["accuracy", ""], ["top-1 agreement", ""], ["error", ""], ["latency", ""], ...names.map((name) => [name, ""]), ["cold start", ""], ["library", ""]];
+  const columns = [["cell", "left name"], ["device", "left"], ["accuracy", ""], ["top-1 agreement", ""], ["error", ""], ["latency", ""], ["bound", "wrap"], ...names.map((name) => [name, ""]), ["cold start", ""], ["library", ""]];
   const lines = cells.map(({card}) => [
     code(card.cell), card.device.kind, percent(card.accuracy?.built), percent(card.agreement.top1_agreement), number(card.agreement.max_relative_error, 2),
-    h("b", {class: card.latency.compute.steady ? "" : "warn"}, computeText(card)),
+    h("b", {class: card.latency.compute.steady ? "" : "warn"}, computeText(card)), boundText(card),
     ...names.map((name) => (card.peers[name] ? [latencyText(card.peers[name]), peerOf(card, name) ? h("small", {class: peerOf(card, name).verdict}, peerOf(card, name).text) : ""] : "–")),
     ms(card.cold_start_ms.toSorted((a, b) => a - b)[card.cold_start_ms.length >> 1]), megabytes(card.library_bytes),
   ]);
@@ -127,8 +128,8 @@ function profileSection(cells, width, state, redraw) {
   if (!known.length) return [h("h2", null, "Kernels and roofline"), h("p", {class: "note"}, "No cell here has timed kernels: they come from tuning (tune.trials_per_workload above 0).")];
   const cell = known.find((one) => nameOf(one) === state.profile) ?? known[0];
   const half = width > 900 ? (width - 20) / 2 : width;
-  const columns = [["kernel", "left name"], ["template", "left"], ["calls", ""], ["default", ""], ["best", ""], ["of the network", ""], ["GFLOP/s", ""], ["of the fastest", ""], ["operations/byte", ""], ["trials", ""], ["schedule", "left"]];
-  const make = () => table(columns, cell.workloads.map((row) => [code(row.name), row.template, row.calls, ms(row.default_ms), ms(row.best_ms), ms(row.total_ms), row.gflops ? number(row.gflops) : "–", row.gflops ? percent(row.of_best, 0) : "–", row.flops && row.nbytes ? number(row.flops / row.nbytes) : "–", row.trials, row.origin ?? "–"]));
+  const columns = [["kernel", "left name"], ["template", "left"], ["calls", ""], ["default", ""], ["best", ""], ["of the network", ""], ["GFLOP/s", ""], ["of the fastest", ""], ["of the bound", ""], ["operations/byte", ""], ["trials", ""], ["schedule", "left"]];
+  const make = () => table(columns, cell.workloads.map((row) => [code(row.name), row.template, row.calls, ms(row.default_ms), ms(row.best_ms), ms(row.total_ms), row.gflops ? number(row.gflops) : "–", row.gflops ? percent(row.of_best, 0) : "–", kernelShare(cell.card, row), row.flops && row.nbytes ? number(row.flops / row.nbytes) : "–", row.trials, row.origin ?? "–"]));
   return [
     h("h2", null, "Kernels and roofline"),
     h("p", null, h("select", {id: "profile-cell", "aria-label": "cell", onchange: (event) => { state.profile = event.target.value; redraw(); }}, known.map((one) => h("option", {selected: one === cell}, nameOf(one))))),
