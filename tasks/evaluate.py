@@ -121,10 +121,15 @@ def _is_this_cpu(settings: EvaluateSettings) -> bool:
     return settings.on_this_host and backend_of(settings.target).is_cpu
 
 
+def has_bounds(settings: EvaluateSettings) -> bool:
+    """Whether what the device does at most can be measured: it is this machine's CPU, and its clock a clock."""
+    return _is_this_cpu(settings) and not settings.emulated
+
+
 def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) -> dict[str, Any]:
     """Return the least time beside the ceilings of this machine's CPU; nothing where the device is another."""
     settings, latency = context.settings, numbers.latency["compute"]
-    if not _is_this_cpu(settings) or settings.emulated:
+    if not has_bounds(settings):
         return {}
     context.progress("measuring what the machine does at most", 0, 0)
     median_ms = latency.median_ms if latency.steady else None

@@ -18,6 +18,7 @@ from flows.stage_process import StageRequest, run_stage
 from tests.conftest import CELL, SLUG, stage, tvmflow
 from tvmflow.artifacts import describe_file
 from tvmflow.digests import Digests
+from tvmflow.evaluation.bounds import Work
 from tvmflow.ledger.registry import version_by_alias
 from tvmflow.ledger.store_paths import open_mlflow
 from tvmflow.params import STAGE_NAMES
@@ -46,6 +47,17 @@ def test_accuracy_and_agreement(finished: Path) -> None:
     assert card["agreement"]["top1_agreement"] == 1.0
     assert card["agreement"]["max_relative_error"] < 1e-4 and card["agreement"]["sqnr_db"] > 80
     assert set(card["peers"]) == {"source", "onnxruntime"}
+    reason = card["bounds"]["reason"]
+    assert reason is None or "less than its bound" in reason  # other tests run while ceilings are measured
+
+
+def test_the_manifest_counts_operations_and_constants(finished: Path) -> None:
+    """Convolutions of 3x3 over 8x8 and 4x4 pixels, a pool of 2x2, the mean, and a dense layer whose 10 outputs fill a register of 16."""
+    manifest = json.loads((finished / "artifacts" / "build" / SLUG / "manifest.json").read_text())
+    products = 2 * 9 * (1 * 32 * 64 + 32 * 32 * 64 + 32 * 64 * 16) + 2 * 64 * 16
+    others = 2 * 4 * 32 * 16 + 2 * 64 * 16 + 10
+    constants = 9 * (1 * 32 + 32 * 32 + 32 * 64) + 64 * 16 + 32 + 32 + 64 + 16
+    assert Work.of(manifest["kernels"]) == Work({"float32": products + others}, 4 * constants)
 
 
 def test_a_second_run_starts_nothing(finished: Path) -> None:

@@ -198,8 +198,13 @@ def latency_table(card: dict[str, Any]) -> Grid:
         title = f"{card['cell']}: {shown_executed(card['executed'])}"
     cold = sorted(card["cold_start_ms"])
     caption = f"cold start (load and first run): {cold[len(cold) // 2]:.2f} ms, median of {len(cold)}"
-    if card.get("bounds"):
-        caption += f"; at least: {shown_bound(card)}"
+    if bounds := card.get("bounds"):
+        parts = (
+            ""
+            if bounds["reason"]
+            else ", arithmetic {arithmetic_ms:.3g} ms, constants {memory_ms:.3g} ms".format(**bounds)
+        )
+        caption += f"; at least: {shown_bound(card)}{parts}"
     if card.get("gpu"):
         first = sorted(card["first_run_ms"])
         caption += f", first run {first[len(first) // 2]:.2f} ms; GPU: {shown_gpu(card['gpu'])}"
