@@ -141,7 +141,10 @@ def _compiled(target: ResolvedTarget, folder: Path) -> ctypes.CDLL:
     path = folder / "ceilings.so"
     flags = (f"-m{name}" for name in _EXTENSIONS if name in features)
     run_compiler(target.compiler.line(*_COMPILE, *flags, "-o", str(path), str(SOURCE)), "what measures ceilings")
-    return ctypes.CDLL(str(path))
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise StageError(f"what measures ceilings cannot be loaded: {error}") from None
 
 
 def _operations(library: ctypes.CDLL, dtype: str, threads: int) -> float:
