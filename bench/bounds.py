@@ -25,10 +25,9 @@ from tvmflow.building.manifest import kernels_of
 from tvmflow.building.self_contained import Network, write_network
 from tvmflow.compilers import Command
 from tvmflow.errors import StageError
-from tvmflow.evaluation.bounds import Ceilings, Work, bounds_of, measured_ceilings
+from tvmflow.evaluation.bounds import Ceilings, Work, bounds_of, kernel_bounds, measured_ceilings
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.ir.tvm_names import return_type
-from tvmflow.kernels.workloads import multiplied, operations
 from tvmflow.network_binding import network_binding
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.targets.resolve import ResolvedTarget, host_target
@@ -76,10 +75,11 @@ def _show(name: str, speeds: Mapping[str, float], target: ResolvedTarget, option
             begin = time.perf_counter()
             instance(*inputs)
             times.append(time.perf_counter() - begin)
-    work = Work.of(kernels_of(scheduled.choices))
+    kernels = kernels_of(scheduled.choices)
+    work = Work.of(kernels)
     read = measured_ceilings(target, (), work.constant_bytes, _ANY_LOAD).read
     try:
-        found = bounds_of(work, Ceilings(speeds, read), 1e3 * median(times))
+        found = bounds_of(work, ceilings := Ceilings(speeds, read), 1e3 * median(times))
     except StageError as error:
         print(f"{name:31} {error.found}", flush=True)
         return
@@ -92,14 +92,13 @@ def _show(name: str, speeds: Mapping[str, float], target: ResolvedTarget, option
         for _ in range(_RUNS):
             instance(*inputs)
         profiled = instance.profile(False)
-    rows = []
+    spent: dict[str, float] = {}
     for kernel, calls, nanoseconds in profiled:
-        function = lowered[kernel]
-        least, spent = operations(function) / speeds[multiplied(function)], nanoseconds / max(calls, 1) * 1e-9
-        rows.append((spent - least, kernel, spent, least))
-    for _, kernel, spent, least in sorted(rows, reverse=True)[: options.kernels]:
+        spent[kernel] = spent.get(kernel, 0.0) + nanoseconds / max(calls, 1) / 1e6
+    for row in kernel_bounds(kernels, ceilings, spent)[: options.kernels]:
         print(
-            f"  {kernel[:60]:60} {spent * 1e6:8.1f} us, at least {least * 1e6:8.1f} ({least / spent:4.0%})", flush=True
+            f"  {row['name'][:60]:60} {row['ms']:8.3f} ms, at least {row['least_ms']:8.3f} ({row['share']:4.0%})",
+            flush=True,
         )
 
 

@@ -133,7 +133,10 @@ def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) 
         return {}
     context.progress("measuring what the machine does at most", 0, 0)
     median_ms = latency.median_ms if latency.steady else None
-    return {"bounds": measured_bounds(manifest["kernels"], settings.target, median_ms, settings.max_foreign_load)}
+    found = measured_bounds(
+        manifest["kernels"], settings.target, median_ms, numbers.kernels_ms, settings.max_foreign_load
+    )
+    return {"bounds": found}
 
 
 def _peers(context: Context) -> contextlib.AbstractContextManager[Sequence[Contestant]]:

@@ -94,6 +94,18 @@ def test_the_least_time_is_the_larger_of_arithmetic_and_memory() -> None:
     assert (without["memory_ms"], without["share"]) == (0, pytest.approx(0.5))
 
 
+def test_kernels_that_lose_most_come_first() -> None:
+    """2e9 operations at 1e12 a second are 2 ms, 4e9 at 4e12 are 1 ms; one that computes nothing has no least time, and one without a time no row."""
+    kernels = [
+        {"name": name, "operations": operations, "dtype": dtype}
+        for name, operations, dtype in (("near", 2e9, "float32"), ("far", 4e9, "int8"), ("copy", 0.0, "bfloat16"), ("unseen", 1.0, "float32"))
+    ]  # fmt: skip
+    rows = bounds.kernel_bounds(kernels, CEILINGS, {"near": 2.5, "far": 4.0, "copy": 0.75, "another": 1.0})
+    assert [tuple(row.values()) for row in rows] == [
+        ("far", 4.0, pytest.approx(1.0), pytest.approx(0.25)), ("copy", 0.75, 0.0, 0.0), ("near", 2.5, pytest.approx(2.0), pytest.approx(0.8))
+    ]  # fmt: skip
+
+
 def test_an_unsteady_latency_has_no_share() -> None:
     found = bounds_of(WORK, CEILINGS, None)
     assert found["share"] is None and set(bound_metrics(found)) == {"bound_ms.arithmetic", "bound_ms.memory"}
@@ -128,7 +140,7 @@ def test_a_busy_machine_has_no_ceilings() -> None:
 
 
 def test_a_processor_without_ceilings_says_so() -> None:
-    found = measured_bounds([], ResolvedTarget("llvm", "cortex-a72", "aarch64-linux-gnu", (), 2, "g++"), 1.0, 0.1)
+    found = measured_bounds([], ResolvedTarget("llvm", "cortex-a72", "aarch64-linux-gnu", (), 2, "g++"), 1.0, {}, 0.1)
     assert found == {"reason": "ceilings are not measured on cortex-a72"} and bound_metrics(found) == {}
     assert shown_bound({"bounds": found}) == found["reason"] and shown_bound({}) == "-"
 

@@ -57,6 +57,9 @@ def test_the_manifest_counts_operations_and_constants(finished: Path) -> None:
     products = 2 * 9 * (1 * 32 * 64 + 32 * 32 * 64 + 32 * 64 * 16) + 2 * 64 * 16
     others = 2 * 4 * 32 * 16 + 2 * 64 * 16 + 10
     constants = 9 * (1 * 32 + 32 * 32 + 32 * 64) + 64 * 16 + 32 + 32 + 64 + 16
+    names = {kernel["name"] for kernel in manifest["kernels"]}
+    timed = json.loads((finished / "artifacts" / "evaluate" / SLUG / "scorecard.json").read_text())["bounds"]
+    assert timed["reason"] or {row["name"] for row in timed["kernels"] if row["ms"] > 0} == names
     assert Work.of(manifest["kernels"]) == Work({"float32": products + others}, 4 * constants)
 
 

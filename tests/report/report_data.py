@@ -42,6 +42,9 @@ def card(name: str, median_ms: float, steady: bool = True, part: dict[str, Any] 
     bounds = {
         "operations": {"float32": 1e9 * median_ms}, "constant_bytes": 4_000_000, "ceilings": {"operations": {"float32": 5e11}, "read": 1e11},
         "arithmetic_ms": 0.6 * median_ms, "memory_ms": 0.04, "least_ms": 0.6 * median_ms, "share": 0.6 if steady else None, "reason": None,
+        "kernels": [
+            {"name": f"fused_conv2d_nchwc{at}_add_relu", "ms": median_ms / (at + 2), "least_ms": median_ms / (at + 2) / 4, "share": 0.25} for at in range(3)
+        ],
     }  # fmt: skip
     return ({} if part else {"bounds": bounds}) | {
         "cell": name, "device": {"key": "local-cpu", "kind": "cpu-znver4-t2", "threads": 2}, "batch": 1, "coverage": 1.0,

@@ -12,7 +12,7 @@ import ctypes
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -97,14 +97,32 @@ def bounds_of(work: Work, ceilings: Ceilings, median_ms: float | None) -> dict[s
     }  # fmt: skip
 
 
+def kernel_bounds(
+    kernels: Iterable[Mapping[str, Any]], ceilings: Ceilings, times_ms: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """Return a row per kernel whose time in a run is known, those that lose most beside the least time of their arithmetic first."""
+    rows = []
+    for kernel in kernels:
+        if took := times_ms.get(kernel["name"]):
+            least_ms = (
+                1e3 * kernel["operations"] / ceilings.operations[kernel["dtype"]] if kernel["operations"] else 0.0
+            )
+            rows.append({"name": kernel["name"], "ms": took, "least_ms": least_ms, "share": least_ms / took})
+    return sorted(rows, key=lambda row: row["least_ms"] - row["ms"])
+
+
 def measured_bounds(
-    kernels: Iterable[Mapping[str, Any]], target: ResolvedTarget, median_ms: float | None, max_foreign_load: float
-) -> dict[str, Any]:
-    """Measure the ceilings and return what the scorecard says of bounds; only the reason where there can be none."""
+    kernels: Sequence[Mapping[str, Any]], target: ResolvedTarget, median_ms: float | None,
+    times_ms: Mapping[str, float], max_foreign_load: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure the ceilings and return what the scorecard says of bounds; only the reason where there can be none.
+
+    times_ms: what all calls of a kernel in a run take, by its name, of those that are known.
+    """
     work = Work.of(kernels)
     try:
         ceilings = measured_ceilings(target, work.operations, work.constant_bytes, max_foreign_load)
-        return bounds_of(work, ceilings, median_ms)
+        return bounds_of(work, ceilings, median_ms) | {"kernels": kernel_bounds(kernels, ceilings, times_ms)}
     except StageError as error:
         return {"reason": error.found}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tvmflow.sizes import Sizes
 
 NOT_A_TIME = "emulated: not a time"
 _COPIED_RUNS = 20
+_PROFILES, _PROFILED_RUNS = 5, 6
 MACHINE = "tvm_machine"  # the contestant that is our own library in TVM's virtual machine
 
 Array = np.ndarray[Any, Any]
@@ -68,6 +70,7 @@ class DeviceNumbers:
     """latency: of compute, copy_in and copy_out; beside: the library, its peers and, where it is another, its form in TVM's machine.
 
     outputs: all outputs for all samples, each (N, ...). executed: by one run, where something counts it. sizes: of a run in each bucket.
+    kernels_ms: of all calls of a kernel in a run, by its name, where they run on this machine's CPU.
     """
 
     cold_starts: list[ColdStart]
@@ -77,6 +80,7 @@ class DeviceNumbers:
     executed: dict[str, int] | None = None
     gpu: GpuNumbers | None = None
     sizes: dict[str, Latency] = field(default_factory=dict)
+    kernels_ms: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as the scorecard has them: without the outputs."""
@@ -130,13 +134,26 @@ def measure_on_device(
     latency = {"compute": beside.latency[LIBRARY], **_copy_latency(model, first, rules.latency)}
     if rules.emulated:
         latency = {name: _no_time(found) for name, found in latency.items()}
+    kernels_ms = _kernels_ms(model) if rules.on_this_host else {}
     gpu = _gpu_numbers(session, ships, model, rules.cold_starts)
     executed = model.executed()
     outputs = run_in_batches(
         model, inputs, batch, lambda done, total: progress("evaluating on the device", done, total)
     )
     by_size = _by_size(model, first, rules, latency["compute"])
-    return DeviceNumbers(cold, latency, beside, outputs, executed, gpu, by_size)
+    return DeviceNumbers(cold, latency, beside, outputs, executed, gpu, by_size, kernels_ms)
+
+
+def _kernels_ms(model: RemoteModel) -> dict[str, float]:
+    """Return what a kernel's calls in one run take together, the median of several profiles; nothing where the device does not tell it."""
+    found: dict[str, list[float]] = {}
+    for _ in range(_PROFILES):
+        sums: dict[str, float] = {}
+        for name, calls, nanoseconds in model.profile(_PROFILED_RUNS):
+            sums[name] = sums.get(name, 0.0) + nanoseconds / max(calls, 1) / 1e6
+        for name, milliseconds in sums.items():
+            found.setdefault(name, []).append(milliseconds)
+    return {name: median(each) for name, each in found.items()}
 
 
 def _by_size(model: RemoteModel, inputs: Arrays, rules: DeviceRules, largest: Latency) -> dict[str, Latency]:

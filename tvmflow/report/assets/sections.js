@@ -123,6 +123,15 @@ function layersOf(cell) {
   return folded([code(nameOf(cell)), `: SQNR of the outputs ${decibel(quantization.output_sqnr_db)} on ${quantization.samples} calibration samples${moved}${goal}`], make);
 }
 
+// Kernels where they run, in the network, as evaluate timed them beside the ceilings that it measured.
+function boundsOf(cell) {
+  const rows = cell.card.bounds?.kernels ?? [], total = d3.sum(rows, (row) => row.ms);
+  if (!rows.length) return "";
+  const columns = [["kernel", "left name"], ["in the network", ""], ["of all kernels", ""], ["at least", ""], ["reached", ""]];
+  const make = () => table(columns, rows.map((row) => [code(row.name), ms(row.ms), percent(row.ms / total, 0), ms(row.least_ms), percent(row.share, 0)]));
+  return folded("kernels in the network, those that lose most beside the least time of their arithmetic first", make);
+}
+
 function profileSection(cells, width, state, redraw) {
   const known = cells.filter((cell) => cell.workloads.length);
   if (!known.length) return [h("h2", null, "Kernels and roofline"), h("p", {class: "note"}, "No cell here has timed kernels: they come from tuning (tune.trials_per_workload above 0).")];
@@ -136,7 +145,7 @@ function profileSection(cells, width, state, redraw) {
     h("div", {class: "charts"},
       h("div", null, chart("profile", profileChart(half, cell), "No kernel was timed."), note("profile")),
       h("div", null, chart("roofline", kernelRoofline(half, cell), "No operations and bytes are known: tune again with this version."), note("roof"))),
-    folded("all kernels, the costliest first", make),
+    folded("all kernels, the costliest first", make), boundsOf(cell),
   ];
 }
 
