@@ -104,16 +104,24 @@ def test_candidates_of_every_template_keep_the_output(dtype: str, winograd: int,
         assert error_of(run(executable, x), reference) < bound
 
 
-def test_every_schedule_of_a_concatenation_keeps_the_output() -> None:
-    shape = (1, 3, 5, 6, 16)
-    lowered = lower(of_one_operator(lambda x: relax.op.concat([x, relax.op.negative(x)], 1), shape), HOST)
+@pytest.mark.parametrize(("batch", "parts"), [(1, 2), (1, 5), (2, 3)])
+def test_every_schedule_of_a_concatenation_keeps_the_output(batch: int, parts: int) -> None:
+    shape = (batch, 3, 5, 6, 16)
+    factors = [float((-1) ** at * (at + 1)) for at in range(parts)]
+
+    def joined(x: Any) -> Any:
+        scaled = [relax.op.multiply(x, relax.const(factor, "float32")) for factor in factors]
+        return relax.op.clip(relax.op.concat(scaled, 1), -1.5, 1.5)
+
+    lowered = lower(of_one_operator(joined, shape), HOST)
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     (workload,) = extract_workloads(lowered)
     covered = HOST.template_for(workload.function)
-    assert covered is not None
+    assert covered is not None and covered[1][0].get("joined")
     assert {knobs["rows_first"] for knobs in covered[1]} == {0, 1}
+    expected = np.concatenate([x * np.float32(factor) for factor in factors], 1).clip(-1.5, 1.5)
     for output in outputs_of_every_schedule(lowered, workload, *covered, x):
-        assert np.array_equal(output, np.concatenate([x, -x], 1))
+        assert np.array_equal(output, expected)
 
 
 def _pooled(*parts: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from tvmflow.ir.tvm_names import added_constant
+import tvm
+from tvm import tirx
+from tvm_ffi import structural_walk
+
+from tvmflow.ir.tvm_names import added_constant, operator_of
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.primitives import (
@@ -63,6 +67,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     if len(sizes) == _PACKED_AXES and sizes[1] > 1:
         ways.append((1, 1))
     knobs = [{"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in ways for parallel in order]
+    if len(sizes) == _PACKED_AXES and any(_joined(schedule, name) for name in kernel.after):
+        knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "joined": 1} for parallel in order] + knobs
     if "neon" in cpu.dots and _image(schedule, kernel):  # it stores vectors of four channels, pixel by pixel
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 0, "rounded": 1} for parallel in order] + knobs
     return knobs
@@ -71,6 +77,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if knobs.get("rounded"):
         _rounded_first(schedule, kernel, knobs)
+    elif knobs.get("joined"):
+        _part_by_part(schedule, kernel, knobs)
     elif not kernel.reductions:
         last = merge_epilogue(schedule, kernel)
         if last is not None:
@@ -103,6 +111,36 @@ def _rounded_first(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     parts = [columns for columns in image.columns if columns]
     if len(parts) > 1:
         schedule.loop_partition(column, [*parts[:-1], None])
+
+
+def _joined(schedule: Any, name: str) -> list[int]:
+    """Return where on its axis of channel blocks what a block joins begins, all but the first; none where it joins nothing else along it."""
+    node = schedule.get(block_ref(schedule, name))
+    found: set[int] = set()
+    if len(node.iter_vars) != _PACKED_AXES:
+        return []
+
+    def look(call: Any) -> None:
+        if operator_of(call).endswith("if_then_else") and isinstance(condition := call.args[0], tirx.LE):
+            if isinstance(condition.a, tirx.IntImm) and condition.b.same_as(node.iter_vars[1].var):
+                found.add(int(condition.a.value))
+
+    structural_walk(node.body, (tvm.ir.Call, look))
+    return sorted(found)
+
+
+def _part_by_part(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    """Go through the parts of a concatenation one after the other, each in a loop of its own, row by row: nothing is asked for each value."""
+    begins = sorted({begin for name in kernel.after for begin in _joined(schedule, name)})
+    last = merge_epilogue(schedule, kernel)
+    assert last is not None
+    batch, channels, height, _, lane = schedule.get_loops(block_ref(schedule, last))
+    schedule.vectorize(lane)
+    schedule.reorder(batch, height, channels)
+    rows = schedule.fuse(batch, height)
+    if knobs["parallel"]:
+        schedule.parallel(rows)
+    schedule.loop_partition(channels, [end - begin for begin, end in pairwise([0, *begins])] + [None])
 
 
 def _by_rows(schedule: Any, name: str, knobs: Knobs) -> None:
