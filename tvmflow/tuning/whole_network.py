@@ -28,6 +28,7 @@ from tvmflow.tuning.records import OK, TuningRecord
 
 NETWORK = "network"  # the template of records of whole networks; their canary is the network they were compared with
 _ROUNDS, _RUNS = 5, 4
+_PROFILED_RUNS = 8
 
 
 class Form(NamedTuple):
@@ -123,7 +124,7 @@ class NetworkComparison:
             for index in (0, 1) if number % 2 else (1, 0):
                 models[index].invoke()  # brings back what the other drove out of the caches
                 sums: dict[str, list[float]] = {}
-                for name, calls, nanoseconds in models[index].profile(_RUNS):
+                for name, calls, nanoseconds in models[index].profile(_PROFILED_RUNS):
                     if name in keys[index] and calls:
                         sums.setdefault(keys[index][name], []).append(nanoseconds / calls * 1e-9)
                 for key, each in sums.items():
