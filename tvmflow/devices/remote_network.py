@@ -95,7 +95,7 @@ class RemoteNetwork(RemoteModel):
             self._server["profile"](self._handle, 1)
         self.invoke()
         with translated(self.session.name, "profiling the library"):
-            if runs > 2:  # without pauses, in which threads fall asleep; the timer begins with a run that it does not count
+            if runs > 2:  # without pauses, in which threads fall asleep; the timer's first run is one of them
                 timer = self._server.time_evaluator("run", self.session.device, number=runs - 2, repeat=1)
                 timer(self._handle, *self._inputs, *self._outputs, self._error)
             while int(self._server["kernel"](self._handle, len(found), name, counts)) == 0:
