@@ -141,3 +141,22 @@ def test_resizes_have_pytorchs_outputs(size: tuple[int, int], made: tuple[int, i
     torch.manual_seed(0)
     larger = nn.Upsample(made, mode="bilinear", align_corners=corners)
     operators_of(nn.Sequential(nn.Conv2d(3, 20, 1), larger, nn.Conv2d(20, 5, 1), larger), (2, 3, *size))
+
+
+class Means(nn.Module):
+    """Means over the pixels of images, with and without the axes of these, then dense layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(width)
+        self.first, self.head = nn.Conv2d(3, width, 3), nn.Linear(width, 40)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = torch.relu(self.first(x))
+        mean, total = y.mean((2, 3)), y.sum((2, 3))
+        return self.head(mean) + self.head(total), mean, y * y.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(("batch", "width"), [(1, 20), (2, 20), (3, 48), (7, 16)])
+def test_means_over_the_pixels_of_several_images(batch: int, width: int) -> None:
+    assert "nn.conv2d" in operators_of(Means(width), (batch, 3, 7, 6))

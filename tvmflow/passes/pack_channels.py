@@ -21,7 +21,8 @@ from tvmflow.ir.tvm_names import type_of
 from tvmflow.ir.views import keeps_order
 from tvmflow.passes.legalize_convolutions import convolutions
 from tvmflow.passes.packed_deconvolution import deconvolution
-from tvmflow.passes.packed_images import POOLS, pool, resize
+from tvmflow.passes.packed_images import POOLS, pad, pads_image, pool, resize
+from tvmflow.passes.packed_moves import ChannelMoves
 from tvmflow.passes.packed_norm import AXES
 from tvmflow.passes.packed_rows import is_dense, pack_rows, pixels_as_rows, rows_as_pixels
 from tvmflow.passes.packed_taps import convolution_by_taps, sees_little
@@ -66,6 +67,7 @@ class _Packer(TwoLayouts):
         self.rows: dict[str, Any] = {}  # packed rows of values (A, B, D, C), which are rows and no images
         self.flat: dict[str, str] = {}  # values (1, C, H * W), by the names of the images (1, C, H, W) that they are
         self.steps = {step.name: step for step in graph.steps}
+        self.moves = ChannelMoves(graph)
 
     # -- the two layouts of a value --
 
@@ -74,7 +76,8 @@ class _Packer(TwoLayouts):
 
     def _as_packed(self, name: str) -> Any:
         if name not in self.packed:
-            value, shape = self._as_plain(name), self.shapes[name]
+            value = self._moved(name) if name in self.moves.steps else self._as_plain(name)
+            shape = self.shapes[name]
             if len(shape) != 4:
                 rows = pack_rows(self.builder, value, shape, self.block)
                 self.packed[name] = self.builder.emit(rows, f"{name}_packed")
@@ -96,21 +99,33 @@ class _Packer(TwoLayouts):
             flat = relax.op.reshape(self._as_plain(self.flat[name]), self.shapes[name])
             self.plain[name] = self.builder.emit(flat, f"{name}_plain")
         elif name not in self.plain:
-            whole = self.shapes[name]
-            shape = (math.prod(whole[:-1]), whole[-1]) if name in self.rows else whole
-            n, c, h, w = as_image(shape)
-            value, rows = self.rows[name] if name in self.rows else self.packed[name], n
-            if len(shape) != 4:
-                n, rows = w, math.prod(shape[:-1])
-                if w > 1:
-                    value = relax.op.permute_dims(value, [3, 1, 0, 2, 4])
-            elif (h, w) != (1, 1):
-                value = relax.op.permute_dims(value, [0, 1, 4, 2, 3])
-            value = relax.op.reshape(value, (n, self._filled(c), *(shape[2:] if len(shape) == 4 else ())))
-            value = self._without_filling(value, rows, c)
-            value = relax.op.reshape(self.builder.emit(value), whole) if len(shape) == 3 or shape != whole else value
+            unread = name in self.moves.steps and name not in self.packed
+            value = self._moved(name) if unread else self._unpacked(name)
             self.plain[name] = self.builder.emit(value, f"{name}_plain")
         return self.plain[name]
+
+    def _unpacked(self, name: str) -> Any:
+        whole = self.shapes[name]
+        shape = (math.prod(whole[:-1]), whole[-1]) if name in self.rows else whole
+        n, c, h, w = as_image(shape)
+        value, rows = self.rows[name] if name in self.rows else self.packed[name], n
+        if len(shape) != 4:
+            n, rows = w, math.prod(shape[:-1])
+            if w > 1:
+                value = relax.op.permute_dims(value, [3, 1, 0, 2, 4])
+        elif (h, w) != (1, 1):
+            value = relax.op.permute_dims(value, [0, 1, 4, 2, 3])
+        value = relax.op.reshape(value, (n, self._filled(c), *(shape[2:] if len(shape) == 4 else ())))
+        value = self._without_filling(value, rows, c)
+        return relax.op.reshape(self.builder.emit(value), whole) if len(shape) == 3 or shape != whole else value
+
+    def _moved(self, name: str) -> Any:
+        """Compute what moves channels anew, for one reader, from packed channels where there are any."""
+        if name in self.packed:
+            return self.builder.emit(self._unpacked(name))
+        if name not in self.moves.steps:
+            return self._as_plain(name)
+        return self.builder.emit(self.moves.again(name, self._moved))
 
     def _without_filling(self, value: Any, rows: int, channels: int) -> Any:
         value = self.builder.emit(value)
@@ -121,7 +136,11 @@ class _Packer(TwoLayouts):
     # -- operators --
 
     def _step(self, step: Step) -> None:
-        if self._keeps_rows(step):
+        moves = self.moves.take(step, self.packed)
+        for name in step.refs if not moves or step.op == "relax.concat" else ():
+            if name in self.moves.steps and len(self.shapes[name]) == 4:
+                self._as_packed(name)
+        if moves or self._keeps_rows(step):
             return
         twin = self._twin(step)
         if twin is not None:
@@ -201,8 +220,8 @@ class _Packer(TwoLayouts):
             return self._reduction(step)
         if step.op == "relax.concat" and len(step.shape) == 4 and int(step.call.attrs.axis) % 4 == 1:
             return self._concat(step)
-        if step.op == "relax.nn.pad" and len(step.shape) == 4:
-            return self._pad(step)
+        if pads_image(step):
+            return lambda: pad(step, self.packed[step.refs[0]])
         return None
 
     def _convolution(self, step: Step) -> Callable[[], Any] | None:
@@ -300,21 +319,16 @@ class _Packer(TwoLayouts):
         ):
             return None
         operator = getattr(relax.op, step.op.split(".")[-1])
-        return lambda: operator(self._as_packed(step.refs[0]), axis=[2, 3], keepdims=True)
+        of_image = operator(self._as_packed(step.refs[0]), axis=[2, 3], keepdims=True)
+        if len(step.shape) == 4 or step.shape[0] == 1:
+            return lambda: of_image
+        images = relax.op.permute_dims(self.builder.emit(of_image), [2, 1, 0, 3, 4])  # side by side, as pixels of one
+        return lambda: pixels_as_rows(self.builder, self.builder.emit(images))
 
     def _concat(self, step: Step) -> Callable[[], Any] | None:
         if any(self.shapes[name][1] % self.block for name in step.refs):
             return None
         return lambda: relax.op.concat([self._as_packed(name) for name in step.refs], axis=1)
-
-    def _pad(self, step: Step) -> Callable[[], Any] | None:
-        attrs = step.call.attrs
-        widths = [int(w) for w in attrs.pad_width]
-        if any(widths[:4]):
-            return None
-        return lambda: relax.op.nn.pad(
-            self.packed[step.refs[0]], [*widths, 0, 0], pad_mode=str(attrs.pad_mode), pad_value=float(attrs.pad_value)
-        )
 
     def _flatten(self, step: Step) -> Callable[[], Any] | None:
         shape = self.shapes[step.refs[0]]

@@ -1,4 +1,4 @@
-"""Pools and resizes of images in packed channels, as they are of plain ones."""
+"""Pools, resizes and paddings of images in packed channels, as they are of plain ones."""
 
 from __future__ import annotations
 
@@ -30,3 +30,19 @@ def resize(step: Step, data: Any, block: int) -> Any:
         str(attrs.coordinate_transformation_mode), str(attrs.rounding_method), float(attrs.cubic_alpha), int(attrs.cubic_exclude),
         float(attrs.extrapolation_value), step.dtype,
     )  # fmt: skip
+
+
+def pads_image(step: Step) -> bool:
+    """Whether a step pads rows and columns of an image alone."""
+    return (
+        step.op == "relax.nn.pad"
+        and len(step.shape) == 4
+        and not any(int(width) for width in step.call.attrs.pad_width[:4])
+    )
+
+
+def pad(step: Step, data: Any) -> Any:
+    """Return packed channels with rows and columns around them."""
+    attrs = step.call.attrs
+    widths = [int(width) for width in attrs.pad_width]
+    return relax.op.nn.pad(data, [*widths, 0, 0], pad_mode=str(attrs.pad_mode), pad_value=float(attrs.pad_value))

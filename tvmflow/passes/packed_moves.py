@@ -1,0 +1,75 @@
+"""Channel shuffles on packed channels: what only moves channels is computed where it is read, from packed channels to packed channels.
+
+As they are written, shuffles unpack channels, move them in planes and pack them again, three passes over the image. Here each reader gets one kernel of its own
+that does all of it; parts that the next shuffle takes as they are stay packed in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+from tvm import relax
+
+from tvmflow.ir.emit import call_again
+from tvmflow.ir.graph import Graph, Step
+from tvmflow.ir.tvm_names import type_of
+
+
+class ChannelMoves:
+    """steps: those of the network that only move channels, by name, as far as they were seen; they are not computed by themselves."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.steps: dict[str, Step] = {}
+        self._readers, self._outputs = graph.users(), set(graph.outputs)
+        self._shapes = {name: kind.shape for name, kind in graph.kinds().items()}
+
+    def take(self, step: Step, packed: Container[str]) -> bool:
+        """Remember a step that belongs to a shuffle of packed channels; return whether it does."""
+        if not step.refs or not any(name in packed or name in self.steps for name in step.refs):
+            return False
+        moves = self._begins(step) or self._groups(step) or (step.refs[0] in self.steps and self._goes_on(step))
+        if moves:
+            self.steps[step.name] = step
+        return moves
+
+    def again(self, name: str, value_of: Callable[[str], Any]) -> Any:
+        """Return a step's expression of its values; a part of a split is a slice, so that it is computed alone."""
+        step = self.steps[name]
+        whole = self.steps.get(step.refs[0])
+        if not step.op.startswith("get_item.") or whole is None:
+            return call_again(step, value_of)
+        parts = type_of(whole.call).fields
+        begin = sum(int(parts[at].shape[1]) for at in range(int(step.op.split(".")[1])))
+        return relax.op.strided_slice(
+            value_of(whole.refs[0]), axes=[1], begin=[begin], end=[begin + self._shapes[name][1]]
+        )
+
+    def _begins(self, step: Step) -> bool:
+        """Whether parts are joined to be shuffled, and for nothing else."""
+        readers = self._readers[step.name]
+        joins = step.op == "relax.concat" and len(step.shape) == 4 and int(step.call.attrs.axis) % 4 == 1
+        return joins and step.name not in self._outputs and bool(readers) and all(self._groups(one) for one in readers)
+
+    def _groups(self, step: Step) -> bool:
+        """Whether an image's channels are put into groups, which are then exchanged with the channels of a group."""
+        before, readers = self._shapes.get(step.refs[0], ()), self._readers[step.name]
+        return (
+            step.op == "relax.reshape" and len(before) == 4 and len(step.shape) == 5
+            and (step.shape[0], *step.shape[3:]) == (before[0], *before[2:])
+            and bool(readers) and all(self._exchanges(one) for one in readers)
+        )  # fmt: skip
+
+    @staticmethod
+    def _exchanges(step: Step) -> bool:
+        axes = step.call.attrs.axes if step.op == "relax.permute_dims" else None
+        return axes is not None and [int(axis) for axis in axes] == [0, 2, 1, 3, 4]
+
+    def _goes_on(self, step: Step) -> bool:
+        """Whether a step moves what is moved already."""
+        before = self._shapes.get(step.refs[0], ())
+        if step.op == "relax.reshape" and len(before) == 5:
+            return len(step.shape) == 4 and (step.shape[0], *step.shape[2:]) == (before[0], *before[3:])
+        if step.op == "relax.split":
+            return len(before) == 4 and int(step.call.attrs.axis) % 4 == 1
+        return self._exchanges(step) or step.op.startswith("get_item.")
