@@ -67,6 +67,9 @@ def test_without_a_measurement_x86_counts_loads_of_weights_too() -> None:
         # each weight of an image of 14x14 serves 16 tiles of F(4x4), each of 7x7 four; 16 channels are not worth transforming
         assert chosen == {"1x4x28x28x16": 4, "1x16x14x14x16": 2, "1x32x7x7x16": 2}
     assert unmeasured(packed, _backend("nehalem", "x86_64-linux-gnu"), {"float32": 2e-5}) == {}
+    many = _backend("znver4", "x86_64-linux-gnu")
+    many = type(many)(replace(many.target, threads=16))  # which multiply more beside the same memory
+    assert {key.split()[0]: m for key, m in unmeasured(packed, many, {"float32": 2e-5}).items()} == {"1x4x28x28x16": 4}
 
 
 @pytest.mark.parametrize(("name", "expected"), [("znver4", {2}), ("sapphirerapids", set()), ("haswell", set())])

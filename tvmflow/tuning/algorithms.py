@@ -23,7 +23,7 @@ from tvmflow.tuning.records import TuningRecord
 Speedup = Callable[[dict[str, int], dict[str, int]], float]
 LARGE_WEIGHTS = 9 * 128 * 128  # fewer stay in the caches of any machine, transformed or not
 _TRANSFORMED = 24  # what transforming a value costs, in multiplications of vectors; from instructions counted on arm64
-_LOADED = 20  # what a weight costs that comes from memory: two x86 cores multiply so many times faster than they load
+_LOADED = 20  # what a weight costs that comes from memory: two x86 cores multiply so many times faster than they load, and more cores share the memory
 _GPU_TILES = (
     32  # of fewer tiles a GPU computes as long: weights are loaded for few pixels each; measured on PoCL and lavapipe
 )
@@ -87,7 +87,10 @@ def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) ->
         dtype = str(weights[0].dtype)
         if weight_values(key) > backend.winograd_weights(dtype):
             continue
-        costs = {m: _multiplications(key, m, backend.is_cpu) for m in (0, *TILES)}
+        costs = {
+            m: _multiplications(key, m, backend.is_cpu, _LOADED * max(backend.target.threads / 2, 1))
+            for m in (0, *TILES)
+        }
         for m in sorted(TILES, key=lambda m: costs[m]):
             if costs[m] < costs[0] and max(winograd_error(weight, m) for weight in weights) <= max_error.get(
                 dtype, 0.0
@@ -108,8 +111,8 @@ def carried(winograd: Mapping[str, int], packed: Any, smaller: Sequence[Any]) ->
     return dict(sorted(found.items()))
 
 
-def _multiplications(key: str, m: int, on_cpu: bool) -> int:
-    """Return what the convolution of a key costs with tiles of m x m, 0 for without, in multiplications: its transforms and loads among them."""
+def _multiplications(key: str, m: int, on_cpu: bool, load: float) -> float:
+    """Return what the convolution of a key costs with tiles of m x m, 0 for without, in multiplications: its transforms and loads of weights, `load` each, among them."""
     data, weight, padding = (part.lstrip("p").replace(",", "x").split("x") for part in key.split()[:3])
     n, blocks, height, width, lanes = (int(d) for d in data)
     inputs, outputs, (top, left, bottom, right) = blocks * lanes, int(weight[0]) * lanes, (int(p) for p in padding)
@@ -120,7 +123,7 @@ def _multiplications(key: str, m: int, on_cpu: bool) -> int:
         places = max(places, _GPU_TILES)
     values = inputs * outputs + (_TRANSFORMED * (inputs + outputs) if m else 0)
     loaded = inputs * outputs if on_cpu and weight_values(key) > LARGE_WEIGHTS else 0
-    return taps * (places * values + _LOADED * loaded)
+    return taps * (places * values + load * loaded)
 
 
 def choose(candidates: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[str, int]:
