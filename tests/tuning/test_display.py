@@ -69,9 +69,11 @@ def test_each_kernel_says_where_its_schedule_came_from(
     search.learn(0, 1e-3)
     search.measured, search.replayed, search.before_s = measured, replayed, 2e-3
     monkeypatch.setattr("tvmflow.tuning.outcome.least_bytes", lambda _function: 4000)
+    monkeypatch.setattr("tvmflow.tuning.outcome.multiplied", lambda _function: "float32")
     report = TuneReport({}, searches=[search])
     counts = write_kernels(tmp_path / "workloads.json", [search.workload], report)
     assert counts == {name: int(name == origin) for name in ORIGINS}
     [row] = json.loads((tmp_path / "workloads.json").read_text())
     assert (row["origin"], row["before_ms"], row["flops"], row["nbytes"]) == (origin, 2.0, 2000.0, 4000)
+    assert row["dtype"] == "float32"
     assert costs(report)["measured"] == 0
