@@ -66,7 +66,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after
     ways = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
     if len(sizes) == _PACKED_AXES and sizes[1] > 1:
-        ways.append((1, 1))
+        ways.insert(0 if sizes[2] > 1 and not by_rows else len(ways), (1, 1))
     knobs = [{"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in ways for parallel in order]
     if len(sizes) == _PACKED_AXES and any(_joined(schedule, name) for name in kernel.after):
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "joined": 1} for parallel in order] + knobs

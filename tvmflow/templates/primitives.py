@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,13 +97,35 @@ def spread_pixels(schedule: Any, name: str, parallel: int) -> None:
     schedule.vectorize(lane)
 
 
+def spread_rows(schedule: Any, name: str, parallel: int) -> None:
+    """Schedule an element-wise block on packed channels: rows of the image over threads, as convolutions have them, a pixel in a vector."""
+    batch, channels, height, width, lane = packed_loops(schedule, block_ref(schedule, name))
+    schedule.reorder(batch, height, channels, width, lane)
+    rows = schedule.fuse(batch, height)
+    if parallel:
+        schedule.parallel(rows)
+    schedule.vectorize(lane)
+
+
 def weight_bytes(schedule: Any, kernel: Kernel) -> int:
     """Return the size of a convolution's weights, counted as float32."""
+    return _bytes_of(_regions(schedule, kernel)[-1])
+
+
+def image_bytes(schedule: Any, kernel: Kernel) -> int:
+    """Return the size of a convolution's image or of its output, of the larger, counted as float32."""
+    *images, _ = _regions(schedule, kernel)
+    return max(_bytes_of(image) for image in images)
+
+
+def _regions(schedule: Any, kernel: Kernel) -> list[Any]:
     assert kernel.anchor is not None
-    total = 4
-    for extent in region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[-1]).shape:
-        total *= int(extent)
-    return total
+    block = schedule.get(block_ref(schedule, kernel.anchor))
+    return [*block.writes, *list(block.reads)[-2:]]
+
+
+def _bytes_of(region: Any) -> int:
+    return 4 * math.prod(int(extent) for extent in region_buffer(region).shape)
 
 
 def decompose_sums(schedule: Any, block: Any, loop: Any) -> Any:

@@ -1,4 +1,8 @@
-"""Convolutions and pools on packed channels: a tile of outputs stays in registers over the whole reduction."""
+"""Convolutions and pools on packed channels: a tile of outputs stays in registers over the whole reduction.
+
+Where images are larger than weights, threads get rows of them in every kernel, so that a thread reads what it wrote itself: what another core wrote
+lies in that core's cache, and where cores share none, fetching it takes longer than multiplying it. Else threads get channels, and each its part of the weights.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,26 @@ from tvmflow.templates.columns import column_points, columns_for, columns_number
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
 from tvmflow.templates.pairs import pair_points, pairs_for, pairs_numbered, sum_in_pairs
 from tvmflow.templates.primitives import (
+    SMALL_WORK,
     Knobs,
     Template,
     decompose_sums,
     distinct,
     divisors,
+    image_bytes,
     leaves_idle,
     merge_epilogue,
     packed_loops,
     parallel_first,
-    spread,
     spread_pixels,
+    spread_rows,
     steps_of,
     weight_bytes,
     work_of,
 )
 from tvmflow.templates.tiles import pixels_together, sum_in_tiles, tile_knobs
+
+_WIDENED = 6  # channels of a depthwise convolution over those that a network widened by a 1x1 convolution before it
 
 
 def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
@@ -50,14 +58,17 @@ def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     window = _window(schedule, kernel)
     assert window is not None and kernel.anchor is not None
-    (images, channels, height, *_), reduced = window
+    (images, channels, height, width, lanes, *_), reduced = window
     by_channel = reduced == 2
     order = parallel_first(work_of(schedule, kernel.anchor))
     chunks = _chunks(height, cpu.threads)
     if not kernel.before:
         places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
+        if not by_channel and image_bytes(schedule, kernel) > weight_bytes(schedule, kernel):
+            places = [(1, 0, chunk) for chunk in chunks[1::-1]] + places[:1]
     elif by_channel:
-        places = [*((rows, 1, chunk) for chunk in chunks for rows in (1, 0)), (0, 0, chunks[0])]
+        by_rows = (1, 0) if height * width * _WIDENED > channels * lanes else (0, 1)
+        places = [*((rows, 1, chunk) for chunk in chunks for rows in by_rows), (0, 0, chunks[0])]
     else:
         places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
         if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:  # weights are read once, and every row for each of them
@@ -211,7 +222,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     for tile in [] if tiles else schedule.get_loops(out)[-4:-1]:
         schedule.unroll(tile)
     if after is not None:
-        spread(schedule, after, knobs["parallel"])
+        spread_rows(schedule, after, knobs["parallel"] or int(work_of(schedule, after) > SMALL_WORK))
     if behind is not None:  # a row is computed whole tiles wide, then cut and finished
         schedule.reverse_compute_at(behind, h_outer, preserve_unit_loops=True)
         schedule.vectorize(schedule.get_loops(behind)[-1])
