@@ -110,6 +110,13 @@ def test_exp_is_right_to_one_unit_in_the_last_place(length: int, mcpu: str) -> N
     assert (np.abs(computed[limited] - wanted[limited]) <= np.spacing(rounded[limited])).all()
 
 
+def test_exp_multiplies_by_a_power_of_two_in_one_instruction_of_avx512() -> None:
+    target = CpuBackend(ResolvedTarget("llvm", "znver4", "x86_64-linux-gnu", (), 2, "g++"))
+    executable, *_ = build_scheduled(of_one_operator(relax.op.exp, (64, 96)), target, {})
+    code = "".join(m.inspect_source("asm") for m in [executable.mod, *executable.mod.imports] if m.kind == "llvm")
+    assert "vscalefps" in code
+
+
 @pytest.mark.parametrize("length", [1, 6, 20, 96])
 @pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
 def test_erf_is_right_to_three_units_of_one(length: int, mcpu: str) -> None:
