@@ -14,6 +14,7 @@ Knobs = dict[str, int]
 MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
 SPREAD_LANES = 16  # of element-wise loops; LLVM makes of them what the target has
 SMALL_WORK = 20_000  # element operations below which waking a second thread costs more than it saves
+PREFETCHED = "tvmflow_prefetched"  # mark of a loop over what a tile sums: blocks of channels in a tile, and how many shares in a row have the same
 _MOST_IDLE = 0.3  # of the threads' time: schedules that leave more of it unused are tried last
 
 

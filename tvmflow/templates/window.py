@@ -6,7 +6,10 @@ lies in that core's cache, and where cores share none, fetching it takes longer 
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+from tvm import DataType
 
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -15,6 +18,7 @@ from tvmflow.templates.columns import column_points, columns_for, columns_number
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
 from tvmflow.templates.pairs import pair_points, pairs_for, pairs_numbered, sum_in_pairs
 from tvmflow.templates.primitives import (
+    PREFETCHED,
     SMALL_WORK,
     Knobs,
     Template,
@@ -35,6 +39,7 @@ from tvmflow.templates.primitives import (
 from tvmflow.templates.tiles import pixels_together, sum_in_tiles, tile_knobs
 
 _WIDENED = 6  # channels of a depthwise convolution over those that a network widened by a 1x1 convolution before it
+_PREFETCHING = range(2, 33)  # tiles over which a thread spreads requests for weights
 
 
 def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
@@ -90,6 +95,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         for parallel in order
     ]  # fmt: skip
     whole = [k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0]
+    whole = [{**k, **_prefetch(schedule, kernel, cpu, k)} for k in whole]
     # Stable: where threads have something to do, the order above stays.
     whole.sort(
         key=lambda k: (
@@ -104,6 +110,26 @@ def _tasks(sizes: tuple[int, int, int], knobs: Knobs) -> int:
     images, channels, height = sizes
     pieces = images * height // knobs["chunk"]
     return pieces if knobs["rows_first"] else pieces * channels // knobs["c_tile"]
+
+
+def _prefetch(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs) -> Knobs:
+    """Return the knob `prefetch` where it pays to ask for the weights of the next blocks of channels: how many shares in a row have the same.
+
+    They are many, so that memory or a far cache has them, fit the cache of a core beside those that are multiplied, and there are some tiles to spread
+    them over; with many tiles the wait for the first is a small part. On x86; arm64's cores were not measured.
+    """
+    window = _window(schedule, kernel)
+    assert window is not None and kernel.anchor is not None
+    (_, channels, height, width, *_), reduced = window
+    if reduced < 4 or cpu.lanes < 8 or knobs.get("tiles"):
+        return {}
+    weights = region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[-1])
+    size = math.prod(int(extent) for extent in weights.shape) * DataType(str(weights.dtype)).itemsize
+    tiles = knobs["chunk"] // knobs["h_tile"] * width // knobs["w_tile"]
+    many = size > cpu.l2_bytes // 4 and size * knobs["c_tile"] // channels <= cpu.l2_bytes * 3 // 8
+    if not (many and tiles in _PREFETCHING):
+        return {}
+    return {"prefetch": 1 if knobs["rows_first"] else height // knobs["chunk"]}
 
 
 def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:
@@ -125,10 +151,13 @@ def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, in
     ]
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Loads per multiplication; too few accumulators do not hide its latency, too many leave none for operands."""
+        """Loads per multiplication; too few accumulators do not hide its latency, too many leave none for operands.
+
+        A value of the image is in the nearest cache, weights come from the next, each block of channels from a place of its own.
+        """
         c, h, w = point
         held = c * h * w
-        loads = (1 / (h * w) + (1.0 if by_channel else 0.5 / c)) * (2.0 if held > 0.6 * most else 1.0)
+        loads = (1 / (h * w) + 1.0 if by_channel else 2 / (h * w) + 0.5 / c) * (2.0 if held > 0.75 * most else 1.0)
         return (loads / (min(held, 12) / 12), h, -w)
 
     points.sort(key=cost)
@@ -229,7 +258,10 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if tiles:
         sum_in_tiles(schedule, anchor, rows, plain)
     else:
+        outermost = schedule.get_loops(anchor)[-reduced]
         _sum(schedule, anchor, reduced, rows, knobs)
+        if knobs.get("prefetch"):
+            schedule.annotate(outermost, PREFETCHED, [knobs["c_tile"], knobs["prefetch"]])
 
 
 def _tile(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, Any]:

@@ -1,0 +1,85 @@
+"""with_prefetching: while the weights of one block of channels are multiplied, those of the next come from memory into the cache of the core.
+
+A thread goes over many tiles of outputs with the weights of one block of channels. At the first of them it waits for memory, and while it is at
+the others memory has nothing to do. So each tile asks for a share of the next block's weights, a few lines of the cache in each step of its loop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvmflow.kernels.blocks import new_schedule, region_buffer
+from tvmflow.passes.statements import with_body
+from tvmflow.templates.primitives import PREFETCHED
+
+_LINE_BYTES = 64
+_FUNCTION = "tvmflow_prefetch"
+_CODE = f"""
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+define weak_odr i32 @{_FUNCTION}(ptr %weights, i32 %offset) alwaysinline nounwind {{
+  %place = getelementptr i8, ptr %weights, i32 %offset
+  call void @llvm.prefetch.p0(ptr %place, i32 0, i32 2, i32 1)
+  ret i32 0
+}}
+"""
+
+
+def with_prefetching(mod: Any) -> Any:
+    """Return a module of scheduled kernels in which the loops that PREFETCHED marks ask for the weights of the next block of channels."""
+    functions = {
+        variable: _prefetching(function)
+        if isinstance(function, tirx.PrimFunc) and PREFETCHED in function.script(show_meta=False)
+        else function
+        for variable, function in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _prefetching(function: Any) -> Any:
+    realize = function.body
+    root = realize.block
+    same = (root.iter_vars, root.reads, root.writes, root.name_hint)
+    body = _with_prefetches(root.body, ())
+    block = type(root)(*same, body, root.init, root.alloc_buffers, root.match_buffers, root.annotations)
+    schedule = new_schedule(function.with_body(type(realize)(realize.iter_values, realize.predicate, block)))
+    schedule.annotate(schedule.get_sblock("root", "main"), "pragma_import_llvm", _CODE)
+    return schedule.mod["main"]
+
+
+def _with_prefetches(statement: Any, around: tuple[Any, ...]) -> Any:
+    """Return a statement with the loops in it that are marked prefetching. around: the loops that it is in, the outermost first."""
+    if isinstance(statement, tirx.SeqStmt):
+        return tirx.SeqStmt([_with_prefetches(part, around) for part in statement.seq])
+    if not isinstance(statement, tirx.For):
+        return statement
+    if PREFETCHED not in statement.annotations:
+        return with_body(statement, _with_prefetches(statement.body, (*around, statement)))
+    *_, shares, rows, columns = around
+    blocks, pieces = (int(number) for number in statement.annotations[PREFETCHED])
+    weights = region_buffer(_block_in(statement.body).reads[-1])
+    panels, *others = (int(extent) for extent in weights.shape)
+    panel = tirx.floordiv(shares.loop_var, pieces) * blocks + blocks
+    first = [tirx.floormod(panel, panels), *(0 for _ in others)]
+    size = blocks * tvm.DataType(str(weights.dtype)).bits // 8
+    for extent in others:
+        size *= extent
+    tiles, steps = int(rows.extent) * int(columns.extent), int(statement.extent)
+    lines = -(-size // (_LINE_BYTES * tiles * steps))
+    tile = rows.loop_var * columns.extent + columns.loop_var
+    step = (tile * steps + statement.loop_var) * lines
+    address = tirx.address_of(tirx.BufferLoad(weights, first))
+    calls = [
+        tirx.Evaluate(tirx.call_extern("int32", _FUNCTION, address, tirx.Cast("int32", (step + line) * _LINE_BYTES)))
+        for line in range(lines)
+    ]
+    return with_body(statement, tirx.SeqStmt([*calls, statement.body]))
+
+
+def _block_in(statement: Any) -> Any:
+    """Return the block in loops."""
+    while not hasattr(statement, "block"):
+        statement = statement.body
+    return statement.block
