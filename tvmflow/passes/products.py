@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tvmflow.ir.tvm_script import parsed
 from tvmflow.ir.views import Index
 from tvmflow.passes.images import tileable_width
 
@@ -48,10 +49,7 @@ def within(column: str, count: int, filled: int, value: str, other: str) -> str:
 
 def function_of(source: str, parts: dict[str, Any]) -> Any:
     """Return the PrimFunc that a text in TVMScript is once its {names} are replaced."""
-    from tvm.script import from_source
-    from tvm.script import tirx as T
-
-    return from_source(source.format(**parts), extra_vars={"T": T}).without_attr("global_symbol")
+    return parsed(source.format(**parts)).without_attr("global_symbol")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.ir.tvm_names import linear_factors
+from tvmflow.ir.tvm_script import parsed
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 
 Knobs = dict[str, int]
@@ -192,13 +193,8 @@ def register_intrinsic(name: str, source: str, meaning: str, instructions: str, 
     source: TVMScript with {body} for the two bodies, which say what is computed and how; values: what its {names} stand for.
     """
     from tvm.s_tir import TensorIntrin
-    from tvm.script import from_source
-    from tvm.script import tirx as T
 
-    parts = [
-        from_source(source.replace("{body}", body).format(**values), extra_vars={"T": T})
-        for body in (meaning, instructions)
-    ]
+    parts = [parsed(source.replace("{body}", body).format(**values)) for body in (meaning, instructions)]
     TensorIntrin.register(name, parts[0], parts[1], override=True)
     return name
 

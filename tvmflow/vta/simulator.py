@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.errors import ProgramError
+from tvmflow.ir.tvm_script import parsed
 from tvmflow.vta.config import PAGE, Memory, VtaConfig
 from tvmflow.vta.counters import Counters
 from tvmflow.vta.isa import Alu, Gemm, Instruction, Mem, check_steps, uop_layout
@@ -147,8 +148,6 @@ _WRONG = (
 def _kernels(config: VtaConfig) -> dict[str, Any]:
     """Compile the loops for a design: about a second, once in a process."""
     import tvm
-    from tvm.script import from_source
-    from tvm.script import tirx as T
 
     from tvmflow.targets.resolve import host_target
 
@@ -165,9 +164,7 @@ def _kernels(config: VtaConfig) -> dict[str, Any]:
     for name, formula in _FORMULAS.items():
         for kind, y in (("", _REGISTER), ("_imm", "imm")):
             sources[f"alu_{name}{kind}"] = _ALU.format(name=name + kind, value=formula.format(x=_X, y=y), **words)
-    functions = {
-        name: from_source(text, extra_vars={"T": T}).with_attr("global_symbol", name) for name, text in sources.items()
-    }
+    functions = {name: parsed(text).with_attr("global_symbol", name) for name, text in sources.items()}
     module = tvm.IRModule(functions)
     library = tvm.compile(module, host_target().tvm_target())
     return {name: library[name] for name in functions}
