@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import contextlib
+import copy
+import functools
 import os
 import shutil
 import signal
@@ -28,6 +30,11 @@ from tvmflow.errors import DeviceError
 # make test draws the same cases every time, so that a red run is due to the change; make test-all draws others.
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# The tests that run at once share the cores: a thread that waits must not compute meanwhile, as OpenMP's do by default. Read
+# when PyTorch and TVM are loaded, here and in all that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ALLOWED = os.sched_getaffinity(0)
@@ -112,9 +119,15 @@ def same_environment(own_home: Path) -> Iterator[None]:
     os.sched_setaffinity(0, ALLOWED)  # TVM binds a thread that computes to one core, and what it starts inherits that
 
 
+@functools.cache
+def _shipped_params() -> dict[str, Any]:
+    params: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    return params
+
+
 def small_params() -> dict[str, Any]:
     """Return the repository's params with numbers that make a run quick; meaning unchanged."""
-    params: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    params = copy.deepcopy(_shipped_params())
     for name in ("digits_torch", "digits_keras"):
         params["models"][name]["weights"]["train"]["epochs"] = 4
     params["cells"] = {name: params["cells"][name] for name in ("digits", "digits-keras")}

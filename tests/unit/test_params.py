@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +206,12 @@ NUMBERS = st.one_of(
 )  # fmt: skip
 
 
+@cache
+def _shipped() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    return loaded
+
+
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the paths of all numbers in params.yaml."""
     if isinstance(value, dict | list):
@@ -215,7 +223,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), value=NUMBERS)
 def test_every_number_has_bounds(data: st.DataObject, value: Any) -> None:
-    params = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    params = copy.deepcopy(_shipped())
     *parents, last = data.draw(st.sampled_from(_places(params)))
     place = params
     for part in parents:
