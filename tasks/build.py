@@ -56,6 +56,7 @@ def _toolchain(settings: BuildSettings) -> tuple[str, ...]:
 
 def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     """Compile, export, and check the library itself where this machine can run it."""
+    from tvmflow.building.in_pieces import export
     from tvmflow.building.library import LoadedLibrary, build_scheduled
     from tvmflow.building.manifest import covered, manifest_of
     from tvmflow.building.self_contained import OpenedNetwork, link_rpc, write_network
@@ -80,7 +81,7 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     scheduled = build_scheduled(packed, backend, records, dump, winograd)
     library = context.out / "library.so"
     if backend.has_machine:
-        backend.export(scheduled.executable, library)
+        export(scheduled, library)
     facts: dict[str, Any] = dict(covered(scheduled.choices))
     golden: Arrays | None = None
     if target.runs_here and backend.has_machine:

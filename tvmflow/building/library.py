@@ -11,6 +11,7 @@ import numpy as np
 
 from tvmflow.backends.backend import Backend
 from tvmflow.building import intrinsics
+from tvmflow.building.in_pieces import compile_in_pieces, make_code
 from tvmflow.building.lower import lower
 from tvmflow.errors import StageError, last_line
 from tvmflow.passes import keep_on_stack, run_pass
@@ -41,13 +42,17 @@ def prepared(mod: Any, target: Any) -> Any:
 def compile_module(mod: Any, backend: Backend) -> Any:
     """Return the executable of a module, TVM's or the backend's own; raises whatever TVM raises."""
     import tvm
+    from tvm import relax
 
     if (own := backend.compile_kernels(mod)) is not None:
         return own
     target = backend.tvm_target()
     keep_on_stack.register()
+    ready = prepared(mod, target)
+    if any(isinstance(function, relax.Function) for function in mod.functions.values()):
+        return compile_in_pieces(ready, target, keep_on_stack.PIPELINE)
     with target:
-        return tvm.compile(prepared(mod, target), target, tir_pipeline=keep_on_stack.PIPELINE)
+        return tvm.compile(ready, target, tir_pipeline=keep_on_stack.PIPELINE)
 
 
 def compile_lowered(lowered: Any, backend: Backend) -> Any:
@@ -86,12 +91,9 @@ class LocalRunner:
     """Run a Relax module in this process, compiled with default schedules: for checks between stages only."""
 
     def __init__(self, mod: Any, backend: Backend) -> None:
-        import tvm
-        from tvm import relax
-
         executable = build_scheduled(mod, backend, {}).executable
         set_threads(backend.target.threads)
-        self.machine = relax.VirtualMachine(executable, tvm.cpu())
+        self.machine = _started(executable)
 
     @classmethod
     def of_plain(cls, mod: Any, backend: Backend) -> LocalRunner:
@@ -118,11 +120,16 @@ class LoadedLibrary:
 
 def machine_of(executable: Any) -> Callable[[Arrays], Arrays]:
     """Return what runs TVM's executable in this process."""
+    machine = _started(executable)
+    return lambda inputs: _call(machine, inputs)
+
+
+def _started(executable: Any) -> Any:
     import tvm
     from tvm import relax
 
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    return lambda inputs: _call(machine, inputs)
+    make_code(executable)
+    return relax.VirtualMachine(executable, tvm.cpu())
 
 
 def _call(machine: Any, inputs: Arrays) -> Arrays:

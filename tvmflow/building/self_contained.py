@@ -7,12 +7,10 @@ network's own name behind it; runtime/include/tvmflow.h says what they return.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -22,6 +20,7 @@ from tvmflow.artifacts import describe_file
 from tvmflow.backends.table import simulated_driver
 from tvmflow.building.gpu_tables import gpu_tables, sources_of, write_codes
 from tvmflow.building.image_table import ImageInput, image_tables
+from tvmflow.building.in_pieces import side_by_side
 from tvmflow.building.library import Scheduled
 from tvmflow.building.plan import Plan, Step, Value, plan_of
 from tvmflow.building.runtime import ABI_VERSION, RUNTIME
@@ -34,7 +33,7 @@ from tvmflow.gpu.executable import Api, GpuCode, GpuExecutable
 from tvmflow.network_binding import network_binding
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
-_OBJECT_KINDS = ("llvm",)  # of TVM's modules: those that are written as an object file
+_OBJECT_KINDS = ("llvm", "static_library")  # of TVM's modules: those that are written as an object file
 _SOURCES = ("network.c", "device.c", "pool.c", "image.c", "scores.c", "arithmetic.c", "fallback.c", "sizes.c")
 _PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
 _COMPILE = (
@@ -155,8 +154,7 @@ def runtime_objects(folder: Path, compiler: Command, gpu: Api | None = None) -> 
     """Compile the runtime to object files in a folder. gpu: the API by which a GPU is reached. Raises StageError where the compiler refuses."""
     sources = [RUNTIME / "src" / source for source in _SOURCES]
     sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu) if gpu else ())]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda source: _compile(source, folder, compiler), sources))
+    return side_by_side(lambda source: _compile(source, folder, compiler), sources)
 
 
 def _compile(source: Path, folder: Path, compiler: Command) -> Path:
@@ -205,9 +203,14 @@ def kernel_objects(modules: Sequence[Any], folder: Path) -> list[Path]:
             continue  # TVM's module of a network that has no kernels
         if module.kind not in _OBJECT_KINDS:
             raise StageError(f"a module of kind {module.kind!r} among the kernels", "code for the CPU")
-        objects.append(folder / f"kernels{at}.o")
-        module.write_to_file(str(objects[-1]), "o")
-    return objects
+        objects.append((module, folder / f"kernels{at}.o"))
+    return side_by_side(_written, objects)
+
+
+def _written(item: tuple[Any, Path]) -> Path:
+    module, path = item
+    module.write_to_file(str(path), "o")
+    return path
 
 
 def write_constants(path: Path, plans: Sequence[Plan]) -> None:
