@@ -231,7 +231,9 @@ DEVICE = (  # the agent and the emulated system lie in the cache folder
     "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/network_binding.py", *SOFTWARE_GPUS, "tvmflow/targets",
     "tvmflow/vta/config.py",
 )  # fmt: skip
-KERNELS = ("tasks/agreement.py", "tvmflow/ir/ir_files.py")  # beside the CPU's: what compiles them is left out
+KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them from their files is not
+    "tasks/agreement.py", "tvmflow/ir/ir_files.py", "tvmflow/ir/tensors.py", "tvmflow/ir/tvm_names.py",
+)  # fmt: skip
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {
     "fetch": (

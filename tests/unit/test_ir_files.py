@@ -1,0 +1,86 @@
+"""A module comes back from its two files as it was, and the same module always gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvmflow.errors import ModelFileError
+from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
+from tvmflow.ir.tensors import with_tensors
+
+
+def _module(scale: float = 1.0) -> Any:
+    """Return a module with constants of several dtypes, a scalar among them, and one that is read twice."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    weight = relax.const(scale * np.arange(6, dtype=np.float32).reshape(2, 3))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.add(relax.op.multiply(x, weight), weight))
+            y = builder.emit(relax.op.add(y, relax.const(2.5, "float32")))
+            half = builder.emit(relax.op.astype(y, "bfloat16"))
+            half = builder.emit(relax.op.multiply(half, relax.const(np.full((3,), 0.5, ml_dtypes.bfloat16))))
+            more = relax.op.add(relax.op.astype(half, "int32"), relax.const(np.array([[7], [-9]], np.int32)))
+            output = builder.emit_output(builder.emit(more))
+        builder.emit_func_output(output)
+    return builder.finalize()
+
+
+def test_a_module_comes_back_as_it_was(tmp_path: Path) -> None:
+    module = _module()
+    save_module(module, tmp_path, {"half": _module(0.5), "same": _module()})
+    tvm.ir.assert_structural_equal(load_module(tmp_path), module)
+    others = load_others(tmp_path)
+    tvm.ir.assert_structural_equal(others["half"], _module(0.5))
+    tvm.ir.assert_structural_equal(others["same"], module)
+
+
+def test_the_same_module_gives_the_same_bytes(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two", "loaded")]
+    for folder in folders:
+        folder.mkdir()
+    save_module(_module(), folders[0])
+    save_module(_module(), folders[1])
+    save_module(load_module(folders[0]), folders[2])
+    for name in (IR_NAME, WEIGHTS_NAME):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+    assert (folders[0] / WEIGHTS_NAME).read_bytes() == (folders[2] / WEIGHTS_NAME).read_bytes()
+
+
+def test_the_ir_holds_names_in_place_of_numbers(tmp_path: Path) -> None:
+    save_module(_module(), tmp_path)
+    nodes = json.loads((tmp_path / IR_NAME).read_text())["nodes"]
+    names = [node["data"] for node in nodes if node["type"] == "ffi.Tensor"]
+    assert names and all(name.startswith("w0") for name in names)
+
+
+def test_a_constant_keeps_its_type_whatever_stands_in_its_place() -> None:
+    numbers: list[Any] = []
+
+    def number(tensor: Any) -> Any:
+        numbers.append(tensor)
+        return tvm.runtime.tensor(np.array(len(numbers) - 1, np.int64))
+
+    away = with_tensors(_module(), number)
+    back = with_tensors(away, lambda tensor: numbers[int(tensor.numpy())])
+    tvm.ir.assert_structural_equal(back, _module())
+
+
+def test_a_tensor_of_another_kind_is_refused(tmp_path: Path) -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2,), "float8_e4m3fn"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.add(x, relax.const(np.zeros(2, ml_dtypes.float8_e4m3fn), "float8_e4m3fn")))
+            output = builder.emit_output(y)
+        builder.emit_func_output(output)
+    with pytest.raises(ModelFileError, match="float8"):
+        save_module(builder.finalize(), tmp_path)
