@@ -13,6 +13,7 @@ from torch import nn
 
 from tvmflow.errors import SourceError, UnknownNameError, first_line
 from tvmflow.sources.seeded import settle
+from tvmflow.sources.without_dynamo import without_dynamo
 
 
 def _digits_cnn() -> nn.Module:
@@ -97,13 +98,14 @@ def torchvision_models() -> Any:
 
     torchvision goes first: where its library does load, it defines them, and a second definition ends the process.
     """
-    try:
-        import torchvision.models as models
-    except RuntimeError:
-        if _declared:
-            raise
-        _declare_missing_operators()
-        import torchvision.models as models
+    with without_dynamo():
+        try:
+            import torchvision.models as models
+        except RuntimeError:
+            if _declared:
+                raise
+            _declare_missing_operators()
+            import torchvision.models as models
     return models
 
 

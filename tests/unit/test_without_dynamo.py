@@ -1,0 +1,44 @@
+"""torchvision does not bring TorchDynamo along, and has it where it asks for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_HEAD = """
+import sys
+from tvmflow.sources.torch_networks import torchvision_models
+"""
+_ALONE = """
+torchvision_models()
+assert "torch._dynamo" not in sys.modules and "torch._dynamo.utils" not in sys.modules
+from torchvision.ops.roi_align import is_compile_supported
+print(is_compile_supported("cpu"), "torch._dynamo" in sys.modules)
+"""
+_BEFORE = """
+import torch._dynamo.utils
+torchvision_models()
+from torchvision.ops.roi_align import is_compile_supported
+print(is_compile_supported is torch._dynamo.utils.is_compile_supported, "torch._dynamo" in sys.modules)
+"""
+_MEANWHILE = """
+from tvmflow.sources.without_dynamo import without_dynamo
+with without_dynamo():
+    from torch._dynamo.utils import counters
+    import torch._dynamo
+print(counters is torch._dynamo.utils.counters, "torch._dynamo" in sys.modules)
+"""
+_AFTER = """
+import torch
+network = torchvision_models().resnet18().eval()
+program = torch.export.export(network, (torch.zeros(1, 3, 32, 32),))
+print(bool(torch.isfinite(program.module()(torch.zeros(1, 3, 32, 32))).all()), "torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("code", [_ALONE, _BEFORE, _MEANWHILE, _AFTER])
+def test_dynamo_comes_where_it_is_asked_for(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", _HEAD + code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.split() == ["True", "True"], done.stderr
