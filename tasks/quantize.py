@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from tasks.golden import golden_inputs, sized_outputs
-from tvmflow.artifacts import load_arrays, save_arrays
+from tvmflow.artifacts import load_arrays, save_arrays, sha256_of
 from tvmflow.backends.cpu import host_backend
 from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import check_golden
@@ -24,6 +24,7 @@ from tvmflow.evaluation.sized import check_between, group_of, runners_of
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
 from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.params import Cell
+from tvmflow.quantization.products import SOURCE
 from tvmflow.sources.datasets import Samples
 from tvmflow.stage_params import Int8Params, MixedOperators, VtaInt8Params
 from tvmflow.stages import Stage, StageContext, no_limits
@@ -38,12 +39,14 @@ INTEGER = ("int8", "vta_int8")
 
 @dataclass(frozen=True)
 class QuantizeSettings:
-    """options: those of the precision; float32 has none. processor: where it decides the dtype of 8-bit values."""
+    """options: those of the precision; float32 has none. processor: where it decides the dtype of 8-bit values. products: digest of what
+    sums them, "" where nothing is an integer."""
 
     precision: str
     options: Int8Params | VtaInt8Params | MixedOperators | None
     max_relative_error: float
     processor: Processor | None
+    products: str
 
 
 def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
@@ -59,7 +62,13 @@ def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
             options = block.int8.model_copy(update={"activations": "int8"})
         else:
             processor = processor_of(entry)
-    return QuantizeSettings(cell.precision, options, block.max_relative_error[cell.precision], processor)
+    return QuantizeSettings(
+        cell.precision,
+        options,
+        block.max_relative_error[cell.precision],
+        processor,
+        sha256_of(SOURCE) if cell.precision in INTEGER else "",
+    )
 
 
 def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from tvmflow.errors import UnknownNameError
-from tvmflow.ir.definition import run_all, scales_with_batch
+from tvmflow.ir.definition import scales_with_batch
 from tvmflow.ir.emit import float_module
 from tvmflow.ir.graph import Array, Arrays, Graph, Step, read_graph
 from tvmflow.ir.layers import ADD, CONCAT, MEAN, MOVE, Layer, Network
@@ -19,6 +19,7 @@ from tvmflow.progress import Progress
 from tvmflow.quantization.in_threads import on_processors
 from tvmflow.quantization.observers import OBSERVERS, Observed, noise_share
 from tvmflow.quantization.options import Int8Options
+from tvmflow.quantization.products import fast, run_fast, start_products
 
 CHUNK_BYTES = 64 << 20
 _SHARES = 8  # pieces at least, where there are so many samples: so that all processors have some
@@ -34,6 +35,7 @@ class Calibration:
     """
 
     def __init__(self, network: Network, samples: Arrays, progress: Progress) -> None:
+        start_products()  # is compiled while the float network runs
         self.samples, self.count = samples, len(samples[0])
         self.graph = read_graph(float_module(network))
         self.can_batch = scales_with_batch(self.graph)
@@ -102,7 +104,7 @@ class Calibration:
 
             for name, value in zip(self.graph.inputs, piece, strict=True):
                 look(name, value)
-            return run_all(self.graph, piece, watch), found
+            return run_fast(self.graph, piece, watch), found
 
         chunks = self.chunks()
         with on_processors() as each:
@@ -119,7 +121,8 @@ def _without_masks(value: Array) -> Array:
 def outputs_of(graph: Graph, pieces: Sequence[Arrays], count: int) -> Arrays:
     """Return the graph's outputs to all pieces."""
     with on_processors() as each:
-        return joined(each(lambda piece: run_all(graph, piece), pieces), count)
+        quick = fast(graph)
+        return joined(each(lambda piece: run_fast(quick, piece), pieces), count)
 
 
 def joined(parts: Sequence[Arrays], count: int) -> Arrays:

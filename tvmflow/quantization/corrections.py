@@ -10,6 +10,7 @@ from tvmflow.quantization.calibration import Calibration, pieces
 from tvmflow.quantization.choice import Quantized
 from tvmflow.quantization.in_threads import Each, on_processors, run_together
 from tvmflow.quantization.int8 import SCALED
+from tvmflow.quantization.products import active_means, fast
 
 _NEWTON_STEPS = 3
 _HELD_BYTES = 512 << 20  # of the samples' largest value
@@ -36,14 +37,13 @@ def correct_biases(network: Network, run: Calibration, trial: Quantized) -> int:
             scale = trial.integers[layer.name].scale
             column = (1, -1) + (1,) * (values[0].ndim - 2)
             factor = scale.factor.reshape(-1)
-            wide = factor.reshape(column if factor.size > 1 else 1)
-            numbers = each(lambda value: ((value - scale.zero_point) * wide).astype(np.float32), values)
-            correction = _mean_correction(numbers, layer, run.seen[layer.name].channel_mean, column, each)
+            expected = run.seen[layer.name].channel_mean
+            correction = _mean_correction(values, scale.zero_point, factor, layer, expected, each)
             corrections[layer.name] = correction
             rounded = np.rint(correction / factor).astype(values[0].dtype).reshape(column)
             return each(lambda value: np.asarray(value + rounded), values)
 
-        run_together(trial.graph, pieces(held, trial.graph.batch, 1), each, watch)
+        run_together(fast(trial.graph, layers), pieces(held, trial.graph.batch, 1), each, watch)
     for name, correction in corrections.items():
         layer = network.layer(name)
         bias = np.zeros(layer.shape[1]) if layer.bias is None else layer.bias
@@ -51,29 +51,34 @@ def correct_biases(network: Network, run: Calibration, trial: Quantized) -> int:
     return len(corrections)
 
 
-def _mean_correction(numbers: list[Array], layer: Layer, expected: Array, column: tuple[int, ...], each: Each) -> Array:
-    """Return what to add per channel so that the mean after the activation is `expected`.
+def _mean_correction(
+    values: list[Array], zero: float, factor: Array, layer: Layer, expected: Array, each: Each
+) -> Array:
+    """Return what to add per channel to (value - zero) * factor so that the mean after the activation is `expected`.
 
     Compared after the activation, because an error in numbers that it cuts off is none. Where the activation lets only a
     part through, the mean moves by that part of what is added: a few Newton steps.
     """
-    axes = tuple(axis for axis in range(numbers[0].ndim) if axis != 1)
-    low, high = (
-        np.broadcast_to(np.asarray(limit, np.float32), expected.shape).reshape(column)
-        for limit in (layer.low, layer.high)
-    )
-
-    def means(number: Array, correction: Array) -> Array:
-        """Return the share that is active and the mean, (2, channels)."""
-        moved = number + correction.astype(np.float32).reshape(column)
-        active = ((moved > low) & (moved < high)).astype(np.float32)
-        return np.stack([part.mean(axis=axes, dtype=np.float32) for part in (active, np.clip(moved, low, high))])
-
+    limits = tuple(np.broadcast_to(np.asarray(limit, np.float32), expected.shape) for limit in (layer.low, layer.high))
     correction = np.zeros(expected.shape)
     for _ in range(_NEWTON_STEPS):
-        shares = each(lambda number, correction=correction: means(number, correction), numbers)  # type: ignore[misc]
+        shares = each(lambda value, correction=correction: _means(value, zero, factor, correction, limits), values)  # type: ignore[misc]
         active, mean = np.asarray(shares, np.float64).mean(axis=0)
         correction = correction + np.where(
             active > _MIN_ACTIVE, (expected - mean) / np.maximum(active, _MIN_ACTIVE), 0.0
         )
     return correction
+
+
+def _means(value: Array, zero: float, factor: Array, correction: Array, limits: tuple[Array, ...]) -> Array:
+    """Return the share that is active and the mean, (2, channels)."""
+    low, high = limits
+    found = active_means(value, zero, factor, correction, (low, high))
+    if found is not None:
+        return found
+    axes, column = tuple(axis for axis in range(value.ndim) if axis != 1), (1, -1) + (1,) * (value.ndim - 2)
+    wide = factor.astype(np.float32).reshape(column if factor.size > 1 else 1)
+    moved = (value - np.float32(zero)) * wide + correction.astype(np.float32).reshape(column)
+    low, high = low.reshape(column), high.reshape(column)
+    active = (moved > low) & (moved < high)
+    return np.stack([part.mean(axis=axes, dtype=np.float64) for part in (active, np.clip(moved, low, high))])

@@ -10,8 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 from threadpoolctl import threadpool_limits
 
-from tvmflow.ir.definition import run_all, run_step
+from tvmflow.ir.definition import run_all
 from tvmflow.ir.graph import Array, Arrays, Graph, Step
+from tvmflow.quantization.products import fast_step
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,7 +41,7 @@ def run_together(
     """Take all pieces through a graph step by step; watch(step, values) sees each value of all, and may return others in their place."""
 
     def compute(step: Step, arguments: list[Any]) -> _Pieces:
-        return _Pieces(each(lambda piece: run_step(step, _of_piece(arguments, piece)), range(len(pieces))))
+        return _Pieces(each(lambda piece: fast_step()(step, _of_piece(arguments, piece)), range(len(pieces))))
 
     def see(step: Step, values: Any) -> Any:
         replaced = watch(step, values)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.definition import run_all
 from tvmflow.ir.graph import Array, Arrays, Step
 from tvmflow.ir.layers import ADD, PRODUCTS, Layer
 from tvmflow.quantization.calibration import Calibration, joined, outputs_of
 from tvmflow.quantization.choice import Quantized
 from tvmflow.quantization.in_threads import on_processors
 from tvmflow.quantization.int8 import SCALED
+from tvmflow.quantization.products import fast, run_fast
 
 _CANDIDATES = 6
 _LAYER_SAMPLES = 8
@@ -107,7 +107,7 @@ class _Noise:
 
 def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> QuantizationReport:
     """Run float and integer forms side by side and measure every layer, alone and in its place, on the first samples."""
-    alone, placed, chunks = _Noise(), _Noise(), run.chunks()
+    alone, placed, chunks, quick = _Noise(), _Noise(), run.chunks(), fast(quantized.graph)
     few = -(-_LAYER_SAMPLES // len(chunks[0][0]))
     parts = []
     with on_processors() as each:
@@ -115,7 +115,7 @@ def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> Qu
             parts.append(outputs)
             alone.merge(noises[0])
             placed.merge(noises[1])
-        parts += each(lambda chunk: run_all(quantized.graph, chunk), chunks[few:])
+        parts += each(lambda chunk: run_fast(quick, chunk), chunks[few:])
     outputs = joined(parts, run.count)
     report = QuantizationReport(samples=run.count, output_sqnr_db=worst_sqnr_db(run.outputs, outputs))
     report.float_score, report.quantized_score = _scores(run.outputs, outputs, labels)
@@ -133,7 +133,7 @@ def _measure(run: Calibration, quantized: Quantized, chunk: Arrays) -> tuple[Arr
         name + (SCALED if integer.scale.per_channel else "_q"): name for name, integer in quantized.integers.items()
     }
     reference = dict(zip(run.graph.inputs, chunk, strict=True))
-    run_all(run.graph, chunk, lambda step, value: reference.update({step.name: value}))
+    run_fast(run.graph, chunk, lambda step, value: reference.update({step.name: value}))
 
     def exact(step: Step, value: Array) -> Array | None:
         name = names.get(step.name)
@@ -148,8 +148,9 @@ def _measure(run: Calibration, quantized: Quantized, chunk: Arrays) -> tuple[Arr
         if name is not None and name in reference:
             placed.add(name, reference[name], quantized.integers[name].scale.dequantize(value))
 
-    run_all(quantized.graph, chunk, exact)
-    return run_all(quantized.graph, chunk, in_place), alone, placed
+    quick = fast(quantized.graph, names)
+    run_fast(quick, chunk, exact)
+    return run_fast(quick, chunk, in_place), alone, placed
 
 
 def _layer_report(layer: Layer, run: Calibration, quantized: Quantized, alone: _Noise, placed: _Noise) -> LayerReport:
