@@ -1,7 +1,7 @@
 """The processes of stages, and one started in advance: importing TVM takes longer than most stages do.
 
-A spare waits with TVM imported until it gets a stage on its standard input; it serves one stage and ends, so that each stage
-still has a process of its own. It ends too when its standard input is closed: with the process that started it.
+A spare waits with TVM, and what else the stage needs that is likely to be next, imported until it gets a stage on its standard input; it
+serves one stage, whichever, and ends, so that each stage still has a process of its own. It ends too when its standard input is closed: with the process that started it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def spare_processes() -> Iterator[None]:
             _discard(spare)
 
 
-def start_spare() -> None:
-    """Start a process for the next stage if such are wanted and none waits."""
+def start_spare(after: str | None = None) -> None:
+    """Start a process for the next stage if such are wanted and none waits. after: the stage that runs meanwhile, if any."""
     global _spare
     with _lock:
         if _is_wanted and _spare is None:
-            _spare = _start(subprocess.DEVNULL)
+            _spare = _start(subprocess.DEVNULL, "" if after is None else after)
 
 
 def start_stage(arguments: list[str], known: list[list[Any]], output: IO[bytes], log: Path) -> _Started:
@@ -59,7 +59,7 @@ def start_stage(arguments: list[str], known: list[list[Any]], output: IO[bytes],
         if _send(spare, request):
             return spare
         _discard(spare)
-    started = _start(output, arguments)
+    started = _start(output, None, arguments)
     _send(started, request)  # where it has died already, its exit code and the log say why
     return started
 
@@ -71,11 +71,12 @@ def _take() -> _Started | None:
     return spare
 
 
-def _start(output: IO[bytes] | int, arguments: Sequence[str] = ()) -> _Started:
+def _start(output: IO[bytes] | int, after: str | None, arguments: Sequence[str] = ()) -> _Started:
+    """Start a process that waits, for what comes after a stage; after: None where its stage is there already."""
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tasks.waiting", str(writer), *arguments], stdin=subprocess.PIPE, stdout=output, stderr=output,
+            [sys.executable, "-P", "-m", "tasks.waiting", str(writer), *([] if after is None else ["--after", after]), *arguments], stdin=subprocess.PIPE, stdout=output, stderr=output,
             pass_fds=(writer,), start_new_session=True, env={**os.environ, "PYTHONPATH": str(CODE_ROOT)},
         )  # fmt: skip
     finally:

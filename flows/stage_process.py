@@ -57,8 +57,8 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
         _refuse_when_stopping(request)
         started = time.monotonic()
         process, reader = start_stage(_arguments(request), digests.to_json(), output, log)
-        if not STAGES[request.stage].measures_device:
-            start_spare()
+        if not (STAGES[request.stage].measures_device and STAGES[request.stage].needs_quiet):
+            start_spare(after=request.stage)
         with _running_lock:
             _running.add(process)
         killer = threading.Timer(request.timeout_s, _kill, [process])

@@ -98,5 +98,5 @@ STAGE = Stage(
     name="deploy", settings=_settings, limits=device_limits, toolchain=lambda _: ("tvm", "ffi"), run=deploy,
     inputs={**GOLDEN, **INPUTS, "build": None},
     reads=(*TARGET_READS, "targets.{target}.device.key", "build.max_relative_error.{precision}"),
-    limit_reads=LIMIT_READS, measures_device=True, is_cached=False, runs=(),
+    limit_reads=LIMIT_READS, measures_device=True, needs_quiet=False, is_cached=False, runs=(),
 )  # fmt: skip

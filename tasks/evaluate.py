@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,8 @@ def evaluate(context: Context) -> dict[str, Any]:
     ships = shipped(folder, manifest)
     description = read_description(context.inputs["fetch"])
     batch, task = description.batch, description.task
-    with session_of(context.limits, settings.target) as session, _peers(context) as peers:
-        threads, here = settings.target.threads, _is_this_cpu(settings)
+    with _peers(context) as loaded, session_of(context.limits, settings.target) as session:
+        peers, threads, here = loaded(), settings.target.threads, _is_this_cpu(settings)
         rules = DeviceRules(
             settings, settings.cold_starts, threads, here, tuple(peers), settings.emulated, description.sizes
         )
@@ -139,10 +139,12 @@ def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) 
     return {"bounds": found}
 
 
-def _peers(context: Context) -> contextlib.AbstractContextManager[Sequence[Contestant]]:
+def _peers(context: Context) -> contextlib.AbstractContextManager[Callable[[], Sequence[Contestant]]]:
     settings, target = context.settings, context.settings.target
     if not _is_this_cpu(settings):
-        return contextlib.nullcontext(())  # numbers of this machine's CPU would mislead beside those of another device
+        return contextlib.nullcontext(
+            tuple
+        )  # numbers of this machine's CPU would mislead beside those of another device
     onnx_file = context.inputs["import_model"] / "peer.onnx"
     return open_peers(settings.peers, context.inputs["fetch"], onnx_file, target.threads)
 

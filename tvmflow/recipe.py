@@ -102,10 +102,22 @@ def _source_of(module: str) -> _Source | None:
     if path is None:
         return None
     source = path.read_bytes()
-    body = ast.parse(source).body
     digest = hashlib.sha256(source).hexdigest() if source.strip() else ""
-    anywhere, loaded = (tuple(_imports(module, nodes)) for nodes in (_statements(body), body))
-    return _Source(path.relative_to(CODE_ROOT).as_posix(), digest, anywhere, loaded)
+    return _Source(path.relative_to(CODE_ROOT).as_posix(), digest, *_imports_of(module, source))
+
+
+@functools.cache
+def _imports_of(module: str, source: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a module's source imports, anywhere in it and when it is loaded."""
+    body = ast.parse(source).body
+    return tuple(_imports(module, _statements(body))), tuple(_imports(module, body))
+
+
+def parse_code(module: str, runs: tuple[str, ...] = TABLES) -> None:
+    """Parse the code of a module in advance: `code_of` reads it again, but what has not changed since is not parsed again."""
+    code_of(module, runs)
+    code_of.cache_clear()
+    _source_of.cache_clear()
 
 
 def _imports(module: str, statements: Iterable[ast.AST]) -> Iterator[str]:

@@ -57,7 +57,8 @@ class Stage(Generic[S, L]):
     settings, limits: (workspace, cell) -> the values of those keys; settings are the stage's part of the recipe key.
     toolchain: settings -> names in `toolchain.version` whose versions can change the outputs.
     run: fills `context.out` and returns facts worth showing (never needed by a later stage).
-    measures_device: numbers are taken on the device, which must have nothing else to do.
+    measures_device: it works on the device, which must have nothing else to do.
+    needs_quiet: where it measures, it takes times: on this machine no other process is started meanwhile.
     keeps_log: adds to the cell's tuning log.
     runs: the tables of `recipe.TABLES` whose rows it puts to work, so that what these import is part of its code.
     """
@@ -72,6 +73,7 @@ class Stage(Generic[S, L]):
     reads: tuple[str, ...] = ()
     limit_reads: tuple[str, ...] = ()
     measures_device: bool = False
+    needs_quiet: bool = True
     keeps_log: bool = False
     runs: tuple[str, ...] = TABLES
     is_cached: bool = True

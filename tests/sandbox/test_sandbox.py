@@ -174,3 +174,14 @@ def test_the_filter_of_every_machine_is_a_program(machine: str) -> None:
     assert verdict(clone) == verdict(0) == verdict(1) == 0x7FFF0000 and verdict(clone, 0x10000000) == refused
     assert verdict(0, arch=0x40000003) == 0x80000000 and verdict(0x40000000 + 41) == refused
     assert verdict(435) == 0x00050000 | 38  # clone3: not there
+
+
+def test_a_sandbox_may_be_waited_for_later() -> None:
+    with Sandbox(f"{DEEDS}:Counter", {"start": 3}, Policy(60.0, reads=TESTS), waits=False) as sandbox:
+        assert sandbox.held == []
+        assert sandbox.wait().call("add", number=1) == 4 and sandbox.held
+    with (
+        Sandbox("os:no_such_function", {}, Policy(60.0), waits=False) as sandbox,
+        pytest.raises(ModelFileError, match="no_such"),
+    ):
+        sandbox.wait()

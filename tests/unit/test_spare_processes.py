@@ -13,6 +13,7 @@ import pytest
 
 from flows import spare_process
 from flows.spare_process import spare_processes, start_stage
+from tasks.table import STAGES
 
 ARGUMENTS = ["build", "no_such_cell", "--root"]
 
@@ -45,6 +46,23 @@ def test_a_spare_serves_one_stage_and_each_stage_has_its_own_process(root: Path,
         second, again = _run(root, tmp_path / "log")
     assert first == spare.pid != second
     assert error == again and "no_such_cell" in json.dumps(error)
+
+
+def test_a_spare_for_any_stage_serves_whichever_comes(root: Path, tmp_path: Path) -> None:
+    for stage in ("", *STAGES):
+        with spare_processes():
+            _take_first(stage)
+            spare = _waiting()
+            pid, error = _run(root, tmp_path / "log")
+        assert pid == spare.pid and "no_such_cell" in json.dumps(error)
+
+
+def _take_first(after: str) -> None:
+    """Put a spare that waits for what comes after a stage in the place of the one that is there."""
+    spare = spare_process._take()
+    assert spare is not None
+    spare_process._discard(spare)
+    spare_process.start_spare(after=after)
 
 
 def test_a_spare_that_died_is_not_missed(root: Path, tmp_path: Path) -> None:

@@ -22,21 +22,30 @@ SOURCE = "source"  # the peer that is the model's own framework
 
 
 @contextlib.contextmanager
-def open_peers(names: tuple[str, ...], fetched: Path, onnx_file: Path, threads: int) -> Iterator[list[Contestant]]:
+def open_peers(
+    names: tuple[str, ...], fetched: Path, onnx_file: Path, threads: int
+) -> Iterator[Callable[[], list[Contestant]]]:
     """Start those peers that can run this model, each on `threads` threads of this machine; they sleep between their turns.
 
+    Yields a function that waits for all of them: they load beside each other, and beside what is done before it is called.
     The source framework is no peer of its own where another one is the same runtime.
     """
     same = frontend_named(read_description(fetched).framework).same_peer
     with contextlib.ExitStack() as stack:
-        peers = []
-        for name in names:
-            if name == SOURCE and same in names:
-                continue
-            peer = stack.enter_context(sandboxed_peer(name, fetched, onnx_file, threads))
-            if peer.call("is_there"):
-                peers.append(Contestant(name, functools.partial(_timed_runs, peer), peer.group))
-        yield peers
+        started = {
+            name: stack.enter_context(sandboxed_peer(name, fetched, onnx_file, threads, waits=False))
+            for name in names
+            if not (name == SOURCE and same in names)
+        }
+
+        def loaded() -> list[Contestant]:
+            return [
+                Contestant(name, functools.partial(_timed_runs, peer), peer.group)
+                for name, peer in started.items()
+                if peer.wait().call("is_there")
+            ]
+
+        yield loaded
 
 
 def _timed_runs(peer: Sandbox, count: int) -> list[float]:
@@ -44,12 +53,12 @@ def _timed_runs(peer: Sandbox, count: int) -> list[float]:
     return times
 
 
-def sandboxed_peer(name: str, fetched: Path, onnx_file: Path, threads: int) -> Sandbox:
-    """Return a running sandbox that serves `is_there` and `time_runs`, as Peer does."""
+def sandboxed_peer(name: str, fetched: Path, onnx_file: Path, threads: int, *, waits: bool = True) -> Sandbox:
+    """Return a running sandbox that serves `is_there` and `time_runs`, as Peer does. waits: until it has loaded the model."""
     arguments = {"name": name, "fetched": str(fetched), "onnx_file": str(onnx_file), "threads": threads}
     memory = memory_for(*fetched.iterdir(), *onnx_file.parent.iterdir())
     policy = Policy(REPLY_TIMEOUT_S, reads=(fetched, onnx_file.parent), memory_bytes=memory)
-    return Sandbox("tvmflow.evaluation.peers:Peer", arguments, policy)
+    return Sandbox("tvmflow.evaluation.peers:Peer", arguments, policy, waits=waits)
 
 
 class Peer:

@@ -6,7 +6,8 @@ library.so and manifest.json. No pickle and no workspace is needed to load it, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ Arrays = Mapping[str, NDArray[Any]]
 LOADER = "tvmflow.ledger.pyfunc"
 DATA = "data"
 MOST_EXAMPLE_NUMBERS = 1 << 20  # they are written as JSON
+_COMPARISON = "warn_dependency_requirement_mismatches"
 
 
 class PyfuncLibrary:
@@ -58,11 +60,30 @@ def save_model(folder: Path, data: Path, inputs: Arrays, outputs: Arrays, tvm: s
     model_inputs, model_outputs = _single_or_dict(inputs), _single_or_dict(outputs)
     first = {name: x[:1] for name, x in inputs.items()}
     is_small = sum(x.size for x in first.values()) <= MOST_EXAMPLE_NUMBERS
-    pyfunc.save_model(
-        str(folder), loader_module=LOADER, data_path=str(data), signature=infer_signature(model_inputs, model_outputs),
-        input_example=_single_or_dict(first) if is_small else None,
-        pip_requirements=[f"tvmflow=={__version__}", f"apache-tvm=={tvm}"],
-    )  # fmt: skip
+    with _without_comparison():
+        pyfunc.save_model(
+            str(folder), loader_module=LOADER, data_path=str(data), signature=infer_signature(model_inputs, model_outputs),
+            input_example=_single_or_dict(first) if is_small else None,
+            pip_requirements=[f"tvmflow=={__version__}", f"apache-tvm=={tvm}"],
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _without_comparison() -> Iterator[None]:
+    """Within, MLflow does not compare requirements with what is installed: that takes a second, for a warning that is silenced.
+
+    MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK is for another check. An MLflow that has no function of that name compares.
+    """
+    from mlflow.utils import environment
+
+    compare = getattr(environment, _COMPARISON, None)
+    if compare is not None:
+        setattr(environment, _COMPARISON, lambda _requirements: None)
+    try:
+        yield
+    finally:
+        if compare is not None:
+            setattr(environment, _COMPARISON, compare)
 
 
 def _single_or_dict(arrays: Arrays) -> Any:

@@ -45,10 +45,22 @@ def sqlite_path(workspace: Workspace) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
-def open_mlflow(workspace: Workspace) -> MlflowClient:
-    """Return a client of the workspace's store, made where it is missing. Its calls raise StoreError."""
+def _set_environment() -> None:
     for name, value in {**PRIVACY, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_UV_AUTO_DETECT": "false"}.items():
         os.environ.setdefault(name, value)
+
+
+def import_mlflow() -> None:
+    """Import in advance what opening a store and recording in it import; that takes 2 s."""
+    _set_environment()
+    import mlflow.pyfunc
+    import mlflow.store.model_registry.sqlalchemy_store
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
+def open_mlflow(workspace: Workspace) -> MlflowClient:
+    """Return a client of the workspace's store, made where it is missing. Its calls raise StoreError."""
+    _set_environment()
     check_store(workspace)
     try:
         (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)

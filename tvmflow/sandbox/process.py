@@ -69,10 +69,19 @@ def memory_for(*files: Path) -> int:
 
 
 class Sandbox:
-    """A running sandbox. `reply` is what its function returned, if that was plain data."""
+    """A running sandbox. `reply` is what its function returned, if that was plain data.
+
+    waits: for the function to return; otherwise `wait` does, and something else can be done meanwhile.
+    """
 
     def __init__(
-        self, function: str, arguments: dict[str, Any], policy: Policy, progress: Callable[..., None] | None = None
+        self,
+        function: str,
+        arguments: dict[str, Any],
+        policy: Policy,
+        progress: Callable[..., None] | None = None,
+        *,
+        waits: bool = True,
     ) -> None:
         self.policy, self.held = policy, list[str]()
         self._own = Path(tempfile.mkdtemp(prefix="tvmflow-sandbox-")).resolve()
@@ -88,10 +97,19 @@ class Sandbox:
             request = {
                 "policy": policy.to_json(self._own), "parent": os.getpid(), "function": function, "arguments": arguments,
             }  # fmt: skip
-            self.reply = self._ask(request, progress)
+            self.reply: Any = None
+            if waits:
+                self.reply = self._ask(request, progress)
+            else:
+                self._send(request, progress)
         except BaseException:
             self.close()
             raise
+
+    def wait(self) -> Sandbox:
+        """Wait until the function has returned. Raises what it raised, or ModelFileError."""
+        self.reply = self._ask(None, None)
+        return self
 
     @property
     def group(self) -> int:
@@ -118,7 +136,14 @@ class Sandbox:
                 self._process.stdin.close()
         shutil.rmtree(self._own, ignore_errors=True)
 
-    def _ask(self, request: dict[str, Any], progress: Callable[..., None] | None) -> Any:
+    def _send(self, request: dict[str, Any], progress: Callable[..., None] | None) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer says why
+            self._process.stdin.write(json.dumps({**request, "wants_progress": progress is not None}).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _ask(self, request: dict[str, Any] | None, progress: Callable[..., None] | None) -> Any:
+        """Return the reply to a request, or to the one that was sent before."""
         timed_out = threading.Event()
 
         def kill() -> None:
@@ -128,12 +153,8 @@ class Sandbox:
         killer = threading.Timer(self.policy.timeout_s, kill)
         killer.start()
         try:
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(
-                    json.dumps({**request, "wants_progress": progress is not None}).encode() + b"\n"
-                )
-                self._process.stdin.flush()
+            if request is not None:
+                self._send(request, progress)
             while line := self._replies.readline(MAX_REPLY_BYTES):
                 event = json.loads(line)
                 if "held" in event:
