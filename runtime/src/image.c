@@ -260,7 +260,7 @@ void image_prepare(const plan_image *wanted, const tvmflow_image *image, void *m
   const axis *second = doing.is_vertical_first ? &doing.x : &doing.y;
   doing.from = second->start[0];
   *(doing.is_vertical_first ? &doing.columns : &doing.lines) = end_of(second) - doing.from;
-  if (doing.colors) pool_run(threads, mix_rows, &doing, 0);
-  pool_run(threads, first_pass, &doing, 0);
-  pool_run(threads, fill_rows, &doing, 0);
+  if (doing.colors) pool_run(threads, mix_rows, &doing, 0, 0);
+  pool_run(threads, first_pass, &doing, 0, 0);
+  pool_run(threads, fill_rows, &doing, 0, 0);
 }

@@ -50,6 +50,8 @@ struct tvmflow_instance {
   plan_tensor *all_tensors;
   plan_any *all_arguments;
   place *places;         /* of inputs, then outputs */
+  const uint32_t *loops; /* of the step that runs: the extents of the parallel loops that it has not begun */
+  uint32_t loop_count;
   int moved;             /* one of them, or the bucket, since the values were pointed at them */
   uint64_t *calls, *nanoseconds; /* one per step, and PROFILE_OTHERS; NULL where profiling was never on */
   int profiling;
@@ -145,7 +147,10 @@ static int launch(pool_task task, void *data, int tasks) {
     return failed;
   }
   current.in_loop = 1;
-  failed = pool_run(&current.instance->threads, task, data, tasks);
+  tvmflow_instance *instance = current.instance;
+  const uint32_t extent = instance->loop_count ? *instance->loops : 0;
+  if (instance->loop_count) ++instance->loops, --instance->loop_count;
+  failed = pool_run(&instance->threads, task, data, tasks, extent);
   current.in_loop = 0;
   return failed;
 }
@@ -437,6 +442,8 @@ static tvmflow_status walk(tvmflow_instance *instance) {
     const plan_step *step = &now->steps[i];
     plan_any result = {PLAN_ANY_NONE, 0, {0}};
     uint64_t begin = profiling ? now_ns() : 0;
+    instance->loops = step->loops;
+    instance->loop_count = step->loop_count;
     if (step->program && device_run(&instance->device, step->program - 1, instance->arguments + step->arguments))
       return told(TVMFLOW_DEVICE_FAILED, "the accelerator failed in %s", step->name);
     if (!step->program && step->kernel(NULL, instance->arguments + step->arguments, (int32_t)step->count, &result))
@@ -478,6 +485,7 @@ static void enter(tvmflow_instance *instance, const plan_tables *tables) {
   pthread_mutex_lock(&instance->mutex);
   current.instance = instance;
   turn_to(instance, tables);
+  pool_settle(&instance->threads);
 }
 
 static tvmflow_status leave(tvmflow_instance *instance, tvmflow_status status) {

@@ -39,12 +39,15 @@ typedef struct {
   const int64_t *shape, *strides;
 } plan_value;
 
-/* arguments: the first of `count` positions in plan.arguments. program: of the accelerator, counted from 1, in place of a kernel; or 0. */
+/* arguments: the first of `count` positions in plan.arguments. program: of the accelerator, counted from 1, in place of a kernel; or 0.
+ * loops: the extents of the kernel's parallel loops, in the order in which it begins them; none where that is not known. */
 typedef struct {
   plan_kernel kernel;
   const char *name;
   uint32_t arguments, count;
   uint32_t program;
+  uint32_t loop_count;
+  const uint32_t *loops;
 } plan_step;
 
 typedef struct {

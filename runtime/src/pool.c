@@ -19,28 +19,54 @@ static inline void relax_cpu(void) {
 #endif
 }
 
-static uint32_t round_of(unsigned long long work) { return (uint32_t)(work >> 32); }
+#define SHARE_BITS 16 /* of a word that says a round and a share, or how many */
 
-/* Whether this thread is the one that computes a share of a round. Of a round that is over all shares are taken, in it or in a later one. */
-static int take(pool *used, uint32_t share, uint32_t round) {
-  uint32_t last = atomic_load_explicit(&used->taken[share], memory_order_relaxed);
-  while ((int32_t)(last - round) < 0)
-    if (atomic_compare_exchange_weak_explicit(&used->taken[share], &last, round, memory_order_acquire, memory_order_relaxed)) return 1;
-  return 0;
+static uint64_t round_of(unsigned long long word) { return word >> SHARE_BITS; }
+static uint32_t share_of(unsigned long long word) { return (uint32_t)word & ((1u << SHARE_BITS) - 1); }
+static unsigned long long word_of(uint64_t round, uint32_t share) { return (unsigned long long)round << SHARE_BITS | share; }
+
+/* The first of a thread's own shares; those of a thread are neighbours. */
+static uint32_t first_share(const pool *used, uint32_t shares, uint32_t number) { return (uint32_t)((uint64_t)shares * number / used->threads); }
+
+/* Take the next share of a part of a round, which begins and ends with these; returns `end` where none is left. Of a round that is over all shares are
+ * taken, in it or in a later one. */
+static uint32_t take(struct pool_part *part, uint64_t round, uint32_t first, uint32_t end) {
+  unsigned long long last = atomic_load_explicit(&part->next, memory_order_relaxed);
+  for (;;) {
+    const uint32_t share = round_of(last) < round ? first : share_of(last);
+    if (round_of(last) > round || share >= end) return end;
+    if (atomic_compare_exchange_weak_explicit(&part->next, &last, word_of(round, share + 1), memory_order_acquire, memory_order_relaxed)) return share;
+  }
+}
+
+/* Compute a share: a task, and with more tasks than shares those that follow in steps. The round cannot end before it is done: what is read here is its own. */
+static void compute(pool *used, uint32_t share, uint32_t shares) {
+  int failed = 0;
+  for (int32_t task = (int32_t)share; task < used->group.num_task; task += (int32_t)shares) failed |= used->task(task, &used->group, used->data);
+  if (failed) atomic_store_explicit(&used->failed, 1, memory_order_relaxed);
 }
 
 /* Compute shares of a round: those of this thread, and where there are many threads, others until none is left. */
 static void run_shares(pool *used, uint32_t number, unsigned long long work) {
-  const uint32_t shares = (uint32_t)work, each = shares / used->threads, first = number * each;
-  for (uint32_t i = 0; i < (each > 1 ? shares : each); ++i) {
-    const uint32_t share = first + i < shares ? first + i : first + i - shares;
-    if (!take(used, share, round_of(work))) continue;
-    int failed = 0; /* the round cannot end before this share is done: what is read here is its own */
-    for (int32_t task = (int32_t)share; task < used->group.num_task; task += (int32_t)shares)
-      failed |= used->task(task, &used->group, used->data);
-    if (failed) atomic_store_explicit(&used->failed, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&used->done, 1, memory_order_release);
+  const uint64_t round = round_of(work);
+  const uint32_t shares = share_of(work), parts = used->threads > FEW_THREADS ? used->threads : 1;
+  uint32_t done = 0;
+  for (uint32_t i = 0; i < parts; ++i) {
+    const uint32_t of = number + i < used->threads ? number + i : number + i - used->threads, before = done;
+    const uint32_t first = first_share(used, shares, of), end = first_share(used, shares, of + 1);
+    for (uint32_t share; first < end && (share = take(&used->parts[of], round, first, end)) < end; ++done) compute(used, share, shares);
+    if (done > before) atomic_store_explicit(&used->counts[number].done, word_of(round, done), memory_order_release);
   }
+}
+
+/* How many shares of a round have been computed. */
+static uint32_t done_of(pool *used, uint64_t round) {
+  uint32_t done = 0;
+  for (uint32_t number = 0; number < used->threads; ++number) {
+    const unsigned long long count = atomic_load_explicit(&used->counts[number].done, memory_order_acquire);
+    if (round_of(count) == round) done += share_of(count);
+  }
+  return done;
 }
 
 /* Wait until the round is another than that of `seen`: spinning first, then asleep. */
@@ -74,7 +100,7 @@ static void *work(void *argument) {
 
 /* Begin a round of so many shares; returns it. */
 static unsigned long long announce(pool *used, uint32_t shares) {
-  const unsigned long long next = (unsigned long long)(round_of(atomic_load_explicit(&used->work, memory_order_relaxed)) + 1) << 32 | shares;
+  const unsigned long long next = word_of(round_of(atomic_load_explicit(&used->work, memory_order_relaxed)) + 1, shares);
   atomic_store(&used->work, next); /* sequentially consistent, as is the read of `sleeping`: one of both sees the other */
   if (atomic_load(&used->sleeping)) {
     pthread_mutex_lock(&used->mutex);
@@ -131,8 +157,9 @@ static int restrict_to(pthread_t thread, const cpu_set_t *set) {
 #endif
 }
 
-/* Keep the workers off the caller's CPU, where there are enough others: the system likes to wake them there, and each waits for the other. */
-static void avoid_caller(pool *used) {
+/* The system likes to wake workers on the caller's CPU, and each waits for the other. Asked once for a run: where a sandbox answers, it takes as long as a small loop. */
+void pool_settle(pool *used) {
+  if (used->threads == 1) return;
   int cpu = sched_getcpu();
   if (cpu == used->avoided || cpu < 0) return;
   cpu_set_t others = used->allowed;
@@ -175,22 +202,31 @@ tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint3
   return TVMFLOW_OK;
 }
 
-int pool_run(pool *used, pool_task task, void *data, int tasks) {
-  const uint32_t shares = used->threads > FEW_THREADS ? POOL_SHARES_EACH * used->threads : used->threads;
+/* Into how many tasks to divide a loop of so many steps, 0 for unknown: none of them empty, where many threads may take those of others. */
+static uint32_t tasks_of(const pool *used, uint32_t extent) {
+  if (used->threads <= FEW_THREADS) return used->threads;
+  const uint32_t most = POOL_SHARES_EACH * used->threads;
+  if (!extent) return most;
+  const uint32_t steps = (extent + most - 1) / most;
+  return (extent + steps - 1) / steps;
+}
+
+int pool_run(pool *used, pool_task task, void *data, int tasks, uint32_t extent) {
+  const uint32_t count = tasks > 0 ? (uint32_t)tasks : tasks_of(used, extent), most = POOL_SHARES_EACH * used->threads;
+  const uint32_t shares = used->threads <= FEW_THREADS ? used->threads : count < most ? count : most;
   used->task = task;
   used->data = data;
-  used->group = (pool_group){NULL, tasks > 0 ? tasks : (int32_t)shares};
+  used->group = (pool_group){NULL, (int32_t)count};
   if (used->threads == 1) {
     int failed = 0;
     for (int32_t i = 0; i < used->group.num_task; ++i) failed |= task(i, &used->group, data);
     return failed;
   }
-  avoid_caller(used);
   atomic_store_explicit(&used->failed, 0, memory_order_relaxed);
-  atomic_store_explicit(&used->done, 0, memory_order_relaxed);
-  run_shares(used, 0, announce(used, shares));
+  const unsigned long long begun = announce(used, shares);
+  run_shares(used, 0, begun);
   uint64_t until = now_ns() + used->spin_ns;
-  for (uint32_t turn = 0; atomic_load_explicit(&used->done, memory_order_acquire) < shares; ++turn) {
+  for (uint32_t turn = 0; done_of(used, round_of(begun)) < shares; ++turn) {
     relax_cpu();
     if (turn % 64 == 63 && now_ns() > until) sched_yield();
   }

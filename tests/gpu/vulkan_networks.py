@@ -107,7 +107,7 @@ def plan_text(network: HandMade) -> str:
     steps, kernels, used = [], [], 0
     for i, kernel in enumerate(network.kernels):
         at = codes.index(kernel.spirv)
-        steps.append(f'{{NULL, "step{i}", {used}, {len(kernel.arguments)}, 0}}')
+        steps.append(f'{{NULL, "step{i}", {used}, {len(kernel.arguments)}, 0, 0, NULL}}')
         kernels.append(
             f'{{"step{i}", code{at}, sizeof code{at}, {{{_numbers(kernel.groups)}}}, {{{_numbers(kernel.group_size)}}}}}'
         )

@@ -82,7 +82,7 @@ static const plan_value values[] = {
     {PLAN_OUTPUT, 2, 32, 2, 1, 0, shape, strides},
 };
 static const uint32_t arguments[] = {0, 1, 2, 2, 3};
-static const plan_step steps[] = {{add, "add", 0, 3, 0}, {twice, "twice", 3, 2, 0}};
+static const plan_step steps[] = {{add, "add", 0, 3, 0, 0, NULL}, {twice, "twice", 3, 2, 0, 0, NULL}};
 static const plan_copy copies[] = {{2, 4, SIZE * sizeof(float)}};
 static const tvmflow_tensor inputs[] = {{"x", shape, 2, TVMFLOW_FLOAT32, SIZE * sizeof(float)}};
 static const tvmflow_tensor outputs[] = {

@@ -20,6 +20,7 @@ from tvmflow.gpu.executable import GpuExecutable
 from tvmflow.gpu.launches import Argument, Launch
 from tvmflow.ir.ir_files import bytes_of
 from tvmflow.ir.tvm_names import constant_value, type_of
+from tvmflow.kernels.loops import parallel_loops
 from tvmflow.passes.allocate_tensors import ALIGNMENT, with_allocations
 
 ProgramOf = Callable[[str, bytes], DeviceProgram]
@@ -57,7 +58,7 @@ class Step:
     """A call of a kernel. arguments: positions in `Plan.values`, what it reads first; the last `written` are its outputs.
 
     program: position in `Plan.programs` where the accelerator computes it, None for a function of the CPU. launch: what the GPU does, whose
-    arguments are `arguments` in another order: positions in it.
+    arguments are `arguments` in another order: positions in it. loops: extents of the function's parallel loops, in the order in which it begins them.
     """
 
     kernel: str
@@ -66,6 +67,7 @@ class Step:
     program: int | None = None
     launch: Launch | None = None
     order: tuple[int, ...] = ()
+    loops: tuple[int, ...] = ()
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -154,6 +156,7 @@ class _Reader:
         self.program_of, self.gpu, self.alignment = program_of, gpu, alignment
         self.textures: dict[int, Texture] = {}
         self.kernels = {name.name_hint for name in mod.functions if name.name_hint != "main"}
+        self.mod = mod
         self.memories: list[_Memory] = []
         self.values: list[Value] = []
         self.steps: list[Step] = []
@@ -276,7 +279,8 @@ class _Reader:
             self._check_sizes(name, program, arguments)
         if not written:
             raise StageError(f"kernel {name} writes nothing that is new", "an output of its own")
-        self._add(Step(name, arguments, written, program))
+        loops = parallel_loops(self.mod[name]) if program is None else ()
+        self._add(Step(name, arguments, written, program, loops=loops))
 
     def _launches(self, name: str, given: Any) -> None:
         """Add a step for each launch of a kernel, with memory of its own."""

@@ -271,6 +271,7 @@ def plan_tables(
     kernels = sorted({step.kernel for step in plan.steps if step.program is None and step.launch is None})
     arguments = [at for step in plan.steps for at in step.given]
     starts = accumulate((len(step.arguments) for step in plan.steps), initial=0)
+    loops = accumulate((len(step.loops) for step in plan.steps), initial=0)
     is_largest = name == "plan"
     image, sized = (network.image, network.sized) if is_largest else (None, None)
     lines = ['#include "plan.h"', "", "extern const unsigned char plan_constants[];"]
@@ -281,9 +282,10 @@ def plan_tables(
         *lines,
         _table("plan_value", "values", (_value(at, value, plan) for at, value in enumerate(plan.values))),
         _table("uint32_t", "arguments", map(str, arguments)),
+        _table("uint32_t", "loops", (str(extent) for step in plan.steps for extent in step.loops)),
         _table("plan_step", "steps", (
-            f"{{{_function(step)}, {c_string(step.kernel)}, {start}, {len(step.arguments)}, {0 if step.program is None else step.program + 1}}}"
-            for step, start in zip(plan.steps, starts, strict=False)
+            f"{{{_function(step)}, {c_string(step.kernel)}, {start}, {len(step.arguments)}, {0 if step.program is None else step.program + 1}, {len(step.loops)}, loops + {first}}}"
+            for step, start, first in zip(plan.steps, starts, loops, strict=False)
         )),
         _table("plan_copy", "copies", (f"{{{a}, {b}, {plan.values[a].size}}}" for a, b in plan.copies)),
         _table("tvmflow_tensor", "inputs", (

@@ -21,7 +21,7 @@ static const plan_value values[] = {
     {PLAN_OUTPUT, 0, 8, 2, 0, 0, shape, strides}, {PLAN_OUTPUT, 0, 8, 2, 1, 0, shape, strides},
 };
 static const uint32_t arguments[] = {0, 1, 2, 1, 3};
-static const plan_step steps[] = {{(plan_kernel)0, "part 0", 0, 3, 1}, {negate, "negate", 3, 2, 0}};
+static const plan_step steps[] = {{(plan_kernel)0, "part 0", 0, 3, 1, 0, NULL}, {negate, "negate", 3, 2, 0, 0, NULL}};
 static const plan_copy copies[] = {{0, 0, 0}};
 static const tvmflow_tensor inputs[] = {{"x", shape, 2, TVMFLOW_INT8, SIZE}};
 static const tvmflow_tensor outputs[] = {{"y", shape, 2, TVMFLOW_INT8, SIZE}, {"z", shape, 2, TVMFLOW_INT8, SIZE}};

@@ -23,7 +23,7 @@ static int every_second(void *self, const plan_any *arguments, int32_t count, pl
 static const int32_t constants[] = {100};
 static const int64_t one[] = {1};
 static const uint32_t arguments[] = {0, 1, 2, 2, 3};
-static const plan_step steps[] = {{add, "add", 0, 3, 0}, {every_second, "every_second", 3, 2, 0}};
+static const plan_step steps[] = {{add, "add", 0, 3, 0, 0, NULL}, {every_second, "every_second", 3, 2, 0, 0, NULL}};
 static const plan_copy copies[] = {{0, 0, 0}};
 enum { SHORT = 3, LONG = 7, FEW = 1, MANY = 4 };
 

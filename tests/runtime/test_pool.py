@@ -1,0 +1,23 @@
+"""The pool of threads of a self-contained library by itself, under the sanitizers for threads and for memory."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tvmflow.building.runtime import RUNTIME
+
+_FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread")
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_each_step_of_a_loop_runs_once(sanitizer: str, tmp_path: Path) -> None:
+    program = tmp_path / "pool"
+    folders = [f"-I{RUNTIME / folder}" for folder in ("src", "include")]
+    sources = [Path(__file__).parent / "pool" / "main.c", RUNTIME / "src" / "pool.c"]
+    subprocess.run(["gcc", *_FLAGS, f"-fsanitize={sanitizer}", *folders, "-o", program, *sources], check=True)
+    for threads in (1, 2, 4, 5, 9, 16):
+        done = subprocess.run([program, str(threads)], capture_output=True, text=True, timeout=300, check=False)
+        assert not done.returncode, f"{threads} threads: {done.stdout}{done.stderr[-2000:]}"
