@@ -21,7 +21,7 @@ class HoistTiles:
     """IRModule -> IRModule, of kernels that are lowered as far as calls of the runtime."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return rewritten_kernels(mod, _hoisted)
+        return rewritten_kernels(mod, lambda _: _hoisted)
 
 
 def _hoisted(statement: Any) -> Any:

@@ -4,11 +4,14 @@ The end of a layer in 8 bits, clip(round(x) + zero point), takes nine instructio
 narrowing are operations of their own. fcvtns rounds into 32 bits, sqxtn narrows to 16, sqadd adds the zero point to eight of them, and
 sqxtn or sqxtun narrows to 8. All of them saturate, so that limits of the type cost nothing, and others one instruction for
 eight bytes. AVX-512 rounds and converts 16 values in one instruction once they are limited, where rounding by itself takes two operations; bytes without a
-sign and a zero point need the lower limit only, since what is too large saturates.
+sign and a zero point need the lower limit only, since what is too large saturates. A byte that only integers are computed from, as where two
+branches of a network are added, is not narrowed at all.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +25,10 @@ from tvmflow.ir.tvm_names import constant_value, dtype_of, operator_of, type_of
 from tvmflow.targets.cpu_features import has_wide_vectors, multiplies_by_lane
 
 _NEON, _AVX512 = "tvmflow.round_to_byte", "tvmflow.round_to_byte_512"  # of float32 and the zero point, int32
+_AS_INTEGER = {
+    "int8": "tvmflow.round_to_int8_as_integer",
+    "uint8": "tvmflow.round_to_uint8_as_integer",
+}  # the value of such a byte in 32 bits
 _LIMITS = {"int8": (-128, 127), "uint8": (0, 255)}
 _NARROW = {"int8": "llvm.aarch64.neon.sqxtn", "uint8": "llvm.aarch64.neon.sqxtun"}
 Array = np.ndarray[Any, Any]
@@ -51,11 +58,11 @@ def _narrowed(value: Any, zero: int, dtype: str, lanes: int) -> Any:
     return narrow if lanes == 8 else tirx.vectorlow(f"{dtype}x4", narrow)
 
 
-def _by_operations(value: Any, zero: int, dtype: str, lanes: int) -> Any:
-    wide = dtype_of(value)
+def _by_operations(value: Any, zero: int, dtype: str, lanes: int, result: str = "") -> Any:
+    wide, result = dtype_of(value), result or dtype
     low, high = (tirx.const(float(limit), wide) for limit in _LIMITS[dtype])
     limited = tirx.max(tirx.min(tirx.nearbyint(value) + tirx.const(float(zero), wide), high), low)
-    return limited.astype(dtype if lanes == 1 else f"{dtype}x{lanes}")
+    return limited.astype(result if lanes == 1 else f"{result}x{lanes}")
 
 
 def _call_512(call: Any) -> Any:
@@ -64,13 +71,33 @@ def _call_512(call: Any) -> Any:
     dtype, _, lanes = dtype_of(call).partition("x")
     if lanes != "16":
         return _by_operations(value, zero, dtype, int(lanes or 1))
-    low, high = (tirx.const(float(limit - zero), "float32x16") for limit in _LIMITS[dtype])
     if dtype == "uint8" and not zero:
-        words = _converted("llvm.x86.avx512.mask.cvtps2udq.512", tirx.max(value, low))
+        words = _converted("llvm.x86.avx512.mask.cvtps2udq.512", tirx.max(value, tirx.const(0.0, "float32x16")))
         none, all_lanes = tirx.const(0, "uint8x16"), tirx.const(-1, "int16")
         return tirx.call_llvm_pure_intrin("uint8x16", "llvm.x86.avx512.mask.pmovus.db.512", words, none, all_lanes)
+    return _integers_512(value, zero, dtype).astype(f"{dtype}x16")
+
+
+def _integers_512(value: Any, zero: int, dtype: str) -> Any:
+    """Return 16 values of a byte in 32 bits."""
+    low, high = (tirx.const(float(limit - zero), "float32x16") for limit in _LIMITS[dtype])
     words = _converted("llvm.x86.avx512.mask.cvtps2dq.512", tirx.max(tirx.min(value, high), low))
-    return (words + tirx.const(zero, "int32x16")).astype(f"{dtype}x16")
+    return words + tirx.const(zero, "int32x16")
+
+
+def _call_as_integer(dtype: str) -> Callable[[Any], Any]:
+    """Return what makes of a call its value in 32 bits. dtype: of the byte."""
+
+    def call_as_integer(call: Any) -> Any:
+        value, zero = call.args[0], int(getattr(call.args[1], "value", call.args[1]))
+        _, _, lanes = dtype_of(call).partition("x")
+        return (
+            _integers_512(value, zero, dtype)
+            if lanes == "16"
+            else _by_operations(value, zero, dtype, int(lanes or 1), "int32")
+        )
+
+    return call_as_integer
 
 
 def _converted(instruction: str, value: Any) -> Any:
@@ -85,6 +112,13 @@ def _halves(value: Any, lanes: int) -> tuple[Any, Any]:
 
 register_operator(_NEON, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call)
 register_operator(_AVX512, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call_512)
+for _dtype, _name in _AS_INTEGER.items():
+    register_operator(
+        _name,
+        "clip(round(x) + zero point), to the nearest, ties to even, of a byte's limits, as an integer of 32 bits",
+        2,
+        _call_as_integer(_dtype),
+    )
 
 
 @dataclass(frozen=True)
@@ -103,27 +137,55 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
     def __init__(self, mod: Any, operator: str) -> None:
         super().__init__(mod)
         self.operator = operator
+        self.uses: Counter[Any] = Counter()
+        self.emitted: list[tuple[Any, _Bytes]] = []
+
+    def narrowed(self, function: Any) -> Any:
+        """Return a function with its roundings to bytes narrowed."""
+        relax.analysis.post_order_visit(function, self._count)
+        return self.visit_expr(function)
+
+    def _count(self, expression: Any) -> None:
+        if isinstance(expression, relax.Call | relax.Tuple | relax.SeqExpr):
+            parts = (
+                expression.args
+                if isinstance(expression, relax.Call)
+                else expression.fields
+                if isinstance(expression, relax.Tuple)
+                else [expression.body]
+            )
+            self.uses.update(part for part in parts if isinstance(part, relax.Var))
 
     def visit_call_(self, call: Any) -> Any:
+        given = call.args[0] if call.args else None
         call = self.visit_expr_post_order(call)
-        found = self._bytes(call) if getattr(call.op, "name", "") == "relax.astype" else None
-        return call if found is None else self._emit(found)
+        if getattr(call.op, "name", "") != "relax.astype":
+            return call
+        if str(call.attrs.dtype) == "int32" and self.operator == _AVX512 and self.uses[given] == 1:
+            made = self._made(call.args[0])
+            byte = next((byte for one, byte in self.emitted if one.same_as(made)), None)
+            return call if byte is None else self._emit(byte, _AS_INTEGER[byte.dtype], "int32")
+        found = self._bytes(call)
+        if found is None:
+            return call
+        self.emitted.append((self._emit(found, self.operator, found.dtype), found))
+        return self.emitted[-1][0]
 
-    def _emit(self, found: _Bytes) -> Any:
+    def _emit(self, found: _Bytes, operator: str, dtype: str) -> Any:
         names = [name for name in ("low", "high") if getattr(found, name) is not None]
 
         def narrow(x: Any, *limits: Any) -> Any:
             of = dict(zip(names, limits, strict=True))
 
             def at(*index: Any) -> Any:
-                value = tirx.call_intrin(found.dtype, self.operator, x[index], tirx.const(found.zero, "int32"))
+                value = tirx.call_intrin(dtype, operator, x[index], tirx.const(found.zero, "int32"))
                 if "high" in of:
                     value = tirx.min(value, _value_at(of["high"], index))
                 return tirx.max(value, _value_at(of["low"], index)) if "low" in of else value
 
             return te.compute(x.shape, at, name="compute")
 
-        limits = [relax.const(getattr(found, name), found.dtype) for name in names]
+        limits = [relax.const(getattr(found, name).astype(dtype), dtype) for name in names]
         return self.builder_.call_te(narrow, found.value, *limits, primfunc_name_hint="narrow")
 
     def _bytes(self, call: Any) -> _Bytes | None:
@@ -189,5 +251,5 @@ class NarrowByInstruction:
         narrower = _Narrower(mod, _NEON if multiplies_by_lane(target) else _AVX512)
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function):
-                narrower.builder_.update_func(variable, narrower.visit_expr(function))
+                narrower.builder_.update_func(variable, narrower.narrowed(function))
         return narrower.builder_.get()

@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvm_ffi import structural_walk
 
 Rewrite = Callable[[Any], Any]  # statement -> statement, the same object where it stays
 
@@ -16,20 +17,34 @@ def rewritten(statement: Any, rewrite: Rewrite) -> Any:
     return rewrite(_with_parts(statement, rewrite))
 
 
-def rewritten_kernels(mod: Any, rewrite: Rewrite) -> Any:
-    """Return a module with the statements of its kernels rewritten."""
+def rewritten_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
+    """Return a module with the statements of its kernels rewritten. rewrite_of: a kernel -> how its statements are."""
     functions = {
-        variable: function.with_body(rewritten(function.body, rewrite)) if isinstance(function, tirx.PrimFunc) else function
+        variable: function.with_body(rewritten(function.body, rewrite_of(function))) if isinstance(function, tirx.PrimFunc) else function
         for variable, function in mod.functions.items()
     }  # fmt: skip
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
+def calls(function: Any, beginning: str) -> bool:
+    """Whether a kernel calls an external function whose name begins so."""
+    found = []
+
+    def look(call: Any) -> None:
+        if getattr(call.op, "name", "") == "tirx.call_extern":
+            found.append(str(getattr(call.args[0], "value", "")).startswith(beginning))
+
+    structural_walk(function.body, (tvm.ir.Call, look))
+    return any(found)
+
+
 def _with_parts(statement: Any, rewrite: Rewrite) -> Any:
     if isinstance(statement, tirx.SeqStmt):
         parts = [rewritten(part, rewrite) for part in statement.seq]
-        same = all(new.same_as(old) for new, old in zip(parts, statement.seq, strict=True))
-        return statement if same else tirx.SeqStmt(parts)
+        if all(new.same_as(old) for new, old in zip(parts, statement.seq, strict=True)):
+            return statement
+        # What a part declares is known to those behind it, which it would not be from a sequence within the sequence.
+        return tirx.SeqStmt([one for part in parts for one in (part.seq if isinstance(part, tirx.SeqStmt) else [part])])
     if isinstance(statement, tirx.IfThenElse):
         then, other = rewritten(statement.then_case, rewrite), statement.else_case
         other = other and rewritten(other, rewrite)

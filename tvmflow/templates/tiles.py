@@ -108,6 +108,7 @@ define weak_odr i32 @tvmflow_tilerelease(ptr %0) alwaysinline nounwind {
   ret i32 0
 }
 """
+STORED = "tvmflow_tilestored_"  # begins the names of the functions that store sums
 CONFIGURED = "tvmflow_tiles_"  # begins the names of the functions that do it
 _INSTRUCTIONS = {"uint8": "tdpbusd", "int8": "tdpbssd", "bfloat16": "tdpbf16ps"}
 
