@@ -64,9 +64,9 @@ class CpuFeatures:
     dots: tuple[str, ...] = ()
     activations: Literal["uint8", "int8"] = "uint8"
 
-    def accumulators(self, block: int) -> int:
-        """Return how many vectors of `block` float32 values stay in registers, three left for operands."""
-        return max((self.registers - 3) * self.lanes // max(block, self.lanes), 1)
+    def accumulators(self, block: int, spare: int = 3) -> int:
+        """Return how many vectors of `block` float32 values stay in registers, some spared for operands."""
+        return max((self.registers - spare) * self.lanes // max(block, self.lanes), 1)
 
     @property
     def channel_block(self) -> int:

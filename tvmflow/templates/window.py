@@ -140,14 +140,15 @@ def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, in
     pairs = pairs_for(schedule, kernel, cpu)
     if pairs:
         return [(0, pairs.number, point) for point in pair_points(schedule, kernel, pairs)]
-    most = cpu.accumulators(lanes)
     by_channel = reduced == 2
+    most, fewer = cpu.accumulators(lanes), cpu.accumulators(lanes, spare=max(cpu.registers * 3 // 16, 4))
     points = [
         (c, h, w)
         for c in ([1] if by_channel else divisors(channels, 8))
         for h in divisors(height, 4)
         for w in divisors(width, 28)
-        if c * h * w <= most
+        if c * h * w
+        <= (most if c == 1 and not by_channel else fewer)  # LLVM keeps what it uses twice, and then spills sums
     ]
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
