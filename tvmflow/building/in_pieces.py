@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tvmflow.building.library import Scheduled
 
 PIECES = 8  # for each processor some, since kernels are not alike
-_CODE = ("llvm",)  # of TVM's modules: those that LLVM makes machine code of
+LLVM_KINDS = ("llvm",)  # of TVM's modules: those that LLVM makes machine code of
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -48,7 +48,7 @@ def compile_in_pieces(mod: Any, target: Any, tir_pipeline: str) -> Any:
 
 def make_code(executable: Any) -> None:
     """Let LLVM make the machine code of all pieces side by side; a virtual machine would ask for one after the other."""
-    side_by_side(_code_of, [part for part in executable.mod.imports if part.kind in _CODE])
+    side_by_side(_code_of, [part for part in executable.mod.imports if part.kind in LLVM_KINDS])
 
 
 def _code_of(part: Any) -> None:
@@ -69,7 +69,7 @@ def to_objects(executable: Any, folder: Path) -> None:
     import tvm
 
     parts = list(executable.mod.imports)
-    if len(parts) < 2 or any(part.kind not in _CODE for part in parts):
+    if len(parts) < 2 or any(part.kind not in LLVM_KINDS for part in parts):
         return
 
     def written(item: tuple[int, Any]) -> Any:

@@ -20,7 +20,7 @@ from tvmflow.artifacts import describe_file
 from tvmflow.backends.table import simulated_driver
 from tvmflow.building.gpu_tables import gpu_tables, sources_of, write_codes
 from tvmflow.building.image_table import ImageInput, image_tables
-from tvmflow.building.in_pieces import side_by_side
+from tvmflow.building.in_pieces import LLVM_KINDS, side_by_side
 from tvmflow.building.library import Scheduled
 from tvmflow.building.plan import Plan, Step, Value, plan_of
 from tvmflow.building.runtime import ABI_VERSION, RUNTIME
@@ -33,7 +33,7 @@ from tvmflow.gpu.executable import Api, GpuCode, GpuExecutable
 from tvmflow.network_binding import network_binding
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
-_OBJECT_KINDS = ("llvm", "static_library")  # of TVM's modules: those that are written as an object file
+_OBJECT_KINDS = (*LLVM_KINDS, "static_library")  # of TVM's modules: those that are written as an object file
 _SOURCES = ("network.c", "device.c", "pool.c", "image.c", "scores.c", "arithmetic.c", "fallback.c", "sizes.c")
 _PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
 _COMPILE = (

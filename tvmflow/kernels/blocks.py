@@ -6,10 +6,11 @@ reduction), then element-wise blocks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import s_tir
+from tvm import DataType, s_tir
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ def over_threads(schedule: Any, loops: list[Any]) -> None:
     """Give nested loops to threads, as one."""
     if loops:
         schedule.parallel(schedule.fuse(*loops) if len(loops) > 1 else loops[0])
+
+
+def buffer_bytes(buffer: Any) -> int:
+    """Return the size of a buffer of known shape."""
+    return math.prod(int(extent) for extent in buffer.shape) * int(DataType(str(buffer.dtype)).bits) // 8
 
 
 def region_buffer(region: Any) -> Any:

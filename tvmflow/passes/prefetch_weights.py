@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import tirx
 
-from tvmflow.kernels.blocks import new_schedule, region_buffer
-from tvmflow.passes.statements import with_body
+from tvmflow.kernels.blocks import buffer_bytes, new_schedule, region_buffer
+from tvmflow.passes.statements import has, kernels_changed, with_body
 from tvmflow.templates.primitives import PREFETCHED
 
 _LINE_BYTES = 64
@@ -29,13 +28,11 @@ define weak_odr i32 @{_FUNCTION}(ptr %weights, i32 %offset) alwaysinline nounwin
 
 def with_prefetching(mod: Any) -> Any:
     """Return a module of scheduled kernels in which the loops that PREFETCHED marks ask for the weights of the next block of channels."""
-    functions = {
-        variable: _prefetching(function)
-        if isinstance(function, tirx.PrimFunc) and PREFETCHED in function.script(show_meta=False)
-        else function
-        for variable, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return kernels_changed(mod, _is_marked, _prefetching)
+
+
+def _is_marked(function: Any) -> bool:
+    return has(function, tirx.For, lambda loop: PREFETCHED in loop.annotations)
 
 
 def _prefetching(function: Any) -> Any:
@@ -63,9 +60,7 @@ def _with_prefetches(statement: Any, around: tuple[Any, ...]) -> Any:
     panels, *others = (int(extent) for extent in weights.shape)
     panel = tirx.floordiv(shares.loop_var, pieces) * blocks + blocks
     first = [tirx.floormod(panel, panels), *(0 for _ in others)]
-    size = blocks * tvm.DataType(str(weights.dtype)).bits // 8
-    for extent in others:
-        size *= extent
+    size = blocks * buffer_bytes(weights) // panels
     tiles, steps = int(rows.extent) * int(columns.extent), int(statement.extent)
     lines = -(-size // (_LINE_BYTES * tiles * steps))
     tile = rows.loop_var * columns.extent + columns.loop_var

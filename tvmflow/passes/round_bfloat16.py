@@ -15,10 +15,10 @@ from tvm import te, tirx, topi
 from tvmflow.ir.operators import register_operator
 from tvmflow.ir.tvm_names import constant_value, dtype_of, type_of
 from tvmflow.kernels.blocks import new_schedule
+from tvmflow.passes.statements import has, kernels_changed
 from tvmflow.targets.cpu_features import computes_in_bfloat16
 
 _OPERATOR = "tvmflow.round_bfloat16"
-_PRINTED = _OPERATOR.replace(".", "_")  # its name in the text of a module
 _FUNCTION = """
 define weak_odr <{lanes} x i16> @tvmflow_round_{lanes}(<{lanes} x float> %x) alwaysinline nounwind {{
   %rounded = fptrunc <{lanes} x float> %x to <{lanes} x bfloat>
@@ -76,13 +76,11 @@ def with_rounding(mod: Any, target: Any) -> Any:
     """Return a module whose kernels that round bring the functions that do it."""
     if not computes_in_bfloat16(target):
         return mod
-    functions = {
-        variable: _with_functions(function)
-        if isinstance(function, tirx.PrimFunc) and _PRINTED in function.script(show_meta=False)
-        else function
-        for variable, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return kernels_changed(mod, _rounds, _with_functions)
+
+
+def _rounds(function: Any) -> bool:
+    return has(function, tvm.ir.Call, lambda call: getattr(call.op, "name", "") == _OPERATOR)
 
 
 def _with_functions(function: Any) -> Any:

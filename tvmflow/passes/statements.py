@@ -19,23 +19,35 @@ def rewritten(statement: Any, rewrite: Rewrite) -> Any:
 
 def rewritten_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
     """Return a module with the statements of its kernels rewritten. rewrite_of: a kernel -> how its statements are."""
+    return kernels_changed(
+        mod, lambda _: True, lambda kernel: kernel.with_body(rewritten(kernel.body, rewrite_of(kernel)))
+    )
+
+
+def kernels_changed(mod: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """Return a module with those of its kernels changed that are wanted."""
     functions = {
-        variable: function.with_body(rewritten(function.body, rewrite_of(function))) if isinstance(function, tirx.PrimFunc) else function
+        variable: change(function) if isinstance(function, tirx.PrimFunc) and wanted(function) else function
         for variable, function in mod.functions.items()
-    }  # fmt: skip
+    }
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def has(function: Any, kind: type, wanted: Callable[[Any], bool]) -> bool:
+    """Whether a kernel has a node of a kind, tirx.For or tvm.ir.Call for example, that is wanted."""
+    found = []
+    structural_walk(function.body, (kind, lambda node: found.append(wanted(node))))
+    return any(found)
 
 
 def calls(function: Any, beginning: str) -> bool:
     """Whether a kernel calls an external function whose name begins so."""
-    found = []
 
-    def look(call: Any) -> None:
-        if getattr(call.op, "name", "") == "tirx.call_extern":
-            found.append(str(getattr(call.args[0], "value", "")).startswith(beginning))
+    def wanted(call: Any) -> bool:
+        name = call.args[0] if getattr(call.op, "name", "") == "tirx.call_extern" else None
+        return str(getattr(name, "value", "")).startswith(beginning)
 
-    structural_walk(function.body, (tvm.ir.Call, look))
-    return any(found)
+    return has(function, tvm.ir.Call, wanted)
 
 
 def _with_parts(statement: Any, rewrite: Rewrite) -> Any:

@@ -6,12 +6,9 @@ lies in that core's cache, and where cores share none, fetching it takes longer 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from tvm import DataType
-
-from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.kernels.blocks import Kernel, block_ref, buffer_bytes, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
 from tvmflow.templates.columns import column_points, columns_for, columns_numbered, sum_by_columns
@@ -123,8 +120,7 @@ def _prefetch(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs) -> 
     (_, channels, height, width, *_), reduced = window
     if reduced < 4 or cpu.lanes < 8 or knobs.get("tiles"):
         return {}
-    weights = region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[-1])
-    size = math.prod(int(extent) for extent in weights.shape) * DataType(str(weights.dtype)).itemsize
+    size = buffer_bytes(region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[-1]))
     tiles = knobs["chunk"] // knobs["h_tile"] * width // knobs["w_tile"]
     many = size > cpu.l2_bytes // 4 and size * knobs["c_tile"] // channels <= cpu.l2_bytes * 3 // 8
     if not (many and tiles in _PREFETCHING):
