@@ -18,6 +18,7 @@ from tvmflow.frontends.source_model import one_input
 from tvmflow.kernels.workloads import Workload, anchor_extents, extract_workloads
 from tvmflow.params import ReleaseParams
 from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.legalize_convolutions import convolution_keys
 from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.progress import silent
 from tvmflow.release.gate import judge
@@ -75,6 +76,20 @@ def test_loops_are_those_of_the_schedule(name: str) -> None:
         assert loop.chain * loop.accumulators >= loop.counts["multiply_add"] and (
             registers > 16 or not loop.counts["spill"]
         ), knobs
+
+
+def test_winograds_first_tiles_are_of_one_row() -> None:
+    """2 x 2 tiles of pixels with four blocks of channels took twice the time of 1 x 7 with two: four blocks of weights came from a far cache for each."""
+    from torch import nn
+
+    backend = CpuBackend(TARGETS["znver4"])
+    model = ExportedModel(nn.Conv2d(512, 512, 3, 1, 1), one_input("x", (1, 512, 28, 28)))
+    packed = PackChannels(16)(canonicalize(model.to_relax()))
+    chosen = dict.fromkeys(convolution_keys(packed), 2)
+    workloads = extract_workloads(lower(packed, backend, winograd=chosen))
+    matches = [backend.template_for(workload.function) for workload in workloads]
+    [candidates] = [match[1] for match in matches if match and match[0].name == "winograd"]
+    assert [candidates[0][knob] for knob in ("c_tile", "y_tile", "x_tile")] == [2, 1, 7]
 
 
 @pytest.mark.parametrize("name", TARGETS)

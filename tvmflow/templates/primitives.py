@@ -109,6 +109,18 @@ def spread_rows(schedule: Any, name: str, parallel: int) -> None:
     schedule.vectorize(lane)
 
 
+def loads_for_sums(tile: tuple[int, int, int], most: int, by_channel: bool = False) -> float:
+    """Return what a tile of sums (blocks of channels, rows, columns) loads for a multiplication; `most` sums fit into registers.
+
+    A value of the image is in the nearest cache, weights come from the next, each block of channels from a place of its own. Too few sums do not hide
+    the latency of a multiplication, too many leave no registers for operands. by_channel: depthwise, each value is multiplied in one block of channels.
+    """
+    c, h, w = tile
+    held = c * h * w
+    loads = 1 / (h * w) + 1.0 if by_channel else 2 / (h * w) + 0.5 / c
+    return loads * (2.0 if held > 0.75 * most else 1.0) / (min(held, 12) / 12)
+
+
 def weight_bytes(schedule: Any, kernel: Kernel) -> int:
     """Return the size of a convolution's weights, counted as float32."""
     return _bytes_of(_regions(schedule, kernel)[-1])

@@ -24,6 +24,7 @@ from tvmflow.templates.primitives import (
     divisors,
     image_bytes,
     leaves_idle,
+    loads_for_sums,
     merge_epilogue,
     packed_loops,
     parallel_first,
@@ -148,14 +149,7 @@ def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, in
     ]
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Loads per multiplication; too few accumulators do not hide its latency, too many leave none for operands.
-
-        A value of the image is in the nearest cache, weights come from the next, each block of channels from a place of its own.
-        """
-        c, h, w = point
-        held = c * h * w
-        loads = (1 / (h * w) + 1.0 if by_channel else 2 / (h * w) + 0.5 / c) * (2.0 if held > 0.75 * most else 1.0)
-        return (loads / (min(held, 12) / 12), h, -w)
+        return (loads_for_sums(point, most, by_channel), point[1], -point[2])
 
     points.sort(key=cost)
     dot = None

@@ -15,6 +15,7 @@ from tvmflow.templates.primitives import (
     distinct,
     divisors,
     leaves_idle,
+    loads_for_sums,
     packed_loops,
     spread_pixels,
     weight_bytes,
@@ -48,13 +49,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         for x in divisors(columns, 16)
         if c * y * x <= most
     ]
-    points.sort(
-        key=lambda p: (
-            (1 / (p[1] * p[2]) + 0.5 / p[0])
-            * (2.0 if p[0] * p[1] * p[2] > 0.6 * most else 1.0)
-            / (min(p[0] * p[1] * p[2], 12) / 12)
-        )
-    )
+    points.sort(key=lambda point: (loads_for_sums(point, most), point[1]))
     dot = dot_for(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
     row = lane_for(cpu, ("float32",) * 3, lanes, (sizes[7], 1)) if len(sizes) == 8 else None
