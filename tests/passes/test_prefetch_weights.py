@@ -20,6 +20,10 @@ from tvmflow.frontends.source_model import one_input
 from tvmflow.kernels.workloads import Workload, extract_workloads, operations
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.prefetch_weights import with_prefetching
+from tvmflow.progress import silent
+from tvmflow.quantization.precisions import PrecisionRequest, to_precision
+from tvmflow.sources.datasets import Samples
+from tvmflow.stage_params import DEFAULT_MIXED
 from tvmflow.targets.resolve import Processor, host_target
 from tvmflow.templates import TEMPLATES, Knobs, scheduled, template_for
 from tvmflow.tuning.measure import inputs_of
@@ -159,3 +163,22 @@ def test_outputs_stay_and_the_instruction_is_there() -> None:
         assembly.append(library.mod.inspect_source("asm"))
     assert np.array_equal(*outputs) and np.ptp(outputs[0]) > 0
     assert ["prefetch" in text for text in assembly] == [False, True]
+
+
+@pytest.mark.parametrize("inputs", [768, 1024])
+def test_a_kernel_that_prefetches_and_rounds_has_the_functions_of_both(inputs: int) -> None:
+    """Both come as LLVM's text at the same block; with one of them alone the library would not link."""
+    backend = _backend()
+    network = torch.nn.Sequential(torch.nn.Linear(inputs, 768), torch.nn.GELU(), torch.nn.Linear(768, 16))
+    model = ExportedModel(network.eval(), one_input("x", (1, 198, inputs)))
+    request = PrecisionRequest(DEFAULT_MIXED.model_dump(), Samples(()), silent)
+    packed, _ = backend.pack(to_precision(canonicalize(model.to_relax()), "bfloat16", request)[0], None)
+    both = 0
+    for workload in extract_workloads(lower(packed, backend)):
+        if (found := template_for(workload.function, backend.cpu_features(), TEMPLATES)) is None:
+            continue
+        kernel = scheduled(workload.function, found[0], found[1][0]).mod["main"].with_attr("global_symbol", "main")
+        text = str(compile_module(tvm.IRModule({"main": kernel}), backend).mod.inspect_source("ll"))
+        assert not re.search(r"declare [^@]*@tvmflow_", text)
+        both += "llvm.prefetch" in text and "x bfloat>" in text
+    assert both

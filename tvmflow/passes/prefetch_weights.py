@@ -10,8 +10,8 @@ from typing import Any
 
 from tvm import tirx
 
-from tvmflow.kernels.blocks import buffer_bytes, new_schedule, region_buffer
-from tvmflow.passes.statements import has, kernels_changed, with_body
+from tvmflow.kernels.blocks import buffer_bytes, region_buffer
+from tvmflow.passes.statements import has, kernels_changed, with_body, with_llvm
 from tvmflow.templates.primitives import PREFETCHED
 
 _LINE_BYTES = 64
@@ -41,9 +41,7 @@ def _prefetching(function: Any) -> Any:
     same = (root.iter_vars, root.reads, root.writes, root.name_hint)
     body = _with_prefetches(root.body, ())
     block = type(root)(*same, body, root.init, root.alloc_buffers, root.match_buffers, root.annotations)
-    schedule = new_schedule(function.with_body(type(realize)(realize.iter_values, realize.predicate, block)))
-    schedule.annotate(schedule.get_sblock("root", "main"), "pragma_import_llvm", _CODE)
-    return schedule.mod["main"]
+    return with_llvm(function.with_body(type(realize)(realize.iter_values, realize.predicate, block)), _CODE)
 
 
 def _with_prefetches(statement: Any, around: tuple[Any, ...]) -> Any:

@@ -14,8 +14,7 @@ from tvm import te, tirx, topi
 
 from tvmflow.ir.operators import register_operator
 from tvmflow.ir.tvm_names import constant_value, dtype_of, type_of
-from tvmflow.kernels.blocks import new_schedule
-from tvmflow.passes.statements import has, kernels_changed
+from tvmflow.passes.statements import has, kernels_changed, with_llvm
 from tvmflow.targets.cpu_features import computes_in_bfloat16
 
 _OPERATOR = "tvmflow.round_bfloat16"
@@ -76,16 +75,9 @@ def with_rounding(mod: Any, target: Any) -> Any:
     """Return a module whose kernels that round bring the functions that do it."""
     if not computes_in_bfloat16(target):
         return mod
-    return kernels_changed(mod, _rounds, _with_functions)
+    text = _ALONE + "".join(_FUNCTION.format(lanes=lanes) for lanes in _LANES)
+    return kernels_changed(mod, _rounds, lambda kernel: with_llvm(kernel, text))
 
 
 def _rounds(function: Any) -> bool:
     return has(function, tvm.ir.Call, lambda call: getattr(call.op, "name", "") == _OPERATOR)
-
-
-def _with_functions(function: Any) -> Any:
-    text = _ALONE + "".join(_FUNCTION.format(lanes=lanes) for lanes in _LANES)
-    schedule = new_schedule(function)
-    root = schedule.get_sblock("root", "main")
-    schedule.annotate(root, "pragma_import_llvm", text)
-    return schedule.mod["main"]

@@ -9,6 +9,9 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_walk
 
+from tvmflow.kernels.blocks import new_schedule
+
+_IMPORT = "pragma_import_llvm"
 Rewrite = Callable[[Any], Any]  # statement -> statement, the same object where it stays
 
 
@@ -31,6 +34,17 @@ def kernels_changed(mod: Any, wanted: Callable[[Any], bool], change: Callable[[A
         for variable, function in mod.functions.items()
     }
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def with_llvm(function: Any, text: str) -> Any:
+    """Return a scheduled kernel that brings functions in LLVM's language, behind those that it brings already."""
+    schedule = new_schedule(function)
+    root = schedule.get_sblock("root", "main")
+    known = schedule.get(root).annotations.get(_IMPORT)
+    if known is not None:  # annotate would keep it as it is
+        schedule.unannotate(root, _IMPORT)
+    schedule.annotate(root, _IMPORT, f"{known or ''}{text}")
+    return schedule.mod["main"]
 
 
 def has(function: Any, kind: type, wanted: Callable[[Any], bool]) -> bool:
