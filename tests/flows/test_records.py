@@ -263,6 +263,13 @@ def _edit(root: Path, old: str, new: str) -> None:
 
 def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefect_server: str) -> None:
     root = copy_of_finished
+    assert "would be" in tvmflow(root, "promote", "digits", "--dry-run").stdout
+    assert "version 1 is the champion now (was no champion)" in tvmflow(root, "promote", "digits").stdout
+    assert "already" in tvmflow(root, "promote", "digits").stdout
+
+    _edit(root, "channel_block: auto", "channel_block: 8")  # another library, measured against the champion
+    _edit(root, "trials_per_workload: 2", "trials_per_workload: 0")  # it need not be a good one
+    _edit(root, "min_coverage: 0.5", "min_coverage: 0.0")
     _edit(root, "max_spread: 1000000000.0", "max_spread: 1.0e-09")
     tvmflow(root, "run", "digits")
     refused = tvmflow(root, "promote", "digits", code=3)
@@ -272,14 +279,6 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefe
     assert run["name"] == f"release_model {CELL}" and run["tags"] == [CELL]
     assert "unsteady" in refused.stderr
     _edit(root, "max_spread: 1.0e-09", "max_spread: 1000000000.0")
-    tvmflow(root, "run", "digits")
-    assert "would be" in tvmflow(root, "promote", "digits", "--dry-run").stdout
-    assert "version 1 is the champion now (was no champion)" in tvmflow(root, "promote", "digits").stdout
-    assert "already" in tvmflow(root, "promote", "digits").stdout
-
-    _edit(root, "channel_block: auto", "channel_block: 8")  # another library, measured against the champion
-    _edit(root, "trials_per_workload: 2", "trials_per_workload: 0")  # it need not be a good one
-    _edit(root, "min_coverage: 0.5", "min_coverage: 0.0")
     tvmflow(root, "run", "digits")
     verdict = json.loads(tvmflow(root, "promote", "digits", "--json").stdout)
     assert verdict["promoted"] and verdict["comparison"]["rounds"] == 6

@@ -76,6 +76,6 @@ def test_other_precisions_and_impossible_cuts_are_told(copy_of_finished: Path) -
     assert "no layer 'conv9' on VTA" in refused.stderr and "conv1" in refused.stderr
     params["targets"]["vta-sim"]["vta"] |= {"start": "conv2", "config": {"log_block": 5}}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    for name in ("graph_pack", "tune", "build", "deploy"):
+    for name in ("graph_pack", "tune", "build"):
         stage(root, name, CELL)
     assert _read(root, "build", FOLDER, "manifest.json")["part"]["offloaded"] == ["conv2"]

@@ -43,8 +43,17 @@ def _agreement(backend: Backend, module: Any, session: DeviceSession, side: int)
     return kernel_agreement(lower(backend.pack(module, None)[0], backend), backend, {}, samples, session)
 
 
-@pytest.mark.parametrize(("api", "textures"), [("opencl", False), ("opencl", True), ("vulkan", False)])
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "api", "textures"),
+    [
+        ("resnet18", "opencl", True), ("mobilenet_v2", "vulkan", False),
+        pytest.param("resnet18", "opencl", False, marks=_SLOW), pytest.param("resnet18", "vulkan", False, marks=_SLOW),
+        pytest.param("mobilenet_v2", "opencl", True, marks=_SLOW), pytest.param("mobilenet_v2", "opencl", False, marks=_SLOW),
+    ],
+)  # fmt: skip
 def test_every_kernel_of_a_network_agrees(name: str, api: str, textures: bool) -> None:
     backend = gpu_backend(api, textures=textures)
     with _session(backend) as session:
