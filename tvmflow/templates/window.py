@@ -139,13 +139,13 @@ def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, in
         return [(0, pairs.number, point) for point in pair_points(schedule, kernel, pairs)]
     by_channel = reduced == 2
     most, fewer = cpu.accumulators(lanes), cpu.accumulators(lanes, spare=max(cpu.registers * 3 // 16, 4))
+    # LLVM keeps in registers what several sums of a pixel are multiplied by, and then spills sums.
     points = [
         (c, h, w)
         for c in ([1] if by_channel else divisors(channels, 8))
         for h in divisors(height, 4)
         for w in divisors(width, 28)
-        if c * h * w
-        <= (most if c == 1 and not by_channel else fewer)  # LLVM keeps what it uses twice, and then spills sums
+        if c * h * w <= (fewer if by_channel or c > 1 else most)
     ]
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
