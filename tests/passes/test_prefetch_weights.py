@@ -175,9 +175,7 @@ def test_a_kernel_that_prefetches_and_rounds_has_the_functions_of_both(inputs: i
     packed, _ = backend.pack(to_precision(canonicalize(model.to_relax()), "bfloat16", request)[0], None)
     both = 0
     for workload in extract_workloads(lower(packed, backend)):
-        if (found := template_for(workload.function, backend.cpu_features(), TEMPLATES)) is None:
-            continue
-        kernel = scheduled(workload.function, found[0], found[1][0]).mod["main"].with_attr("global_symbol", "main")
+        kernel = _first(workload, backend)[0]["main"].with_attr("global_symbol", "main")
         text = str(compile_module(tvm.IRModule({"main": kernel}), backend).mod.inspect_source("ll"))
         assert not re.search(r"declare [^@]*@tvmflow_", text)
         both += "llvm.prefetch" in text and "x bfloat>" in text
