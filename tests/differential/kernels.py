@@ -38,8 +38,8 @@ def run(executable: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(relax.VirtualMachine(executable, tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy())
 
 
-def of_one_operator(operator: Callable[[Any], Any], shape: tuple[int, ...]) -> Any:
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
+def of_one_operator(operator: Callable[[Any], Any], shape: tuple[int, ...], dtype: str = "float32") -> Any:
+    x = relax.Var("x", relax.TensorType(shape, dtype))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():

@@ -28,12 +28,12 @@ Array = np.ndarray[Any, Any]
 class Net(torch.nn.Module):
     """Every kind of layer that can be computed in integers, in one network."""
 
-    def __init__(self, channels: int, stride: int, depthwise: bool, signed: bool, average: str, seed: int) -> None:
+    def __init__(self, channels: int, stride: int, groups: int, signed: bool, average: str, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
         conv = torch.nn.Conv2d
         self.first = conv(3, channels, 3, stride, 1)
-        self.second = conv(channels, channels, 3, 1, 1, groups=channels if depthwise else 1)
+        self.second = conv(channels, channels, 3, 1, 1, groups=groups or channels)
         self.third, self.norm = conv(channels, 16, 1), torch.nn.BatchNorm2d(2 * 16)
         self.last, self.signed = torch.nn.Linear(32, 7), signed
         self.average = {
@@ -51,7 +51,7 @@ class Net(torch.nn.Module):
 
 
 CHOICES = st.fixed_dictionaries({
-    "channels": st.sampled_from([8, 16, 20]), "stride": st.sampled_from([1, 2]), "depthwise": st.booleans(),
+    "channels": st.sampled_from([8, 16, 20, 32]), "stride": st.sampled_from([1, 2]), "groups": st.sampled_from([0, 1, 2, 4]),
     "signed": st.booleans(), "average": st.sampled_from(["valid", "padded", "counted", "none"]), "seed": st.integers(0, 99),
 })  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_the_compiled_graph_equals_the_definition(choice: dict[str, Any], activa
 
 
 def test_a_batch_runs_as_its_samples_do() -> None:
-    model = ExportedModel(Net(16, 1, True, True, "valid", 1).eval(), one_input("input", (1, 3, 13, 11)))
+    model = ExportedModel(Net(16, 1, 0, True, "valid", 1).eval(), one_input("input", (1, 3, 13, 11)))
     module = canonicalize(model.to_relax())
     samples = np.random.default_rng(0).standard_normal((5, 3, 13, 11), dtype=np.float32)
     quantized, _ = quantize_int8(module, samples, None, Int8Options())
@@ -96,7 +96,7 @@ def test_a_batch_runs_as_its_samples_do() -> None:
     [("float16", "float16", 5e-3), ("float16", "float32", 2e-3), ("bfloat16", "float32", 2e-2)],
 )
 def test_mixed_precision_computes_low_what_the_list_says(dtype: str, accumulate: str, bound: float) -> None:
-    model = ExportedModel(Net(16, 1, False, False, "none", 1).eval(), one_input("input", (1, 3, 13, 11)))
+    model = ExportedModel(Net(16, 1, 1, False, "none", 1).eval(), one_input("input", (1, 3, 13, 11)))
     module = canonicalize(model.to_relax())
     x = np.random.default_rng(0).standard_normal((1, 3, 13, 11), dtype=np.float32)
     high = ("softmax", "mean", "sum", "max_pool2d")

@@ -1,4 +1,4 @@
-"""Grouped convolutions of any width, packed by merging groups, beside PyTorch in float64."""
+"""Grouped convolutions of any width, packed as parts of blocks or by merging groups, beside PyTorch in float64 and the definition."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tvm import relax
 
+from tests.differential.kernels import HOST, of_one_operator, outputs_of_every_schedule
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
+from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.ir.definition import run_graph
+from tvmflow.ir.emit import constant
+from tvmflow.ir.graph import read_graph
+from tvmflow.ir.ir_files import numpy_dtype
+from tvmflow.kernels.workloads import extract_workloads
 from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.packed_weights import merged_groups
+from tvmflow.passes.packed_weights import merged_groups, pack_both
 
 
 class Grouped(torch.nn.Module):
@@ -63,3 +71,37 @@ def test_groups_are_merged_where_they_fill_blocks(groups: int, inputs: int, outp
     assert (merged and merged[1]) == left
     if merged is not None:
         assert merged[0].sum() == pytest.approx(weight.sum(), rel=1e-4) and (merged[0] != 0).sum() == weight.size
+
+
+@pytest.mark.parametrize(("width", "stride"), [(4, 1), (8, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("data", "weights", "total"), [("float32",) * 3, ("bfloat16", "bfloat16", "float32"), ("uint8", "int8", "int32")]
+)
+def test_every_schedule_of_groups_within_a_block(width: int, stride: int, data: str, weights: str, total: str) -> None:
+    """A group is multiplied in registers as wide as it is; with its neighbours it would be multiplied with zeros."""
+    draw, channels = np.random.default_rng(width), 32
+    low, high = {"uint8": (0, 256), "int8": (-127, 128)}.get(data, (-8, 9))
+    x = draw.integers(low, high, (1, channels, 7, 14)).astype(numpy_dtype(data))
+    weight = draw.integers(-8, 9, (channels, width, 3, 3)).astype(numpy_dtype(weights))
+
+    def convolved(image: Any) -> Any:
+        exact = constant(weight.astype(total), total)
+        return relax.op.nn.conv2d(image, exact, strides=stride, padding=1, groups=channels // width, out_dtype=total)
+
+    def packed(image: Any) -> Any:
+        return relax.op.nn.conv2d(
+            image, constant(pack_both(weight, 16, width), weights), strides=stride, padding=1, groups=channels // width,
+            out_dtype=total, data_layout="NCHW16c", kernel_layout=f"OIHW{width}i16o", out_layout="NCHW16c",
+        )  # fmt: skip
+
+    expected = run_graph(read_graph(of_one_operator(convolved, x.shape, total)), x.astype(total))
+    n, _, height, columns = expected.shape
+    lowered = lower(of_one_operator(packed, (1, 2, 7, 14, 16), data), HOST)
+    (workload,) = extract_workloads(lowered)
+    covered = HOST.template_for(workload.function)
+    assert covered is not None
+    shown = np.ascontiguousarray(x.reshape(1, 2, 16, 7, 14).transpose(0, 1, 3, 4, 2))
+    template, candidates = covered
+    for output in outputs_of_every_schedule(lowered, workload, template, candidates[:: len(candidates) // 5], shown):
+        plain = output.transpose(0, 1, 4, 2, 3).reshape(n, channels, height, columns)
+        assert np.array_equal(plain, expected)

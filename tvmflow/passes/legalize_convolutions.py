@@ -135,9 +135,13 @@ def _legalize_conv2d(
             primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
         )  # fmt: skip
     if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
-        tiled = group > 0 and _takes_tiles(constant.shape) and sums_tiles(_target(), str(constant.dtype))
+        in_parts = len(constant.shape) == 6 and constant.shape[4] < shape_of(call.args[0])[4]  # of blocks, by groups
+        tiled = (
+            group > 0 and not in_parts and _takes_tiles(constant.shape) and sums_tiles(_target(), str(constant.dtype))
+        )
         data, padding, filling = _with_padding(builder, call.args[0], padding, paddings)
-        if group and constant.shape[-1] == PAIRED_LANES and multiplies_pairs(_target(), str(constant.dtype)):
+        pairs = group > 0 and not in_parts and constant.shape[-1] == PAIRED_LANES
+        if pairs and multiplies_pairs(_target(), str(constant.dtype)):
             weight, strides, padding = _in_pairs(constant.numpy(), group, shape_of(data)[3], strides, padding, dilation)
         else:
             weight = _weight_of(call, group, tiled)

@@ -27,6 +27,7 @@ from tvmflow.passes.packed_norm import AXES
 from tvmflow.passes.packed_rows import is_dense, pack_rows, pixels_as_rows, rows_as_pixels
 from tvmflow.passes.packed_taps import convolution_by_taps, sees_little
 from tvmflow.passes.packed_weights import (
+    PARTS,
     as_image,
     few_lanes,
     merged_groups,
@@ -250,6 +251,11 @@ class _Packer(TwoLayouts):
             filled = self._filled(outputs)
             return lambda: self._emit_convolution(
                 step, self._as_packed(data), padding, f"NCHW{b}c", pack_outputs(weight, b), filled
+            )
+        if groups > 1 and inputs == outputs and weight.shape[1] in PARTS and weight.shape[1] < b:
+            left = self._filled(outputs) // weight.shape[1]
+            return lambda: self._emit_convolution(
+                step, self._as_packed(data), padding, f"NCHW{b}c", pack_both(weight, b, weight.shape[1]), left
             )
         merged = merged_groups(weight, groups, b) if groups > 1 else None
         if merged is None:

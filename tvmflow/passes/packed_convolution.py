@@ -37,7 +37,7 @@ def packed_conv2d(
     """Return the te.Tensor (N, OC, OH, OW, lane) of a convolution.
 
     data: (N, C, H, W) or (N, C/b, H, W, b), with half the channels of a weight where two columns are paired (then padding counts pairs); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
-    (OC, IC, KH, KW, b of I, b of O), or (OC, IC, KH, KW, b of O) of words of int8, or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of int8, with 2 of bfloat16, with 8 and 4
+    (OC, IC, KH, KW, b of I, b of O), or (OC, 1, KH, KW, g of I, b of O) where a block has b/g groups of g channels, or (OC, IC, KH, KW, b of O) of words of int8, or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of int8, with 2 of bfloat16, with 8 and 4
     for products of pairs, and, as matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right, of `filling`; offset: what sums start
     from, (1, OC, 1, 1, lane) of the output's type, None for 0.
     """
@@ -52,7 +52,9 @@ def packed_conv2d(
     read_dtype = str(data.dtype)
     if depthwise:
         read_dtype = "int16" if str(weight.dtype) == "int8" else str(weight.dtype)
-    columns = int(weight.shape[4]) * int(weight.shape[6]) // int(data.shape[-1]) if len(weight.shape) == 7 else 1
+    columns = 1
+    if len(weight.shape) == 7:  # 1 too where each group reads a part of the block
+        columns = max(int(weight.shape[4]) * int(weight.shape[6]) // int(data.shape[-1]), 1)
     oc, _, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
     reach = (kw - 1) * dw + 1
     width = int(data.shape[3]) // columns + left + right
@@ -152,17 +154,19 @@ def _whole(
     y, x = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
     i, u = te.reduce_axis((0, ic), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
 
-    def first(o: Any) -> Any:
-        return i if groups == 1 else (o // per_group) * ic + i
+    together = int(weight.shape[6]) if len(weight.shape) == 7 else 1
+    part = int(weight.shape[4]) * together  # of a block: all of it, or the channels of a group
+    in_parts = part < int(data.shape[4])
 
-    def pixel(b: Any, o: Any, h: Any, w: Any, lane: Any) -> Any:
-        return data[b, first(o), h * sh + y * dh, w * sw + x * dw, lane]
+    def pixel(b: Any, o: Any, h: Any, w: Any, v: Any, lane: Any) -> Any:
+        block, first = (o, v // part * part) if in_parts else (i if groups == 1 else (o // per_group) * ic + i, 0)
+        return data[b, block, h * sh + y * dh, w * sw + x * dw, first + lane]
 
     if len(weight.shape) == 6:
         return te.compute(
             shape,
             lambda b, o, h, w, v: sums.of(
-                _term(sums.dtype, pixel(b, o, h, w, u), weight[o, i, y, x, u, v]), [i, y, x, u], (b, o, h, w, v)
+                _term(sums.dtype, pixel(b, o, h, w, v, u), weight[o, i, y, x, u, v]), [i, y, x, u], (b, o, h, w, v)
             ),
             name="conv2d",
         )
@@ -176,7 +180,7 @@ def _whole(
     return te.compute(
         shape,
         lambda b, o, h, w, v: sums.of(
-            _term(sums.dtype, pixel(b, o, h, w, u * group + q), weight[o, *order, u, v, q]),
+            _term(sums.dtype, pixel(b, o, h, w, v, u * group + q), weight[o, *order, u, v, q]),
             [*order, u, q],
             (b, o, h, w, v),
         ),

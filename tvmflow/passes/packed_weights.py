@@ -10,6 +10,7 @@ import numpy as np
 from tvmflow.ir.graph import Array
 from tvmflow.passes.images import tileable_width
 
+PARTS = (4, 8)  # channels of a group that are part of a block, and a register of their own
 _MOST_MERGED = 8  # groups: so many times as many products
 
 

@@ -34,9 +34,9 @@ _MEANING = """
 """
 _INT8_DOT4_VNNI = """
         word = T.reinterpret(A.vload([0], "uint8x4"), dtype="int32")
-        C[T.ramp(T.int32(0), 1, 16)] = T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"), C.vload([0], dtype="int32x16"),
-            T.reinterpret(T.broadcast(word, 16), dtype="int8x64"), B.vload([0, 0], dtype="int8x64"), dtype="int32x16")
+        C[T.ramp(T.int32(0), 1, {lanes})] = T.call_llvm_pure_intrin(
+            T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.{bits}"), C.vload([0], dtype="int32x{lanes}"),
+            T.reinterpret(T.broadcast(word, {lanes}), dtype="int8x{bytes}"), B.vload([0, 0], dtype="int8x{bytes}"), dtype="int32x{lanes}")
 """
 _INT8_DOT4_NEON = """
         word = T.reinterpret(A.vload([0], "{data}x4"), dtype="int32")
@@ -101,7 +101,14 @@ SDOT = Dot(2, "sdot", 4, "int8", "dotprod")
 USDOT = Dot(3, "usdot", 4, "uint8", "i8mm")
 AVX512_BF16 = Dot(4, "avx512bf16", 16, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.512")
 BFDOT = Dot(5, "bfdot", 4, "bfloat16", "bf16", "llvm.aarch64.neon.bfdot.v4f32.v8bf16")
-DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT)
+# Where groups of a convolution have fewer channels than a register: shorter registers, as wide as a group.
+_OF_GROUPS = (
+    Dot(60, "vnni_by8", 8, "uint8", "vnni"),
+    Dot(61, "vnni_by4", 4, "uint8", "vnni"),
+    Dot(62, "avx512bf16_by8", 8, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.256"),
+    Dot(63, "avx512bf16_by4", 4, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.128"),
+)
+DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT, *_OF_GROUPS)
 
 
 def dot_for(cpu: CpuFeatures, data: str, lanes: int) -> Dot | None:
@@ -110,7 +117,7 @@ def dot_for(cpu: CpuFeatures, data: str, lanes: int) -> Dot | None:
 
 
 def dot_numbered(number: int) -> Dot:
-    return DOTS[number - 1]
+    return next(dot for dot in DOTS if dot.number == number)
 
 
 def sum_with(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, outermost: Any) -> None:
@@ -126,9 +133,13 @@ def sum_with(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, out
 
 def register_dots_in(trace: str) -> None:
     """Register the instructions that a trace names."""
-    for dot in DOTS:
-        if dot.intrinsic_name in trace:
-            intrinsic(dot)
+    for dot in dots_in(trace):
+        intrinsic(dot)
+
+
+def dots_in(trace: str) -> list[Dot]:
+    """Return the instructions that a trace names."""
+    return [dot for dot in DOTS if f'"{dot.intrinsic_name}"' in trace or f"'{dot.intrinsic_name}'" in trace]
 
 
 @cache
@@ -136,7 +147,7 @@ def intrinsic(dot: Dot) -> str:
     """Register an instruction with TVM and return its name."""
     if dot.is_bf16_dot2:
         body = _BF16_DOT2
-    elif dot is VNNI:
+    elif dot.needs == VNNI.needs:
         body = _INT8_DOT4_VNNI
     else:
         data, weight = 'T.reinterpret(T.broadcast(word, 4), dtype="int8x16")', 'B.vload([0, 0], dtype="int8x16")'
@@ -145,6 +156,6 @@ def intrinsic(dot: Dot) -> str:
     names = {
         "data": dot.data, "lanes": dot.lanes, "name": dot.name, "values": 2 * dot.lanes,
         "weight": "bfloat16" if dot.is_bf16_dot2 else "int8", "total": "float32" if dot.is_bf16_dot2 else "int32",
-        "group": 2 if dot.is_bf16_dot2 else 4,
+        "group": 2 if dot.is_bf16_dot2 else 4, "bits": 32 * dot.lanes, "bytes": 4 * dot.lanes,
     }  # fmt: skip
     return register_intrinsic(dot.intrinsic_name, _SOURCE, _MEANING, body, names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvmflow.templates.by_lane import lanes_in, register_lanes_in
 from tvmflow.templates.columns import columns_in, register_columns_in
-from tvmflow.templates.dot import DOTS, register_dots_in
+from tvmflow.templates.dot import dots_in, register_dots_in
 from tvmflow.templates.pairs import pairs_in, register_pairs_in
 from tvmflow.templates.tiles import register_tiles_in, tiles_in
 
@@ -17,6 +17,6 @@ def register_all_in(trace: str) -> None:
 
 def native_code_of(trace: str) -> set[str]:
     """Return LLVM's texts for the instructions that a trace names."""
-    dots = {dot.imports for dot in DOTS if dot.imports and dot.intrinsic_name in trace}
+    dots = {dot.imports for dot in dots_in(trace) if dot.imports}
     found = dots | {row.imports for row in lanes_in(trace)} | {tile.imports for tile in tiles_in(trace)}
     return found | {row.of.imports for row in columns_in(trace)} | {tile.row.imports for tile in pairs_in(trace)}

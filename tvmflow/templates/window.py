@@ -6,6 +6,7 @@ lies in that core's cache, and where cores share none, fetching it takes longer 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, block_ref, buffer_bytes, extents, region_buffer
@@ -138,14 +139,16 @@ def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, in
     if pairs:
         return [(0, pairs.number, point) for point in pair_points(schedule, kernel, pairs)]
     by_channel = reduced == 2
-    most, fewer = cpu.accumulators(lanes), cpu.accumulators(lanes, spare=max(cpu.registers * 3 // 16, 4))
+    part = _part(schedule, kernel.anchor, reduced)
+    held = lanes * max(cpu.lanes // part, 1)  # channels whose registers the sums of a block's pixel fill
+    most, fewer = cpu.accumulators(held), cpu.accumulators(held, spare=max(cpu.registers * 3 // 16, 4))
     # LLVM keeps in registers what several sums of a pixel are multiplied by, and then spills sums.
     points = [
         (c, h, w)
-        for c in ([1] if by_channel else divisors(channels, 8))
+        for c in ([1] if by_channel or part < lanes else divisors(channels, 8))
         for h in divisors(height, 4)
         for w in divisors(width, 28)
-        if c * h * w <= (fewer if by_channel or c > 1 else most)
+        if c * h * w <= (fewer if by_channel or c > 1 or part < lanes else most)
     ]
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
@@ -155,11 +158,11 @@ def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, in
     dot = None
     if reduced == 5:
         image = _factors(schedule.get(block_ref(schedule, kernel.anchor)))[0]
-        dot = dot_for(cpu, str(region_buffer(image).dtype), lanes)
-    ways = [(0, dot.number if dot else 0, point) for point in points[:24]]
-    ways += [] if dot else [(1, 0, point) for point in points[:24]]
+        dot = dot_for(cpu, str(region_buffer(image).dtype), part)
+    unrolls = (0,) if dot else (1, 0) if part < lanes else (0, 1)
+    ways = [(unroll, dot.number if dot else 0, point) for unroll in unrolls for point in points[:24]]
     row = _lane_row(schedule, kernel, cpu, lanes, reduced)
-    columns = columns_for(schedule, kernel, cpu) if reduced == 5 else None
+    columns = columns_for(schedule, kernel, cpu) if reduced == 5 and part == lanes else None
     if columns:
         ways = [(0, columns.number, point) for point in column_points(schedule, kernel, columns)] + ways[:24]
     elif row:
@@ -191,6 +194,19 @@ def _columns(schedule: Any, kernel: Kernel) -> tuple[int, int]:
     return extents(schedule, schedule.get_loops(block))[7], step
 
 
+def _part(schedule: Any, anchor: str, reduced: int) -> int:
+    """Return how many neighbouring output channels read the same input channels: a block of them, or those of a group that is part of one."""
+    block = block_ref(schedule, anchor)
+    sizes = extents(schedule, schedule.get_loops(block))
+    if reduced < 4:
+        return sizes[4]
+    read, inside = (
+        math.prod(sizes[-1 if reduced == 4 else -2 :]),
+        int(region_buffer(_factors(schedule.get(block))[0]).shape[-1]),
+    )
+    return sizes[4] if read == inside else read
+
+
 def _factors(block: Any) -> list[Any]:
     """Return what a convolution multiplies, an image and weights; before them it reads what its sums start from."""
     return list(block.reads)[-2:]
@@ -220,6 +236,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     last = merge_epilogue(schedule, kernel)
     anchor = block_ref(schedule, kernel.anchor)
     reduced = len(schedule.get_loops(anchor)) - 5
+    part = _part(schedule, kernel.anchor, reduced)
     tiles = knobs.get("tiles", 0)
     before, plain = pixels_together(schedule, kernel) if tiles else (kernel.before, False)
     behind = after = None
@@ -250,7 +267,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         sum_in_tiles(schedule, anchor, rows, plain)
     else:
         outermost = schedule.get_loops(anchor)[-reduced]
-        _sum(schedule, anchor, reduced, rows, knobs)
+        _sum(schedule, anchor, reduced, rows, knobs, part)
         if knobs.get("prefetch"):
             schedule.annotate(outermost, PREFETCHED, [knobs["c_tile"], knobs["prefetch"]])
 
@@ -285,8 +302,8 @@ def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
         schedule.vectorize(axes[-1])
 
 
-def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs) -> None:
-    """Sum a tile in registers, in vectors or by an instruction that sums neighbours."""
+def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part: int) -> None:
+    """Sum a tile in registers, in vectors of at most `part` channels or by an instruction that sums neighbours."""
     pairs = pairs_numbered(knobs.get("dot", 0))
     if pairs:
         sum_in_pairs(schedule, pairs, anchor, rows)
@@ -312,6 +329,9 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs) -> N
     if dot:
         sum_with(schedule, dot, anchor, c_lane, steps[0], rows)
         return
+    if part < extents(schedule, [c_lane])[0]:
+        parts, c_lane = schedule.split(c_lane, [None, part])
+        schedule.unroll(parts)
     schedule.vectorize(c_lane)
     if knobs["unroll"]:
         for step in steps[-1:] if reduced >= 4 else steps[-2:]:
