@@ -15,7 +15,7 @@ from tvmflow.building.library import LocalRunner, build_scheduled, machine_of
 from tvmflow.building.lower import lower
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.kernels.workloads import extract_workloads
+from tvmflow.kernels.workloads import extract_workloads, multiplied
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.quantization.mixed import MixedPrecision, to_mixed
 
@@ -145,11 +145,18 @@ def test_any_product_of_matrices_is_one_kernel_and_equals_float64(
     assert error_of(found, reference(Product(), inputs)) < BOUND
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 3e-2), ("float16", 5e-3)])
-def test_attention_of_rounded_values_is_one_kernel(dtype: str, bound: float) -> None:
-    case = Case(1, 2, 50, 49, 32, "added", True)
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 1e-2), ("float16", 5e-3)])
+@pytest.mark.parametrize(
+    "case",
+    [Case(1, 2, 50, 49, 32, "added", True), Case(2, 3, 101, 197, 20, "rows", True), Case(1, 2, 7, 33, 7, "all", True)],
+    ids=str,
+)
+def test_attention_of_rounded_values_is_one_kernel(case: Case, dtype: str, bound: float) -> None:
     module, net = imported(case)
     mixed = to_mixed(module, MixedPrecision(dtype, "float32", ("conv2d", "matmul"), ("softmax",)))
-    assert "attention" in kernels(mixed, HOST)
+    workloads = extract_workloads(lower(HOST.pack(mixed, None)[0], HOST))
+    (found_kernel,) = [one for one in workloads if one.name.startswith("attention")]
+    in_pairs = dtype == "bfloat16" and "avx512bf16" in HOST.cpu_features().dots
+    assert multiplied(found_kernel.function) == ("bfloat16" if in_pairs else "float32")
     found = LocalRunner(HOST.pack(mixed, None)[0], HOST).run(*inputs_of(case))[0]
     assert error_of(found.astype(np.float64), reference(net, inputs_of(case))) < bound

@@ -109,12 +109,7 @@ def anchor_extents(function: Any) -> list[int]:
 
 def operations(function: Any) -> float:
     """Return the arithmetic operations of one call: two per step of its reductions, or one per value of its output."""
-    try:
-        schedule = new_schedule(function)
-        blocks = [block_ref(schedule, name) for name in look_at(schedule).reductions]
-        steps = sum(math.prod(extents(schedule, schedule.get_loops(block))) for block in blocks)
-    except (RuntimeError, ValueError, TypeError):
-        return 0.0
+    steps = sum(count for count, _ in _sums(function))
     if steps:
         return 2.0 * steps
     output = buffer_of(function, list(function.params)[-1])
@@ -122,11 +117,32 @@ def operations(function: Any) -> float:
 
 
 def multiplied(function: Any) -> str:
-    """Return the type of a kernel that bounds how fast it multiplies: the narrowest that it is given."""
+    """Return the type of a kernel that bounds how fast it multiplies: of what its largest sum reads, or the narrowest that it is given."""
+    _, read = max(_sums(function), key=lambda found: found[0], default=(0, set[str]()))
+    widest = next((dtype for dtype in ("float32", "float16", "bfloat16") if dtype in read), None)
+    if widest is not None:
+        return widest
     dtypes = {str(buffer.dtype) for p in function.params if (buffer := buffer_of(function, p)) is not None}
     if dtypes & {"int8", "uint8"}:
         return "int8"
     return next((dtype for dtype in ("bfloat16", "float16") if dtype in dtypes), "float32")
+
+
+def _sums(function: Any) -> list[tuple[int, set[str]]]:
+    """Return the steps of each reduction of a kernel, and the types of what it reads beside what it makes."""
+    try:
+        schedule = new_schedule(function)
+        found = []
+        for name in look_at(schedule).reductions:
+            block = block_ref(schedule, name)
+            made, *read = (
+                region_buffer(region) for region in (*schedule.get(block).writes, *schedule.get(block).reads)
+            )
+            dtypes = {str(buffer.dtype) for buffer in read if not buffer.same_as(made)}
+            found.append((math.prod(extents(schedule, schedule.get_loops(block))), dtypes))
+    except (RuntimeError, ValueError, TypeError):
+        return []
+    return found
 
 
 def constants_of(lowered: Any) -> dict[str, list[tuple[int, int]]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.passes.products import Operand, filled_rows, function_of, within
+from tvmflow.passes.round_bfloat16 import rounded_text
 
 LOWEST = "T.float32(-3.4028234663852886e38)"
 
@@ -22,7 +23,8 @@ LOWEST = "T.float32(-3.4028234663852886e38)"
 class Attention:
     """q: (batch, queries, depth), k: (batch, keys, depth), v: (batch, keys, width), biases: (batch, queries, keys), out: (batch, queries, width).
 
-    safe: a row whose scores are all minus infinity gives zeros, and else no numbers. lanes: columns of a block.
+    safe: a row whose scores are all minus infinity gives zeros, and else no numbers. lanes: columns of a block. paired: both products are
+    of bfloat16, two neighbours at a time, and what they multiply is rounded to it.
     """
 
     batch: int
@@ -38,6 +40,7 @@ class Attention:
     scale: float
     safe: bool
     lanes: int
+    paired: bool = False
 
     @property
     def rows(self) -> int:
@@ -54,36 +57,22 @@ _SOURCE = """
 @T.prim_func(s_tir=True)
 def attention({parameters}) -> None:
     T.func_attr({{"tirx.noalias": True, "op_pattern": 8}})
-    keys = T.sblock_alloc_buffer(({G}, {NB}, {D}, {L}))
-    values = T.sblock_alloc_buffer(({G}, {DB}, {N}, {L}))
-    queries = T.sblock_alloc_buffer(({G}, {M}, {D}))
+{arrays}
     product = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}))
     scores = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}))
     most_of_lane = T.sblock_alloc_buffer(({G}, {M}, {L}))
     most = T.sblock_alloc_buffer(({G}, {M}))
-    weights = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}))
+    {weights}
     total_of_lane = T.sblock_alloc_buffer(({G}, {M}, {L}))
     total = T.sblock_alloc_buffer(({G}, {M}))
     factor = T.sblock_alloc_buffer(({G}, {M}))
     mixed = T.sblock_alloc_buffer(({G}, {M}, {DB}, {L}))
-    for g, b, d, l in T.grid({G}, {NB}, {D}, {L}):
-        with T.sblock("attention_keys"):
-            vg, vb, vd, vl = T.axis.remap("SSSS", [g, b, d, l])
-            keys[vg, vb, vd, vl] = {key}
-    for g, b, n, l in T.grid({G}, {DB}, {N}, {L}):
-        with T.sblock("attention_values"):
-            vg, vb, vn, vl = T.axis.remap("SSSS", [g, b, n, l])
-            values[vg, vb, vn, vl] = {value}
+{packed}
     for g, m, d in T.grid({G}, {M}, {D}):
         with T.sblock("attention_queries"):
             vg, vm, vd = T.axis.remap("SSS", [g, m, d])
             queries[vg, vm, vd] = {query}
-    for g, m, b, l, d in T.grid({G}, {M}, {NB}, {L}, {D}):
-        with T.sblock("attention_product"):
-            vg, vm, vb, vl, vd = T.axis.remap("SSSSR", [g, m, b, l, d])
-            with T.init():
-                product[vg, vm, vb, vl] = T.float32(0)
-            product[vg, vm, vb, vl] = product[vg, vm, vb, vl] + queries[vg, vm, vd] * keys[vg, vb, vd, vl]
+{product}
     for g, m, b, l in T.grid({G}, {M}, {NB}, {L}):
         with T.sblock("attention_scores"):
             vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
@@ -103,13 +92,13 @@ def attention({parameters}) -> None:
     for g, m, b, l in T.grid({G}, {M}, {NB}, {L}):
         with T.sblock("attention_weights"):
             vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
-            weights[vg, vm, vb, vl] = T.exp(scores[vg, vm, vb, vl] - most[vg, vm])
+            weights[vg, vm, vb, vl] = {weight}
     for g, m, l, b in T.grid({G}, {M}, {L}, {NB}):
         with T.sblock("attention_total_of_lane"):
             vg, vm, vl, vb = T.axis.remap("SSSR", [g, m, l, b])
             with T.init():
                 total_of_lane[vg, vm, vl] = T.float32(0)
-            total_of_lane[vg, vm, vl] = total_of_lane[vg, vm, vl] + weights[vg, vm, vb, vl]
+            total_of_lane[vg, vm, vl] = total_of_lane[vg, vm, vl] + {added}
     for g, m, l in T.grid({G}, {M}, {L}):
         with T.sblock("attention_total"):
             vg, vm, vl = T.axis.remap("SSR", [g, m, l])
@@ -120,23 +109,87 @@ def attention({parameters}) -> None:
         with T.sblock("attention_factor"):
             vg, vm = T.axis.remap("SS", [g, m])
             factor[vg, vm] = {factor}
-    for g, m, b, l, n in T.grid({G}, {M}, {DB}, {L}, {N}):
-        with T.sblock("attention_mixed"):
-            vg, vm, vb, vl, vn = T.axis.remap("SSSSR", [g, m, b, l, n])
-            with T.init():
-                mixed[vg, vm, vb, vl] = T.float32(0)
-            mixed[vg, vm, vb, vl] = mixed[vg, vm, vb, vl] + weights[vg, vm, vn // {L}, vn % {L}] * values[vg, vb, vn, vl]
+{mixing}
     for g, m, b, l in T.grid({G}, {M}, {DB}, {L}):
         with T.sblock("attention"):
             vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
             {inside}out[{out}] = {mixed}
 """
 
+_EXP = "T.exp(scores[vg, vm, vb, vl] - most[vg, vm])"
+_PLAIN = {
+    "arrays": """
+    keys = T.sblock_alloc_buffer(({G}, {NB}, {D}, {L}))
+    values = T.sblock_alloc_buffer(({G}, {DB}, {N}, {L}))
+    queries = T.sblock_alloc_buffer(({G}, {M}, {D}))""",
+    "weights": "weights = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}))",
+    "packed": """
+    for g, b, d, l in T.grid({G}, {NB}, {D}, {L}):
+        with T.sblock("attention_keys"):
+            vg, vb, vd, vl = T.axis.remap("SSSS", [g, b, d, l])
+            keys[vg, vb, vd, vl] = {key}
+    for g, b, n, l in T.grid({G}, {DB}, {N}, {L}):
+        with T.sblock("attention_values"):
+            vg, vb, vn, vl = T.axis.remap("SSSS", [g, b, n, l])
+            values[vg, vb, vn, vl] = {value}""",
+    "product": """
+    for g, m, b, l, d in T.grid({G}, {M}, {NB}, {L}, {D}):
+        with T.sblock("attention_product"):
+            vg, vm, vb, vl, vd = T.axis.remap("SSSSR", [g, m, b, l, d])
+            with T.init():
+                product[vg, vm, vb, vl] = T.float32(0)
+            product[vg, vm, vb, vl] = product[vg, vm, vb, vl] + queries[vg, vm, vd] * keys[vg, vb, vd, vl]""",
+    "mixing": """
+    for g, m, b, l, n in T.grid({G}, {M}, {DB}, {L}, {N}):
+        with T.sblock("attention_mixed"):
+            vg, vm, vb, vl, vn = T.axis.remap("SSSSR", [g, m, b, l, n])
+            with T.init():
+                mixed[vg, vm, vb, vl] = T.float32(0)
+            mixed[vg, vm, vb, vl] = mixed[vg, vm, vb, vl] + weights[vg, vm, vn // {L}, vn % {L}] * values[vg, vb, vn, vl]""",
+    "weight": _EXP,
+    "added": "weights[vg, vm, vb, vl]",
+}
+# Neighbours that are multiplied at once lie side by side: two channels of a key, two values of a channel.
+_PAIRED = {
+    "arrays": """
+    keys = T.sblock_alloc_buffer(({G}, {NB}, {DP}, {L}, 2), "bfloat16")
+    values = T.sblock_alloc_buffer(({G}, {DB}, {NP}, {L}, 2), "bfloat16")
+    queries = T.sblock_alloc_buffer(({G}, {M}, {D}), "bfloat16")""",
+    "weights": 'weights = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}), "bfloat16")',
+    "packed": """
+    for g, b, d, l, p in T.grid({G}, {NB}, {DP}, {L}, T.int64(2)):
+        with T.sblock("attention_keys"):
+            vg, vb, vd, vl, vp = T.axis.remap("SSSSS", [g, b, d, l, p])
+            keys[vg, vb, vd, vl, vp] = {key}
+    for g, b, n, l, p in T.grid({G}, {DB}, {NP}, {L}, T.int64(2)):
+        with T.sblock("attention_values"):
+            vg, vb, vn, vl, vp = T.axis.remap("SSSSS", [g, b, n, l, p])
+            values[vg, vb, vn, vl, vp] = {value}""",
+    "product": """
+    for g, m, b, l, d, p in T.grid({G}, {M}, {NB}, {L}, {DP}, T.int64(2)):
+        with T.sblock("attention_product"):
+            vg, vm, vb, vl, vd, vp = T.axis.remap("SSSSRR", [g, m, b, l, d, p])
+            with T.init():
+                product[vg, vm, vb, vl] = T.float32(0)
+            product[vg, vm, vb, vl] = product[vg, vm, vb, vl] + T.Cast("float32", queries[vg, vm, vd * 2 + vp]) * T.Cast("float32", keys[vg, vb, vd, vl, vp])""",
+    "mixing": """
+    for g, m, b, l, n, p in T.grid({G}, {M}, {DB}, {L}, {NP}, T.int64(2)):
+        with T.sblock("attention_mixed"):
+            vg, vm, vb, vl, vn, vp = T.axis.remap("SSSSRR", [g, m, b, l, n, p])
+            with T.init():
+                mixed[vg, vm, vb, vl] = T.float32(0)
+            mixed[vg, vm, vb, vl] = mixed[vg, vm, vb, vl] + T.Cast("float32", weights[vg, vm, vn // {L2}, vn % {L2} * 2 + vp]) * T.Cast("float32", values[vg, vb, vn, vl, vp])""",
+    "weight": rounded_text(_EXP),
+    "added": 'T.Cast("float32", weights[vg, vm, vb, vl])',
+}
+
 
 @cache
 def attention_kernel(attention: Attention) -> Any:
     """Return the PrimFunc of q, k, v, the biases and the output."""
-    return function_of(_SOURCE, _parts(attention))
+    parts = _parts(attention)
+    ways = _PAIRED if attention.paired else _PLAIN
+    return function_of(_SOURCE, {**parts, **{name: text.format(**parts).lstrip("\n") for name, text in ways.items()}})
 
 
 def _parts(of: Attention) -> dict[str, Any]:
@@ -146,10 +199,19 @@ def _parts(of: Attention) -> dict[str, Any]:
     row = "vm" if of.rows == of.queries else f"T.min(vm, {of.queries - 1})"
     column = f"vb * {lanes} + vl"
 
-    key = f"{of.k.read('k', 'vg', column, 'vd')} * T.float32({of.scale!r})"
-    score = " + ".join(
-        ["product[vg, vm, vb, vl]", *(bias.read(f"bias{i}", "vg", row, column) for i, bias in enumerate(of.biases))]
-    )
+    multiplied = "bfloat16" if of.paired else "float32"
+    zero, scale = f"T.{multiplied}(0)", f" * T.float32({of.scale!r})"
+    depths, places = (2 * -(-count // 2) if of.paired else count for count in (of.depth, of.keys))
+    depth, place = ("vd * 2 + vp", "vn * 2 + vp") if of.paired else ("vd", "vn")
+    key = of.k.read("k", "vg", column, depth, dtype=multiplied) + ("" if of.paired else scale)
+    key = within(depth, of.depth, depths, key, zero)
+    value = within(place, of.keys, places, of.v.read("v", "vg", place, column, dtype=multiplied), zero)
+    sums = "product[vg, vm, vb, vl]" + (scale if of.paired else "")
+    score = " + ".join([sums, *(bias.read(f"bias{i}", "vg", row, column) for i, bias in enumerate(of.biases))])
+    extents = {
+        "G": of.batch, "M": of.rows, "N": of.keys, "D": depths, "L": lanes, "NB": score_blocks, "DB": out_blocks,
+        "DP": depths // 2, "NP": places // 2, "L2": lanes // 2,
+    }  # fmt: skip
     mixed = "mixed[vg, vm, vb, vl] * factor[vg, vm]"
     conditions = []
     out = of.out.index.text("vg", "vm", column)
@@ -158,15 +220,21 @@ def _parts(of: Attention) -> dict[str, Any]:
         conditions += [f"{column} < {of.width}"] if of.width % lanes else []
     return {
         "parameters": ", ".join(f"{name}: {one.buffer}" for name, one in zip(names, arrays, strict=True)),
-        "G": of.batch, "M": of.rows, "N": of.keys, "D": of.depth, "L": lanes, "NB": score_blocks, "DB": out_blocks,
-        "key": within(column, of.keys, score_blocks * lanes, key, "T.float32(0)"),
-        "value": within(column, of.width, out_blocks * lanes, of.v.read("v", "vg", "vn", column), "T.float32(0)"),
-        "query": of.q.read("q", "vg", row, "vd"),
+        **{name: f"T.int64({extent})" if of.paired else extent for name, extent in extents.items()},
+        "key": within(column, of.keys, score_blocks * lanes, key, zero),
+        "value": within(column, of.width, out_blocks * lanes, value, zero),
+        "query": within("vd", of.depth, depths, of.q.read("q", "vg", row, "vd", dtype=multiplied), zero),
         "score": within(column, of.keys, score_blocks * lanes, score, 'T.float32("-inf")'), "lowest": LOWEST,
         "factor": "T.Select(total[vg, vm] > T.float32(0), T.float32(1) / total[vg, vm], T.float32(0))" if of.safe else "T.float32(1) / total[vg, vm]",
         "inside": f"if {' and '.join(conditions)}:\n                " if conditions else "", "out": out,
-        "mixed": mixed if of.out.dtype == "float32" else f'T.Cast("{of.out.dtype}", {mixed})',
+        "mixed": _as_output(of, mixed),
     }  # fmt: skip
+
+
+def _as_output(of: Attention, value: str) -> str:
+    if of.out.dtype == "float32":
+        return value
+    return rounded_text(value) if of.paired and of.out.dtype == "bfloat16" else f'T.Cast("{of.out.dtype}", {value})'
 
 
 @cache

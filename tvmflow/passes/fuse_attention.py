@@ -57,19 +57,20 @@ class _Read(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """The product of q and k, times a factor, and what is added to it."""
+    """The product of q and k, times a factor, and what is added to it. rounded: q and k are rounded to bfloat16."""
 
     q: _Read
     k: _Read
     biases: tuple[_Read, ...]
     factor: float
+    rounded: bool
 
 
 class _Function:
     """A Relax function, its bindings by variable, and the attentions in it."""
 
-    def __init__(self, function: Any, lanes: int) -> None:
-        self.lanes = lanes
+    def __init__(self, function: Any, lanes: int, pairs: bool) -> None:
+        self.lanes, self.pairs = lanes, pairs
         self.bindings = [binding for block in function.body.blocks for binding in block.bindings]
         self.made = {binding.var: binding.value for binding in self.bindings}
         self.users: dict[Any, list[Any]] = {}
@@ -168,8 +169,9 @@ class _Function:
         out = index_of(np.arange(math.prod(shape)).reshape(shape), shape_of(product))
         assert out is not None
         q, k, v_at, *biases = (read.operand for read in reads)
+        paired = self.pairs and scores.rounded and _of_bfloat16(product)
         attention = Attention(
-            batch, queries, v.sizes[1], depth, shape[2], q, k, v_at, tuple(biases), Operand(shape_of(product), str(type_of(product).dtype), out), scores.factor, safe, self.lanes
+            batch, queries, v.sizes[1], depth, shape[2], q, k, v_at, tuple(biases), Operand(shape_of(product), str(type_of(product).dtype), out), scores.factor, safe, self.lanes, paired
         )  # fmt: skip
         return _Fused(attention, tuple(read.value for read in reads))
 
@@ -252,7 +254,7 @@ class _Function:
             self._read(call.args[0], (*batch, rows, depth), scaled=True),
             self._read(call.args[1], (*batch, depth, keys), True, True),
         )
-        return _Scores(q, k, (), q.factor * k.factor) if q is not None and k is not None else None
+        return _Scores(q, k, (), q.factor * k.factor, _of_bfloat16(call)) if q is not None and k is not None else None
 
 
 def _through(places: Any, inner: Any) -> Any:
@@ -288,6 +290,10 @@ def _rounds(call: Any) -> bool:
     return operator_of(call) == "relax.astype" and {str(type_of(one).dtype) for one in (call, call.args[0])} <= set(
         _FLOATS
     )
+
+
+def _of_bfloat16(product: Any) -> bool:
+    return {str(type_of(one).dtype) for one in product.args} == {"bfloat16"}
 
 
 def _variables(expression: Any) -> Iterator[Any]:
@@ -328,11 +334,11 @@ def _replaced(mod: Any, kernels: dict[Any, _Kernel]) -> Any:
 
 @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
 class FuseAttention:
-    """IRModule -> IRModule; lanes: columns of a matrix that are computed side by side."""
+    """IRModule -> IRModule; lanes: columns of a matrix that are computed side by side; pairs: whether products of two neighbours of bfloat16 are summed at once."""
 
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: int, pairs: bool = False) -> None:
+        self.lanes, self.pairs = lanes, pairs
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        fused = _replaced(mod, _Function(mod["main"], self.lanes).attentions())
-        return _replaced(fused, _Function(fused["main"], self.lanes).products())
+        fused = _replaced(mod, _Function(mod["main"], self.lanes, self.pairs).attentions())
+        return _replaced(fused, _Function(fused["main"], self.lanes, self.pairs).products())

@@ -27,12 +27,11 @@ from tvmflow.passes.packed_norm import AXES
 from tvmflow.passes.packed_rows import is_dense, pack_rows, pixels_as_rows, rows_as_pixels
 from tvmflow.passes.packed_taps import convolution_by_taps, sees_little
 from tvmflow.passes.packed_weights import (
-    PARTS,
     as_image,
     few_lanes,
-    merged_groups,
     pack_both,
     pack_constant,
+    pack_groups,
     pack_outputs,
     rows_as_image,
 )
@@ -252,16 +251,10 @@ class _Packer(TwoLayouts):
             return lambda: self._emit_convolution(
                 step, self._as_packed(data), padding, f"NCHW{b}c", pack_outputs(weight, b), filled
             )
-        if groups > 1 and inputs == outputs and weight.shape[1] in PARTS and weight.shape[1] < b:
-            left = self._filled(outputs) // weight.shape[1]
-            return lambda: self._emit_convolution(
-                step, self._as_packed(data), padding, f"NCHW{b}c", pack_both(weight, b, weight.shape[1]), left
-            )
-        merged = merged_groups(weight, groups, b) if groups > 1 else None
-        if merged is None:
+        packed = pack_groups(weight, groups, b) if groups > 1 else None
+        if packed is None:
             return None
-        whole, left = pack_both(merged[0], b), merged[1]
-        return lambda: self._emit_convolution(step, self._as_packed(data), padding, f"NCHW{b}c", whole, left)
+        return lambda: self._emit_convolution(step, self._as_packed(data), padding, f"NCHW{b}c", *packed)
 
     def _as_few(self, name: str, lanes: int) -> Any:
         """Return an image of few channels with its channels side by side, (N, 1, H, W, lanes)."""

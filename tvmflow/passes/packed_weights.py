@@ -10,7 +10,7 @@ import numpy as np
 from tvmflow.ir.graph import Array
 from tvmflow.passes.images import tileable_width
 
-PARTS = (4, 8)  # channels of a group that are part of a block, and a register of their own
+_PARTS = (4, 8)  # channels of a group that are part of a block, and a register of their own
 _MOST_MERGED = 8  # groups: so many times as many products
 
 
@@ -55,6 +55,19 @@ def pack_constant(value: Array, block: int, filling: int) -> Array:
         return full[..., None]
     full = np.pad(full, ((0, 0), (0, -c % block), (0, 0), (0, 0)), constant_values=filling)
     return full.reshape(n, -1, block, h, w).transpose(0, 1, 3, 4, 2)
+
+
+def pack_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] | None:
+    """Return the weight (O, I, KH, KW) of a grouped convolution as (O/block, I/i, KH, KW, i, block), and its groups; None where they cannot be packed.
+
+    i is the channels of a group where several of them make a block; else it is a block, and so many groups are merged that they fill some.
+    """
+    outputs, inputs = weight.shape[0] // groups, weight.shape[1]
+    if inputs == outputs and inputs in _PARTS and inputs < block:
+        packed = pack_both(weight, block, inputs)
+        return packed, len(packed) * block // inputs
+    merged = merged_groups(weight, groups, block)
+    return (pack_both(merged[0], block), merged[1]) if merged else None
 
 
 def merged_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] | None:

@@ -9,6 +9,7 @@ from typing import Any
 from tvmflow.ir.tvm_script import parsed
 from tvmflow.ir.views import Index
 from tvmflow.passes.images import tileable_width
+from tvmflow.passes.round_bfloat16 import rounded_text
 
 _WIDE = 16  # lanes of AVX-512, whose registers are twice as many, too
 
@@ -31,10 +32,13 @@ class Operand:
         """Return the type of the kernel's parameter."""
         return buffer_of(self.shape, self.dtype)
 
-    def read(self, name: str, *coordinates: str) -> str:
-        """Return a value of an array of a name as float32."""
+    def read(self, name: str, *coordinates: str, dtype: str = "float32") -> str:
+        """Return a value of an array of a name as float32, or as bfloat16 by the processor's instruction."""
         value = f"{name}[{self.index.text(*coordinates)}]"
-        return value if self.dtype == "float32" else f'T.Cast("float32", {value})'
+        if self.dtype == dtype:
+            return value
+        value = value if self.dtype == "float32" else f'T.Cast("float32", {value})'
+        return value if dtype == "float32" else rounded_text(value)
 
 
 def filled_rows(rows: int, lanes: int) -> int:

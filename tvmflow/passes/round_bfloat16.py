@@ -59,6 +59,11 @@ def rounded(value: Any, dtype: str) -> Any:
     return value.astype(dtype)
 
 
+def rounded_text(value: str) -> str:
+    """Return what rounds a float32 expression to bfloat16 by the instruction in TVMScript."""
+    return f'T.reinterpret(T.call_intrin("uint16", "{_OPERATOR}", {value}), dtype="bfloat16")'
+
+
 def legalize_astype(builder: Any, call: Any) -> Any:
     """Lower relax.astype to a kernel, which TVM's passes fuse into the one that made the value."""
     data, dtype = call.args[0], str(call.attrs.dtype)

@@ -11,6 +11,7 @@ from typing import Any
 from tvmflow.ir.tvm_names import load_class
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
+from tvmflow.templates.dot import dot_for, dot_numbered
 from tvmflow.templates.primitives import Knobs, Template, distinct, parallel_first, spread, work_of
 from tvmflow.templates.products import copy_rows, product_tiles, row_blocks, sum_in_registers, tiled
 
@@ -29,25 +30,27 @@ def _block(schedule: Any, name: str) -> Any:
 
 
 def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
-    _, rows, keys, lanes, _ = extents(schedule, schedule.get_loops(_block(schedule, "product")))
+    _, rows, keys, lanes, _, *paired = extents(schedule, schedule.get_loops(_block(schedule, "product")))
+    dot = dot_for(cpu, "bfloat16", lanes, of_made=True) if paired else None
     width = extents(schedule, schedule.get_loops(_block(schedule, "mixed")))[2]
     values = schedule.get(_block(schedule, "values"))
     stored = region_buffer(values.reads[0]).shape
     in_blocks = len(stored) == _PACKED_AXES and int(stored[-1]) == lanes and isinstance(values.body.value, load_class())
     most_rows = cpu.l2_bytes // (2 * _SCORE_BYTES * keys * lanes)
     return distinct([
-        {"rows": count, "m_tile": m, "n_tile": b, "mixed_rows": mixed_m, "mixed_tile": mixed_b, "pack_values": pack, "parallel": parallel}
+        {"rows": count, "m_tile": m, "n_tile": b, "mixed_rows": mixed_m, "mixed_tile": mixed_b, "pack_values": pack, "parallel": parallel, **({"dot": dot.number} if dot else {})}
         for m, b in product_tiles(cpu, rows, keys, lanes)[:6]
         for mixed_m, mixed_b in [tile for tile in product_tiles(cpu, rows, width, lanes) if m % tile[0] == 0][:2]
         for count in row_blocks(rows, m, most_rows)
-        for pack in ((0, 1) if in_blocks else (1,))
+        for pack in ((0, 1) if in_blocks and not paired else (1,))
         for parallel in parallel_first(work_of(schedule, f"{_NAME}_product") // lanes)
     ])  # fmt: skip
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     rows, blocks = _rows(schedule, block_ref(schedule, kernel.after[-1]), knobs)
-    sum_in_registers(schedule, _block(schedule, "mixed"), blocks)
+    dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
+    sum_in_registers(schedule, _block(schedule, "mixed"), blocks, dot, rows)
     schedule.compute_at(_block(schedule, "factor"), rows, preserve_unit_loops=True)
     for name in _SOFTMAX:
         schedule.compute_at(_block(schedule, name), rows, preserve_unit_loops=True)
@@ -55,6 +58,8 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         schedule,
         _block(schedule, "product"),
         tiled(schedule, _block(schedule, "scores"), knobs["m_tile"], knobs["n_tile"]),
+        dot,
+        rows,
     )
     for name in ("most_of_lane", "total_of_lane"):
         row, lane, over = schedule.get_loops(_block(schedule, name))[-3:]

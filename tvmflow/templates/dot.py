@@ -51,10 +51,10 @@ _BF16_DOT2 = """
         word = T.reinterpret(A.vload([0], "bfloat16x2"), dtype="int32")
         C[T.ramp(T.int32(0), 1, {lanes})] = T.call_extern(
             "float32x{lanes}", "tvmflow_dot_{name}", C.vload([0], dtype="float32x{lanes}"), T.broadcast(word, {lanes}),
-            T.reinterpret(B.vload([0, 0], dtype="bfloat16x{values}"), dtype="int32x{lanes}"), A.data)
+            T.reinterpret(B.vload([0, 0], dtype="bfloat16x{values}"), dtype="int32x{lanes}"), A.data{seen})
 """
 _BF16_DOT2_IN_LLVM = """
-define weak_odr <{lanes} x float> @tvmflow_dot_{name}(<{lanes} x float> %sum, <{lanes} x i32> %a, <{lanes} x i32> %b, ptr %0) alwaysinline nounwind {{
+define weak_odr <{lanes} x float> @tvmflow_dot_{name}(<{lanes} x float> %sum, <{lanes} x i32> %a, <{lanes} x i32> %b, ptr %0{seen}) alwaysinline nounwind {{
   %x = bitcast <{lanes} x i32> %a to <{values} x bfloat>
   %y = bitcast <{lanes} x i32> %b to <{values} x bfloat>
   %r = call <{lanes} x float> @{llvm}(<{lanes} x float> %sum, <{values} x bfloat> %x, <{values} x bfloat> %y)
@@ -68,7 +68,8 @@ declare <{lanes} x float> @{llvm}(<{lanes} x float>, <{values} x bfloat>, <{valu
 class Dot:
     """number: value of the knob `dot`; lanes: sums in a register; data: type of the activations; needs: see CpuFeatures.dots.
 
-    llvm: name of the intrinsic, of those that TVM calls through a function of ours.
+    llvm: name of the intrinsic, of those that TVM calls through a function of ours. of_made: whether the weights too are what the kernel itself
+    made, and must not be widened.
     """
 
     number: int
@@ -77,6 +78,7 @@ class Dot:
     data: str
     needs: str
     llvm: str = ""
+    of_made: bool = False
 
     @property
     def is_bf16_dot2(self) -> bool:
@@ -89,10 +91,11 @@ class Dot:
     @property
     def imports(self) -> str:
         """LLVM's text of the function that the kernel calls; '' for none."""
-        return (
-            _BF16_DOT2_IN_LLVM.format(lanes=self.lanes, values=2 * self.lanes, name=self.name, llvm=self.llvm)
-            if self.llvm
-            else ""
+        if not self.llvm:
+            return ""
+        seen = ", ptr %1" if self.of_made else ""
+        return _BF16_DOT2_IN_LLVM.format(
+            lanes=self.lanes, values=2 * self.lanes, name=self.name, llvm=self.llvm, seen=seen
         )
 
 
@@ -108,12 +111,18 @@ _OF_GROUPS = (
     Dot(62, "avx512bf16_by8", 8, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.256"),
     Dot(63, "avx512bf16_by4", 4, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.128"),
 )
-DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT, *_OF_GROUPS)
+# Products of two matrices that are both computed.
+_OF_MADE = (
+    Dot(64, "avx512bf16_made", 16, "bfloat16", "avx512bf16", AVX512_BF16.llvm, of_made=True),
+    Dot(65, "bfdot_made", 4, "bfloat16", "bf16", BFDOT.llvm, of_made=True),
+)
+DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT, *_OF_GROUPS, *_OF_MADE)
 
 
-def dot_for(cpu: CpuFeatures, data: str, lanes: int) -> Dot | None:
+def dot_for(cpu: CpuFeatures, data: str, lanes: int, of_made: bool = False) -> Dot | None:
     """Return the instruction of a CPU for activations of a type, None where it has none."""
-    return next((d for d in DOTS if d.needs in cpu.dots and d.data == data and lanes % d.lanes == 0), None)
+    rows = (dot for dot in DOTS if (dot.data, dot.of_made) == (data, of_made))
+    return next((dot for dot in rows if dot.needs in cpu.dots and lanes % dot.lanes == 0), None)
 
 
 def dot_numbered(number: int) -> Dot:
@@ -157,5 +166,6 @@ def intrinsic(dot: Dot) -> str:
         "data": dot.data, "lanes": dot.lanes, "name": dot.name, "values": 2 * dot.lanes,
         "weight": "bfloat16" if dot.is_bf16_dot2 else "int8", "total": "float32" if dot.is_bf16_dot2 else "int32",
         "group": 2 if dot.is_bf16_dot2 else 4, "bits": 32 * dot.lanes, "bytes": 4 * dot.lanes,
+        "seen": ", B.data" if dot.of_made else "",
     }  # fmt: skip
     return register_intrinsic(dot.intrinsic_name, _SOURCE, _MEANING, body, names)

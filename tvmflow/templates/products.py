@@ -9,6 +9,7 @@ from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, block_ref, extents
 from tvmflow.targets.cpu_features import CpuFeatures
+from tvmflow.templates.dot import Dot, sum_with
 from tvmflow.templates.primitives import (
     Knobs,
     Template,
@@ -48,14 +49,17 @@ def tiled(schedule: Any, sums: Any, rows: int, blocks: int) -> Any:
     return around
 
 
-def sum_in_registers(schedule: Any, product: Any, place: Any) -> None:
-    """Sum a tile of products in registers, below the loop around the tile."""
+def sum_in_registers(schedule: Any, product: Any, place: Any, dot: Dot | None = None, outermost: Any = None) -> None:
+    """Sum a tile of products in registers, below the loop around the tile; by an instruction that sums neighbours where one is given."""
     schedule.compute_at(product, place, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
-    row, block, lane, over = schedule.get_loops(product)[-4:]
-    schedule.reorder(over, row, block, lane)
+    row, block, lane, over, *pair = schedule.get_loops(product)[-5 if dot else -4 :]
+    schedule.reorder(over, row, block, lane, *pair)
     for axis in (row, block):
         schedule.unroll(axis)
+    if dot:
+        sum_with(schedule, dot, product, lane, over, outermost)
+        return
     schedule.vectorize(lane)
     schedule.decompose_reduction(product, over)
 
