@@ -121,7 +121,8 @@ class Writer:
             value = data
             if layer.weight is not None and np.any(layer.weight != 1):
                 value = relax.op.multiply(value, constant(self.column(layer, layer.weight), "float32"))
-        if layer.bias is not None and (layer.kind != AFFINE or np.any(layer.bias != 0)):
+        nothing_else = value is data and not layer.has_activation  # a layer has a value of its own
+        if layer.bias is not None and (layer.kind != AFFINE or np.any(layer.bias != 0) or nothing_else):
             value = relax.op.add(value, constant(self.column(layer, layer.bias), "float32"))
         if not layer.has_activation:
             return self.emit(value, layer.name)
