@@ -14,7 +14,7 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.definition import product, run_graph
+from tvmflow.ir.definition import convolve_transposed, product, run_graph
 from tvmflow.ir.graph import read_graph
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.pack_channels import PackChannels
@@ -122,3 +122,25 @@ def test_products_of_integers_are_exact(dtypes: tuple[str, str]) -> None:
             for dtype, limit, shape in zip(dtypes, limits, [(3, 5, 1030), (1030, 7)], strict=True)
         )
         assert np.array_equal(product(a, b), a.astype(np.int64) @ b.astype(np.int64))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_transposed_convolutions_are_pytorchs(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    groups, kernel, stride = (
+        int(draw.choice([1, 1, 3])),
+        tuple(draw.integers(1, 5, 2).tolist()),
+        tuple(draw.integers(1, 4, 2).tolist()),
+    )
+    padding = tuple(int(draw.integers(0, size)) for size in kernel)
+    extra = tuple(int(draw.integers(0, size)) for size in stride)
+    x = draw.integers(-128, 128, (2, 2 * groups, 5, 7)).astype(np.int8)
+    weight = draw.integers(-127, 128, (2 * groups, 3, *kernel)).astype(np.int8)
+    expected = torch.nn.functional.conv_transpose2d(
+        torch.from_numpy(x).double(), torch.from_numpy(weight).double(), None, stride, padding, extra, groups
+    ).numpy()
+    for dtypes in (("int8", "int8", "int32"), ("float32", "float32", "float32")):
+        found = convolve_transposed(
+            x.astype(dtypes[0]), weight.astype(dtypes[1]), stride, [*padding, *padding], extra, groups
+        )
+        assert found.dtype == dtypes[2] and np.array_equal(found, expected)

@@ -181,23 +181,28 @@ def convolve_transposed(
 ) -> Array:
     """Return the transposed convolution of x (N, C, H, W) with weight (C, O/groups, KH, KW).
 
-    It is a plain one over an image with zeros between its pixels, its filters turned round.
+    int32 for integers. Each pixel times all taps of the filters, added where they lie in the output; what padding cuts off is computed, too.
     """
-    n, c, h, w = x.shape
-    (sh, sw), (kh, kw) = strides, weight.shape[2:]
-    apart = np.zeros((n, c, (h - 1) * sh + 1, (w - 1) * sw + 1), x.dtype)
-    apart[:, :, ::sh, ::sw] = x
-    top, left, bottom, right = padding
-    pads = [kh - 1 - top, kw - 1 - left, kh - 1 - bottom + output_padding[0], kw - 1 - right + output_padding[1]]
-    per_group = weight.reshape(groups, c // groups, -1, kh, kw).swapaxes(1, 2)[..., ::-1, ::-1]
-    turned = np.ascontiguousarray(per_group).reshape(-1, c // groups, kh, kw)
-    return convolve(apart, turned, (1, 1), pads, (1, 1), groups)
+    samples, channels, height, width = x.shape
+    (sh, sw), (top, left, bottom, right), (outputs, kh, kw) = strides, padding, weight.shape[1:]
+    exact = _is_integer(x)
+    working = x.dtype if exact else np.result_type(x.dtype, np.float32)
+    taps = weight.reshape(groups, channels // groups, outputs * kh * kw).swapaxes(1, 2)
+    taps = np.ascontiguousarray(taps).astype(weight.dtype if exact else working, copy=False)
+    full = ((height - 1) * sh + kh + output_padding[0], (width - 1) * sw + kw + output_padding[1])
+    total = np.zeros((samples, groups * outputs, *full), np.int32 if exact else working)
+    for image, into in zip(x, total, strict=True):
+        columns = image.reshape(groups, channels // groups, height * width).astype(working, copy=False)
+        products = product(taps, columns).reshape(groups * outputs, kh, kw, height, width)
+        for i, j in np.ndindex(kh, kw):
+            into[:, i : i + (height - 1) * sh + 1 : sh, j : j + (width - 1) * sw + 1 : sw] += products[:, i, j]
+    inside = total[:, :, top : full[0] - bottom, left : full[1] - right]
+    return inside if exact else inside.astype(x.dtype, copy=False)
 
 
 def _conv2d_transpose(a: list[Any], step: Step) -> Array:
     attrs = step.call.attrs
-    reach = np.tile(np.array(a[1].shape[2:]) - 1, 2)  # beyond it padding would cut into the image
-    if not is_plain_transposed(attrs) or not _is_integer(a[0]) or np.any(np.array(_ints(attrs.padding)) > reach):
+    if not is_plain_transposed(attrs):
         return np.asarray(run_compiled(step, a))
     return convolve_transposed(a[0], a[1], _ints(attrs.strides), _ints(attrs.padding), _ints(attrs.output_padding))
 
