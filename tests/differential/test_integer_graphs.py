@@ -144,3 +144,34 @@ def test_transposed_convolutions_are_pytorchs(seed: int) -> None:
             x.astype(dtypes[0]), weight.astype(dtypes[1]), stride, [*padding, *padding], extra, groups
         )
         assert found.dtype == dtypes[2] and np.array_equal(found, expected)
+
+
+class Upwards(torch.nn.Module):
+    """A deconvolution of what an activation made, whose zero is 0 where activations are unsigned, or of signed values."""
+
+    def __init__(self, kernel: int, signed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(kernel)
+        self.first, self.last, self.signed = torch.nn.Conv2d(3, 20, 3), torch.nn.Conv2d(12, 4, 3), signed
+        self.up = torch.nn.ConvTranspose2d(20, 12, kernel, 2, padding=kernel // 2 - 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(torch.relu(self.up(x if self.signed else torch.relu(x))))
+
+
+@pytest.mark.parametrize(("kernel", "signed"), [(2, False), (4, False), (5, False), (4, True)])
+def test_deconvolutions_compute_in_integers(kernel: int, signed: bool) -> None:
+    module = canonicalize(ExportedModel(Upwards(kernel, signed).eval(), one_input("input", (1, 3, 13, 11))).to_relax())
+    samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
+    quantized, report = quantize_int8(module, samples, None, Int8Options(activations="uint8"))
+    kinds = {layer.kind for layer in report.layers if layer.dtype != "float32"}
+    assert ("conv_transpose" in kinds) != signed
+    assert report.output_sqnr_db > 25
+    graph = read_graph(quantized)
+    for packed in (quantized, PackChannels(16)(quantized)):
+        runner = LocalRunner(packed, host_backend())
+        for sample in samples[:3]:
+            defined = run_graph(graph, sample[None])
+            bound = 1e-5 * np.abs(defined).max() if signed else 0.0
+            assert np.abs(runner.run(sample[None])[0] - defined).max() <= bound

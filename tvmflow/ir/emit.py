@@ -30,8 +30,8 @@ class Quantized:
 class Arithmetic(Protocol):
     """How layers compute in integers."""
 
-    def can(self, layer: Layer, inputs_are_integer: list[bool]) -> bool:
-        """Whether this layer is to be computed in integers, when these of its inputs already are."""
+    def can(self, layer: Layer, inputs_are_integer: list[bool], scales: list[Scale | None]) -> bool:
+        """Whether this layer is to be computed in integers, when these of its inputs already are. scales: of its inputs."""
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         """Write the layer and return its integer value."""
@@ -96,7 +96,11 @@ class Writer:
     def _layer(self, layer: Layer) -> None:
         is_integer = [name in self.integers for name in layer.inputs]
         to_integers = self.arithmetic is not None and layer.name not in self.in_float
-        if to_integers and self.arithmetic is not None and self.arithmetic.can(layer, is_integer):
+        if (
+            to_integers
+            and self.arithmetic is not None
+            and self.arithmetic.can(layer, is_integer, [self.scales.get(name) for name in layer.inputs])
+        ):
             inputs = [self.as_integer(name) for name in layer.inputs]
             self.integers[layer.name] = self.arithmetic.layer(self, layer, inputs)
             self.integer_layers.append(layer.name)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.ir.definition import window_counts
-from tvmflow.ir.emit import Quantized, Writer, call_again, constant, convolution
+from tvmflow.ir.emit import Quantized, Writer, call_again, constant, convolution, transposed_convolution
 from tvmflow.ir.graph import Array
 from tvmflow.ir.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
 from tvmflow.ir.scales import Scale, fixed_point, on_grid, quantize_weight
@@ -40,12 +40,12 @@ class Int8Arithmetic:
             return found
         return quantize_weight(layer.weight, channel_axis if self.per_channel else None, least)
 
-    def can(self, layer: Layer, inputs_are_integer: list[bool]) -> bool:
+    def can(self, layer: Layer, inputs_are_integer: list[bool], scales: list[Scale | None]) -> bool:
+        if layer.kind == TRANSPOSED:  # between its pixels lie zeros, which each output sees a number of its own of
+            return all(scale is not None and scale.zero_point == 0 for scale in scales)
         if layer.kind in (CONV, DENSE):
             return True
-        if layer.kind == ADD:
-            return any(inputs_are_integer)
-        return layer.kind != TRANSPOSED and all(inputs_are_integer)
+        return any(inputs_are_integer) if layer.kind == ADD else all(inputs_are_integer)
 
     def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:
         from tvm import relax
@@ -64,7 +64,7 @@ class Int8Arithmetic:
         if layer.kind == DENSE and writer.is_output(layer.name) and not layer.has_activation:
             return self._output(writer, layer, inputs[0])
         write = {
-            CONV: self._conv, DENSE: self._dense, ADD: self._add, AFFINE: self._affine, MEAN: self._mean,
+            CONV: self._conv, TRANSPOSED: self._transposed, DENSE: self._dense, ADD: self._add, AFFINE: self._affine, MEAN: self._mean,
             CONCAT: self._concat,
         }[layer.kind]  # fmt: skip
         return Quantized(write(writer, layer, inputs, scale), scale)
@@ -85,6 +85,13 @@ class Int8Arithmetic:
             padding = [0, 0, 0, 0]
         total = convolution(layer.step, data, constant(weight, "int8"), "int32", padding)
         return self._finish(writer, layer, total, inputs[0].scale, weight_scales, weight.sum((1, 2, 3), np.int64), out)
+
+    def _transposed(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
+        assert layer.weight is not None
+        weight, weight_scales = self._weights(layer, 1, _least(layer, inputs[0].scale))
+        total = transposed_convolution(layer.step, inputs[0].value, constant(weight, "int8"), "int32")
+        sums = weight.sum((0, 2, 3), np.int64)
+        return self._finish(writer, layer, total, inputs[0].scale, weight_scales, sums, out)
 
     def _dense(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
         from tvm import relax

@@ -27,7 +27,7 @@ LIMIT = 127
 class VtaArithmetic:
     """What VTA's GEMM core and ALU can do: products, sums, shifts, minimum and maximum of integers."""
 
-    def can(self, layer: Layer, inputs_are_integer: list[bool]) -> bool:
+    def can(self, layer: Layer, inputs_are_integer: list[bool], _scales: list[Scale | None]) -> bool:
         if layer.kind in (CONV, TRANSPOSED, DENSE):
             return True
         if layer.kind == ADD:
