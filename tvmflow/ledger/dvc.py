@@ -19,6 +19,7 @@ from tvmflow.errors import StoreError
 from tvmflow.ledger import merge_lock, offline_plots, unlisted
 from tvmflow.ledger.store_paths import PRIVACY
 from tvmflow.params import STAGE_NAMES, Cell
+from tvmflow.recipe import CODE_ROOT
 from tvmflow.workspace import Workspace
 
 DEFAULT_REMOTE = "dvc_storage"
@@ -26,17 +27,22 @@ DEFAULT_REMOTE = "dvc_storage"
 
 def run_dvc(workspace: Workspace, *arguments: str) -> str:
     """Run one DVC command in the workspace. Returns its output; raises StoreError with its complaint."""
+    return _run(workspace, ["dvc", *arguments], f"dvc {' '.join(arguments)}")
+
+
+def _run(workspace: Workspace, module: list[str], command: str) -> str:
+    """Run a module that calls DVC. command: what the user would type for it."""
     lock = workspace.artifacts / ".locks" / "dvc.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
         completed = subprocess.run(
-            [sys.executable, "-m", "dvc", *arguments], cwd=workspace.root, capture_output=True, text=True, check=False,
-            env={**os.environ, **PRIVACY}, stdin=subprocess.DEVNULL,
+            [sys.executable, "-P", "-m", *module], cwd=workspace.root, capture_output=True, text=True, check=False,
+            env={**os.environ, **PRIVACY, "PYTHONPATH": str(CODE_ROOT)}, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     if completed.returncode:
         lines = [line for line in f"{completed.stderr}\n{completed.stdout}".splitlines() if line.strip()]
         raise StoreError(
-            f"'dvc {' '.join(arguments)}' failed: {' '.join(lines)[-500:]}",
+            f"'{command}' failed: {' '.join(lines)[-500:]}",
             hint="run it by hand to see more; a damaged dvc.lock, dvc.yaml or .dvc/config comes back with 'git checkout'",
         )
     return completed.stdout
@@ -72,9 +78,9 @@ def initialize(workspace: Workspace) -> None:
 
 def commit(workspace: Workspace, stages: list[str], push: bool) -> None:
     """Record in dvc.lock what lies in the folders of these DVC stages now, and copy it to the default remote."""
-    run_dvc(workspace, "commit", "--force", *stages)
-    if push:
-        run_dvc(workspace, "push", *stages)
+    names = " ".join(stages)
+    command = f"dvc commit --force {names}" + (f" && dvc push {names}" if push else "")
+    _run(workspace, ["tvmflow.ledger.dvc_commit", *(["--push"] if push else []), *stages], command)
 
 
 def _published_path(workspace: Workspace, cell: Cell) -> Path:
