@@ -175,3 +175,27 @@ def test_deconvolutions_compute_in_integers(kernel: int, signed: bool) -> None:
             defined = run_graph(graph, sample[None])
             bound = 1e-5 * np.abs(defined).max() if signed else 0.0
             assert np.abs(runner.run(sample[None])[0] - defined).max() <= bound
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.0])
+def test_a_layer_that_changes_nothing_is_quantized_too(factor: float) -> None:
+    """As the norms of a network that was not trained are: all factors 1, all offsets 0."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 1)
+            self.factor = torch.nn.Parameter(torch.full((1, 8, 1, 1), factor))
+            self.offset = torch.nn.Parameter(torch.zeros(1, 8, 1, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.relu(self.a(x))
+            return torch.cat([y, self.b(y * self.factor + self.offset)], 1).flatten(1)
+
+    module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 3, 8, 8))).to_relax())
+    samples = np.random.default_rng(0).standard_normal((8, 3, 8, 8), dtype=np.float32)
+    quantized, report = quantize_int8(module, samples, None, Int8Options())
+    assert "affine" in {layer.kind for layer in report.layers if layer.dtype != "float32"}
+    found, exact = (run_graph(read_graph(graph), samples[:1]) for graph in (quantized, module))
+    assert np.abs(found - exact).max() < 0.02 * np.abs(exact).max()
