@@ -34,10 +34,11 @@ def _run(workspace: Workspace, module: list[str], command: str) -> str:
     """Run a module that calls DVC. command: what the user would type for it."""
     lock = workspace.artifacts / ".locks" / "dvc.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
+    search = os.pathsep.join(filter(None, (str(CODE_ROOT), os.environ.get("PYTHONPATH"))))
     with FileLock(lock):
         completed = subprocess.run(
             [sys.executable, "-P", "-m", *module], cwd=workspace.root, capture_output=True, text=True, check=False,
-            env={**os.environ, **PRIVACY, "PYTHONPATH": str(CODE_ROOT)}, stdin=subprocess.DEVNULL,
+            env={**os.environ, **PRIVACY, "PYTHONPATH": search}, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     if completed.returncode:
         lines = [line for line in f"{completed.stderr}\n{completed.stdout}".splitlines() if line.strip()]
