@@ -12,6 +12,8 @@ from typing import Any
 
 from tvm import DataType, s_tir
 
+IMPORTED_LLVM = "pragma_import_llvm"  # TVM's key for text in LLVM's language that a kernel brings with it
+
 
 @dataclass(frozen=True)
 class Kernel:

@@ -10,10 +10,9 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvmflow.kernels.blocks import IMPORTED_LLVM
 from tvmflow.passes.statements import rewritten, rewritten_kernels, with_body
 from tvmflow.templates.tiles import CONFIGURED, RELEASED
-
-_OUTERMOST = "pragma_import_llvm"  # what stands around the loop over shares, with the functions that are called in it
 
 
 @tvm.transform.module_pass(opt_level=0, name="HoistTiles")
@@ -26,7 +25,9 @@ class HoistTiles:
 
 def _hoisted(statement: Any) -> Any:
     """Return what is around a loop over shares with the use of tiles started and ended in the loop, if it has one shape; any other statement as it is."""
-    if not isinstance(statement, tirx.AttrStmt) or statement.attr_key != _OUTERMOST:
+    if (
+        not isinstance(statement, tirx.AttrStmt) or statement.attr_key != IMPORTED_LLVM
+    ):  # which stands around the loop over shares
         return statement
     if RELEASED not in str(getattr(statement.value, "value", "")):  # around all of a kernel, with other functions
         return statement

@@ -9,9 +9,8 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_walk
 
-from tvmflow.kernels.blocks import new_schedule
+from tvmflow.kernels.blocks import IMPORTED_LLVM, new_schedule
 
-_IMPORT = "pragma_import_llvm"
 Rewrite = Callable[[Any], Any]  # statement -> statement, the same object where it stays
 
 
@@ -40,10 +39,10 @@ def with_llvm(function: Any, text: str) -> Any:
     """Return a scheduled kernel that brings functions in LLVM's language, behind those that it brings already."""
     schedule = new_schedule(function)
     root = schedule.get_sblock("root", "main")
-    known = schedule.get(root).annotations.get(_IMPORT)
+    known = schedule.get(root).annotations.get(IMPORTED_LLVM)
     if known is not None:  # annotate would keep it as it is
-        schedule.unannotate(root, _IMPORT)
-    schedule.annotate(root, _IMPORT, f"{known or ''}{text}")
+        schedule.unannotate(root, IMPORTED_LLVM)
+    schedule.annotate(root, IMPORTED_LLVM, f"{known or ''}{text}")
     return schedule.mod["main"]
 
 

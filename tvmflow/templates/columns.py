@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.kernels.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.primitives import decompose_sums, divisors, register_intrinsic, steps_of
 
@@ -176,7 +176,7 @@ def sum_by_columns(schedule: Any, row: Columns, anchor: Any, inner: list[Any], o
     init = decompose_sums(schedule, anchor, i)
     schedule.vectorize(schedule.get_loops(init)[-1])
     schedule.tensorize(w_inner if pixels > 1 else lane, _intrinsic(_Row(row.number, pixels, stride)))
-    schedule.annotate(outermost, "pragma_import_llvm", row.imports)
+    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
 
 
 def register_columns_in(trace: str) -> None:

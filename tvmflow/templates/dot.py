@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tvmflow.kernels.blocks import IMPORTED_LLVM
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.primitives import decompose_sums, register_intrinsic
 
@@ -137,7 +138,7 @@ def sum_with(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, out
     schedule.vectorize(schedule.get_loops(init)[-1])
     schedule.tensorize(summed, intrinsic(dot))
     if dot.imports:
-        schedule.annotate(outermost, "pragma_import_llvm", dot.imports)
+        schedule.annotate(outermost, IMPORTED_LLVM, dot.imports)
 
 
 def register_dots_in(trace: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, fields
 from functools import cache
 from typing import Any
 
-from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.kernels.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import PAIRS_FOR, CpuFeatures
 from tvmflow.templates.primitives import divisors, meaning_of_axes, register_intrinsic, steps_of, tensorize_tile
 
@@ -284,7 +284,7 @@ def sum_in_pairs(schedule: Any, row: Pairs, anchor: Any, outermost: Any) -> None
     c, h, w, _, blocks, kh, kw, _, _ = extents(schedule, schedule.get_loops(anchor)[-9:])
     tile = _Tile(row.number, c, h, w, blocks, kh, kw, sh, sw, dh, dw)
     tensorize_tile(schedule, anchor, _intrinsic(tile))
-    schedule.annotate(outermost, "pragma_import_llvm", row.imports)
+    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
 
 
 def register_pairs_in(trace: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, fields
 from functools import cache
 from typing import Any
 
-from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.kernels.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 from tvmflow.templates.primitives import Knobs, divisors, meaning_of_axes, register_intrinsic, steps_of, tensorize_tile
 
@@ -313,7 +313,7 @@ def sum_in_tiles(schedule: Any, anchor: Any, outermost: Any, plain: bool) -> Non
     tile = _Tile(data, c, h, w, kh, kw, blocks, words * group, int(plain), joined, sh, sw, dh, dw, ph, py)
     name = _intrinsic(tile)
     tensorize_tile(schedule, anchor, name, f"{name}_zero")
-    schedule.annotate(outermost, "pragma_import_llvm", tile.imports)
+    schedule.annotate(outermost, IMPORTED_LLVM, tile.imports)
 
 
 def register_tiles_in(trace: str) -> None:

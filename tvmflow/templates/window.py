@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.kernels.blocks import Kernel, block_ref, buffer_bytes, extents, region_buffer
+from tvmflow.kernels.blocks import IMPORTED_LLVM, Kernel, block_ref, buffer_bytes, extents, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
 from tvmflow.templates.columns import column_points, columns_for, columns_numbered, sum_by_columns
@@ -351,7 +351,7 @@ def _sum_by_lane(schedule: Any, row: ByLane, anchor: Any, inner: list[Any], oute
     init = decompose_sums(schedule, anchor, steps[0])
     schedule.vectorize(schedule.get_loops(init)[-1])
     schedule.tensorize(lane, lane_intrinsic(row))
-    schedule.annotate(outermost, "pragma_import_llvm", row.imports)
+    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
 
 
 WINDOW = Template("packed_conv", lambda schedule, kernel: _window(schedule, kernel) is not None, _candidates, _apply)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.kernels.blocks import Kernel, block_ref, extents
+from tvmflow.kernels.blocks import IMPORTED_LLVM, Kernel, block_ref, extents
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
@@ -127,7 +127,7 @@ def _multiply_by_lane(schedule: Any, row: ByLane, product: Any, outermost: Any) 
     init = schedule.decompose_reduction(product, ic)
     schedule.vectorize(schedule.get_loops(init)[-1])
     schedule.tensorize(lane, lane_intrinsic(row))
-    schedule.annotate(outermost, "pragma_import_llvm", row.imports)
+    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
 
 
 def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, Any]:
