@@ -109,7 +109,10 @@ def anchor_extents(function: Any) -> list[int]:
 
 def operations(function: Any) -> float:
     """Return the arithmetic operations of one call: two per step of its reductions, or one per value of its output."""
-    steps = sum(count for count, _ in _sums(function))
+    sums = _sums(function)
+    if sums is None:
+        return 0.0
+    steps = sum(count for count, _ in sums)
     if steps:
         return 2.0 * steps
     output = buffer_of(function, list(function.params)[-1])
@@ -118,7 +121,7 @@ def operations(function: Any) -> float:
 
 def multiplied(function: Any) -> str:
     """Return the type of a kernel that bounds how fast it multiplies: of what its largest sum reads, or the narrowest that it is given."""
-    _, read = max(_sums(function), key=lambda found: found[0], default=(0, set[str]()))
+    _, read = max(_sums(function) or (), key=lambda found: found[0], default=(0, set[str]()))
     widest = next((dtype for dtype in ("float32", "float16", "bfloat16") if dtype in read), None)
     if widest is not None:
         return widest
@@ -128,8 +131,8 @@ def multiplied(function: Any) -> str:
     return next((dtype for dtype in ("bfloat16", "float16") if dtype in dtypes), "float32")
 
 
-def _sums(function: Any) -> list[tuple[int, set[str]]]:
-    """Return the steps of each reduction of a kernel, and the types of what it reads beside what it makes."""
+def _sums(function: Any) -> list[tuple[int, set[str]]] | None:
+    """Return the steps of each reduction of a kernel, and the types of what it reads beside what it makes; None where that cannot be told."""
     try:
         schedule = new_schedule(function)
         found = []
@@ -141,7 +144,7 @@ def _sums(function: Any) -> list[tuple[int, set[str]]]:
             dtypes = {str(buffer.dtype) for buffer in read if not buffer.same_as(made)}
             found.append((math.prod(extents(schedule, schedule.get_loops(block))), dtypes))
     except (RuntimeError, ValueError, TypeError):
-        return []
+        return None
     return found
 
 
