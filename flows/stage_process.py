@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.spare_process import start_spare, start_stage
+from flows.stage_server import StageProcess, start_stage
 from flows.stopping import is_stopping, wait_unless_stopping, when_stopping
 from tasks.table import STAGES
 from tvmflow import errors
@@ -28,7 +27,7 @@ from tvmflow.params import Cell
 from tvmflow.progress import Progress
 from tvmflow.workspace import Workspace
 
-_running: set[subprocess.Popen[bytes]] = set()
+_running: set[StageProcess] = set()
 _running_lock = threading.RLock()  # a signal may arrive in the thread that holds it
 
 
@@ -56,19 +55,18 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     with _turn_on_this_host(workspace, request.stage, cell), log.open("wb") as output:
         _refuse_when_stopping(request)
         started = time.monotonic()
-        process, reader = start_stage(_arguments(request), digests.to_json(), output, log)
-        if not (STAGES[request.stage].measures_device and STAGES[request.stage].needs_quiet):
-            start_spare(after=request.stage)
+        is_quiet = STAGES[request.stage].measures_device and STAGES[request.stage].needs_quiet
+        process = start_stage(_arguments(request), digests.to_json(), output, prepare=not is_quiet)
         with _running_lock:
             _running.add(process)
-        killer = threading.Timer(request.timeout_s, _kill, [process])
+        killer = threading.Timer(request.timeout_s, process.kill)
         killer.start()
         try:
-            last = _listen(reader, progress)
+            last = _listen(process.events, progress)
             code = process.wait()
         finally:
             killer.cancel()
-            _kill(process)
+            process.kill()
             with _running_lock:
                 _running.discard(process)
     if "outcome" in last:
@@ -110,16 +108,11 @@ def _listen(reader: int, progress: Progress) -> dict[str, Any]:
     return last
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 def kill_all() -> bool:
     """Kill every stage that runs; each of them can go on later where its records end. Returns whether any ran."""
     with _running_lock:
         for process in _running:
-            _kill(process)
+            process.kill()
         return bool(_running)
 
 

@@ -113,9 +113,8 @@ def _imports_of(module: str, source: bytes) -> tuple[tuple[str, ...], tuple[str,
     return tuple(_imports(module, _statements(body))), tuple(_imports(module, body))
 
 
-def parse_code(module: str, runs: tuple[str, ...] = TABLES) -> None:
-    """Parse the code of a module in advance: `code_of` reads it again, but what has not changed since is not parsed again."""
-    code_of(module, runs)
+def forget_code() -> None:
+    """Let `code_of` read all files again; what has not changed since is not parsed again."""
     code_of.cache_clear()
     _source_of.cache_clear()
 

@@ -25,11 +25,16 @@ def _nothing(_text: str, _done: int, _total: int) -> None:
     pass
 
 
+def _runs_a_stage(process: psutil.Process) -> bool:
+    parent = process.parent()
+    return parent is not None and all("tasks.server" in " ".join(one.cmdline()) for one in (process, parent))
+
+
 def test_a_timeout_really_kills_the_work(make_workspace: Callable[..., Path]) -> None:
     root = make_workspace(lambda params: params["models"]["digits_torch"]["weights"]["train"].update(epochs=500))
     with pytest.raises(StageTimeoutError, match="killed after 4 s"):
         run_stage(StageRequest("fetch", CELL, str(root), 4.0), _nothing)
-    assert not [p for p in psutil.Process().children(recursive=True) if "tasks.waiting" in " ".join(p.cmdline())]
+    assert not [p for p in psutil.Process().children(recursive=True) if _runs_a_stage(p)]
 
 
 def test_a_crash_is_a_clear_failed_stage(make_workspace: Callable[..., Path]) -> None:
@@ -48,8 +53,8 @@ def test_a_crash_is_a_clear_failed_stage(make_workspace: Callable[..., Path]) ->
     while not list(root.glob("artifacts/.tmp/fetch.*.new-*")):  # it may wait for another measurement of this host
         assert thread.is_alive(), failures
         time.sleep(0.05)
-    for child in psutil.Process().children():
-        if "tasks.waiting" in " ".join(child.cmdline()):
+    for child in psutil.Process().children(recursive=True):
+        if _runs_a_stage(child):
             child.send_signal(signal.SIGSEGV)
     thread.join()
     assert isinstance(failures[0], StageCrashedError) and "SIGSEGV" in str(failures[0])

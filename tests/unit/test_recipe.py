@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvmflow import recipe
-from tvmflow.recipe import changed_parts, code_of, make_recipe, parse_code, recipe_key
+from tvmflow.recipe import changed_parts, code_of, forget_code, make_recipe, recipe_key
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=4),
@@ -61,15 +61,16 @@ def test_a_stage_does_not_depend_on_code_that_it_does_not_use() -> None:
     assert not [name for name in code_of("tasks.fetch") if name.startswith(("tvmflow/tuning", "tvmflow/passes"))]
 
 
-def test_code_that_was_parsed_in_advance_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_was_forgotten_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "tasks"
     package.mkdir()
     one, two = package / "one.py", package / "two.py"
     one.write_text("x = 1\n")
     two.write_text("y = 1\n")
     monkeypatch.setattr(recipe, "CODE_ROOT", tmp_path)
-    parse_code("tasks.one")
+    assert sorted(code_of("tasks.one")) == ["tasks/one.py"]
     one.write_text("import tasks.two\n")
+    forget_code()
     try:
         assert sorted(code_of("tasks.one")) == ["tasks/one.py", "tasks/two.py"]
     finally:

@@ -111,10 +111,10 @@ def _sweep(
     from flows.settings import configure_prefect, wait_for_prefect
 
     configure_prefect(workspace)
-    from flows.spare_process import spare_processes
+    from flows.stage_server import stage_server
     from flows.sweep import run_sweep
 
-    with spare_processes():
+    with stage_server():
         _open_records(workspace)
         wait_for_prefect()
         with display:
@@ -163,9 +163,9 @@ def retune(
     check_store(where)
     configure_prefect(where)
     from flows.retune import run_retune
-    from flows.spare_process import spare_processes
+    from flows.stage_server import stage_server
 
-    with spare_processes():
+    with stage_server():
         wait_for_prefect()
         with _display(len(wanted), show_progress, tuning_lines):
             retuned = run_retune(where, [str(cell) for cell in wanted], force)
