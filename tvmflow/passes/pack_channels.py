@@ -21,6 +21,7 @@ from tvmflow.ir.tvm_names import type_of
 from tvmflow.ir.views import keeps_order
 from tvmflow.passes.legalize_convolutions import convolutions
 from tvmflow.passes.packed_deconvolution import deconvolution
+from tvmflow.passes.packed_few import image_of_few
 from tvmflow.passes.packed_images import POOLS, pad, pads_image, pool, resize
 from tvmflow.passes.packed_moves import ChannelMoves
 from tvmflow.passes.packed_norm import AXES
@@ -258,12 +259,8 @@ class _Packer(TwoLayouts):
 
     def _as_few(self, name: str, lanes: int) -> Any:
         """Return an image of few channels with its channels side by side, (N, 1, H, W, lanes)."""
-        n, c, h, w = self.shapes[name]
-        value = self._as_plain(name)
-        if lanes > c:
-            value = self.builder.emit(relax.op.nn.pad(value, [0, 0, 0, lanes - c, 0, 0, 0, 0]))
-        split = relax.op.reshape(value, (n, 1, lanes, h, w))
-        return self.builder.emit(relax.op.permute_dims(split, [0, 1, 3, 4, 2]), f"{name}_few")
+        value = image_of_few(self.builder, self.graph, self._as_plain, name, lanes)
+        return self.builder.emit(value, f"{name}_few")
 
     def _through_padding(self, step: Step) -> tuple[str, list[int]]:
         """Return what a convolution reads and its padding, a zero padding in front of it included."""
