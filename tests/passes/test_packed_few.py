@@ -34,7 +34,12 @@ def _module(shape: tuple[int, ...], dtype: str, padding: tuple[int, ...], value:
 
     def made(builder: Any) -> Any:
         return image_of_few(
-            builder, graph, lambda name: x if name in graph.inputs else builder.emit(padded), graph.outputs[0], lanes
+            builder,
+            graph,
+            lambda name: x if name in graph.inputs else builder.emit(padded),
+            graph.outputs[0],
+            lanes,
+            True,
         )
 
     return _main(x, made)

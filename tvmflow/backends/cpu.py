@@ -13,7 +13,7 @@ from tvmflow.compilers import compiler_for
 from tvmflow.errors import ToolchainError, last_words
 from tvmflow.options import read_options
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures, cpu_features_of
-from tvmflow.targets.processors import check_processor
+from tvmflow.targets.processors import architecture_of, check_processor
 from tvmflow.targets.resolve import ResolvedTarget, host_target, processor_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class CpuBackend(Backend):
         from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
 
         channel_block = block or self.cpu_features().channel_block
-        step: Any = PackChannels(channel_block)
+        is_x86 = architecture_of(self.target.mtriple) == "x86_64"  # arm64 has an instruction for it
+        step: Any = PackChannels(channel_block, few_as_words=is_x86)
         mod = step(mod)
         packed, convolutions = packed_convolutions(mod)
         return mod, {"packed_convolutions": packed, "convolutions": convolutions, "block": channel_block}

@@ -51,19 +51,21 @@ _BINARY = {
 
 @tvm.transform.module_pass(opt_level=0, name="PackChannels")
 class PackChannels:
-    """IRModule -> IRModule; `block` channels side by side."""
+    """IRModule -> IRModule; `block` channels side by side. few_as_words: images of bytes with few channels are moved by words."""
 
-    def __init__(self, block: int) -> None:
+    def __init__(self, block: int, few_as_words: bool = False) -> None:
         self.block = block
+        self.few_as_words = few_as_words
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return _Packer(read_graph(mod), self.block).module()
+        return _Packer(read_graph(mod), self.block, self.few_as_words).module()
 
 
 class _Packer(TwoLayouts):
-    def __init__(self, graph: Graph, block: int) -> None:
+    def __init__(self, graph: Graph, block: int, few_as_words: bool) -> None:
         super().__init__(graph)
         self.block = block
+        self.few_as_words = few_as_words
         self.packed: dict[str, Any] = {}
         self.rows: dict[str, Any] = {}  # packed rows of values (A, B, D, C), which are rows and no images
         self.flat: dict[str, str] = {}  # values (1, C, H * W), by the names of the images (1, C, H, W) that they are
@@ -259,7 +261,7 @@ class _Packer(TwoLayouts):
 
     def _as_few(self, name: str, lanes: int) -> Any:
         """Return an image of few channels with its channels side by side, (N, 1, H, W, lanes)."""
-        value = image_of_few(self.builder, self.graph, self._as_plain, name, lanes)
+        value = image_of_few(self.builder, self.graph, self._as_plain, name, lanes, self.few_as_words)
         return self.builder.emit(value, f"{name}_few")
 
     def _through_padding(self, step: Step) -> tuple[str, list[int]]:

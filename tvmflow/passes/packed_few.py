@@ -77,10 +77,13 @@ _CHANNEL = """  %from{c} = getelementptr i8, ptr %image, i64 {offset}
   %sum{c} = or <16 x {word}> %moved{c}, {before}"""
 
 
-def image_of_few(builder: Any, graph: Graph, plain: Callable[[str], Any], name: str, lanes: int) -> Any:
-    """Return an image of a network, (N, C, H, W), as (N, 1, H, W, lanes), channels filled up with zeros. plain: gives a value, (N, C, H, W), by its name."""
+def image_of_few(builder: Any, graph: Graph, plain: Callable[[str], Any], name: str, lanes: int, as_words: bool) -> Any:
+    """Return an image of a network, (N, C, H, W), as (N, 1, H, W, lanes), channels filled up with zeros.
+
+    plain: gives a value, (N, C, H, W), by its name. as_words: bytes are moved by words, where the processor has no instruction that stores vectors side by side.
+    """
     kind = graph.kind(name)
-    if kind.dtype in ("int8", "uint8") and lanes in (4, 8):
+    if as_words and kind.dtype in ("int8", "uint8") and lanes in (4, 8):
         source, padding, padded = _padded(graph, name)
         shape = graph.kind(source).shape
         if shape[3] >= _PIXELS:
