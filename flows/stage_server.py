@@ -120,12 +120,14 @@ def start_stage(arguments: list[str], known: list[list[Any]], output: IO[bytes],
         if process is not None:
             return process
     raise StageCrashedError(
-        f"the server of stages ended before it started {' '.join(arguments[:2])}: {_how_it_ended(server.process)}",
+        f"the server of stages did not start {' '.join(arguments[:2])}: {_how_it_ended(server.process)}",
         "a process for the stage",
         "run 'tvmflow doctor', and look at the system's log for processes that were killed for want of memory",
     )
 
 
 def _how_it_ended(server: subprocess.Popen[bytes]) -> str:
-    code = server.wait()
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = server.wait(timeout=1.0)
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return "it runs, and does not respond"

@@ -19,6 +19,7 @@ import pytest
 from flows import stage_server as servers
 from flows.stage_server import StageProcess, stage_server, start_stage
 from tasks.table import STAGES
+from tvmflow.errors import StageCrashedError
 from tvmflow.recipe import CODE_ROOT
 
 ARGUMENTS = ["build", "no_such_cell", "--root"]
@@ -98,6 +99,14 @@ def test_a_server_that_died_is_replaced(root: Path) -> None:
         first.wait()
         _end(_start(root))
         assert _server().process.pid != first.pid
+
+
+def test_a_server_that_never_starts_is_one_clear_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers.sys, "executable", "/bin/false")
+    with pytest.raises(StageCrashedError, match="did not start build no_such_cell: exit code 1"):
+        _start(root)
+    with stage_server(), pytest.raises(StageCrashedError, match="exit code 1"):
+        _start(root)
 
 
 def test_the_end_of_a_stage_is_told_as_it_was(root: Path, copied_code: Path) -> None:
