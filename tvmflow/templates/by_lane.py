@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from tvmflow.targets.cpu_features import CpuFeatures
-from tvmflow.templates.primitives import divisors, register_intrinsic
+from tvmflow.templates.primitives import divisors, is_named_in, register_intrinsic
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -226,7 +226,7 @@ def register_lanes_in(trace: str) -> None:
 
 def lanes_in(trace: str) -> list[ByLane]:
     """Return the rows that a trace names."""
-    return [row for row in LANES if f'"{row.intrinsic_name}"' in trace or f"'{row.intrinsic_name}'" in trace]
+    return [row for row in LANES if is_named_in(row.intrinsic_name, trace)]
 
 
 def lane_for(cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, inner: tuple[int, int]) -> ByLane | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvmflow.kernels.blocks import IMPORTED_LLVM
 from tvmflow.targets.cpu_features import CpuFeatures
-from tvmflow.templates.primitives import decompose_sums, register_intrinsic
+from tvmflow.templates.primitives import decompose_sums, is_named_in, register_intrinsic
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -149,7 +149,7 @@ def register_dots_in(trace: str) -> None:
 
 def dots_in(trace: str) -> list[Dot]:
     """Return the instructions that a trace names."""
-    return [dot for dot in DOTS if f'"{dot.intrinsic_name}"' in trace or f"'{dot.intrinsic_name}'" in trace]
+    return [dot for dot in DOTS if is_named_in(dot.intrinsic_name, trace)]
 
 
 @cache

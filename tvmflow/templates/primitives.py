@@ -214,3 +214,8 @@ def register_intrinsic(name: str, source: str, meaning: str, instructions: str, 
 def leaves_idle(tasks: int, threads: int) -> bool:
     """Whether threads wait for too long for the last of them, each given as many neighbouring tasks."""
     return 1 - tasks / (threads * -(-tasks // threads)) > _MOST_IDLE
+
+
+def is_named_in(name: str, trace: str) -> bool:
+    """Whether a trace names an intrinsic, between quotes of either kind."""
+    return f'"{name}"' in trace or f"'{name}'" in trace
