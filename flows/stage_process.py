@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.stage_server import StageProcess, start_stage
+from flows.stage_server import StageProcess, how_it_ended, start_stage
 from flows.stopping import is_stopping, wait_unless_stopping, when_stopping
 from tasks.table import STAGES
 from tvmflow import errors
@@ -82,7 +81,7 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
             f"raise that limit, or look into {log}; what was measured so far is kept",
         )
     raise errors.StageCrashedError(
-        f"{request.stage} of {request.cell} died: {_how_it_died(code)}{_tail(log)}",
+        f"{request.stage} of {request.cell} died: {how_it_ended(code)}{_tail(log)}",
         "an end with a result",
         f"look into {log}",
     )
@@ -122,10 +121,6 @@ when_stopping(kill_all)
 def _refuse_when_stopping(request: StageRequest) -> None:
     if is_stopping():
         raise errors.InterruptedStageError(f"{request.stage} of {request.cell} was interrupted")
-
-
-def _how_it_died(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _tail(log: Path) -> str:

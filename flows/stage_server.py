@@ -80,23 +80,20 @@ class StageServer:
 
 
 _lock = threading.Lock()
-_is_wanted = False
 _server: StageServer | None = None
 
 
 @contextlib.contextmanager
 def stage_server() -> Iterator[None]:
     """Within, one server forks the processes of all stages."""
-    global _is_wanted, _server
+    global _server
     with _lock:
-        _is_wanted = True
         _server = StageServer()
     try:
         yield
     finally:
         with _lock:
             server, _server = _server, None
-            _is_wanted = False
         if server is not None:
             server.close()
 
@@ -111,7 +108,7 @@ def start_stage(arguments: list[str], known: list[list[Any]], output: IO[bytes],
     request = json.dumps({"arguments": arguments, "known": known, "prepare": prepare}).encode() + b"\n"
     for _attempt in range(2):
         with _lock:
-            if _is_wanted and (_server is None or _server.process.poll() is not None):
+            if _server is not None and _server.process.poll() is not None:
                 _server = StageServer()
             server = _server or StageServer()
         process = server.start(request, output)
@@ -120,14 +117,18 @@ def start_stage(arguments: list[str], known: list[list[Any]], output: IO[bytes],
         if process is not None:
             return process
     raise StageCrashedError(
-        f"the server of stages did not start {' '.join(arguments[:2])}: {_how_it_ended(server.process)}",
+        f"the server of stages did not start {' '.join(arguments[:2])}: {_how_it_goes(server.process)}",
         "a process for the stage",
         "run 'tvmflow doctor', and look at the system's log for processes that were killed for want of memory",
     )
 
 
-def _how_it_ended(server: subprocess.Popen[bytes]) -> str:
+def _how_it_goes(server: subprocess.Popen[bytes]) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        code = server.wait(timeout=1.0)
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return how_it_ended(server.wait(timeout=1.0))
     return "it runs, and does not respond"
+
+
+def how_it_ended(code: int) -> str:
+    """Return what an exit code, as subprocess has it, says."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

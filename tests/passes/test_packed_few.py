@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 from tvm import relax
 
+from tests.differential.kernels import of_one_operator
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
 from tvmflow.building.lower import lower
@@ -28,30 +28,18 @@ _NONE = (0, 0, 0, 0)
 
 def _module(shape: tuple[int, ...], dtype: str, padding: tuple[int, ...], value: int, lanes: int) -> Any:
     """Return a module whose output is an image with its channels side by side, padded (top, bottom, left, right) before."""
-    x = relax.Var("x", relax.TensorType(shape, dtype))
-    padded = relax.op.nn.pad(x, [0, 0, 0, 0, *padding], pad_value=float(value))
-    graph = read_graph(_main(x, lambda _: padded))
 
-    def made(builder: Any) -> Any:
-        return image_of_few(
-            builder,
-            graph,
-            lambda name: x if name in graph.inputs else builder.emit(padded),
-            graph.outputs[0],
-            lanes,
-            True,
-        )
+    def padded(x: Any) -> Any:
+        return relax.op.nn.pad(x, [0, 0, 0, 0, *padding], pad_value=float(value))
 
-    return _main(x, made)
+    graph = read_graph(of_one_operator(padded, shape, dtype))
 
+    def made(x: Any) -> Any:
+        builder = relax.BlockBuilder.current()
+        values = {"x": lambda: x, graph.outputs[0]: lambda: builder.emit(padded(x))}
+        return image_of_few(builder, graph, lambda name: values[name](), graph.outputs[0], lanes, True)
 
-def _main(x: Any, made: Callable[[Any], Any]) -> Any:
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(made(builder))
-        builder.emit_func_output(output)
-    return builder.get()
+    return of_one_operator(made, shape, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])

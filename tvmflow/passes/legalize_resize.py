@@ -12,9 +12,9 @@ from tvm import relax
 
 from tvmflow.ir.graph import Array
 from tvmflow.ir.tvm_names import shape_of, type_of
-from tvmflow.passes.products import buffer_of, function_of
+from tvmflow.passes.products import OPAQUE, buffer_of, function_of
 
-_OPAQUE, _INJECTIVE = 8, 2  # TVM's numbers for what is fused with nothing, and with what is computed of each value
+_INJECTIVE = 2  # TVM's number for what is fused with what is computed of each value
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -34,7 +34,7 @@ def legalize_resize2d(builder: Any, call: Any) -> Any:
     if not linear or {str(type_of(one).dtype) for one in (call, call.args[0])} != {"float32"}:
         return call.op.get_attr("FLegalize")(builder, call)
     value, shape = call.args[0], shape_of(call)
-    for axis, pattern in ((3, _OPAQUE), (2, _INJECTIVE)):
+    for axis, pattern in ((3, OPAQUE), (2, _INJECTIVE)):
         if shape_of(value)[axis] != shape[axis]:
             value = builder.emit(_along(builder, value, axis, shape[axis], mode, pattern))
     return value

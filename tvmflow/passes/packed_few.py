@@ -14,12 +14,11 @@ from tvm import relax
 from tvmflow.ir.graph import Graph
 from tvmflow.kernels.blocks import IMPORTED_LLVM
 from tvmflow.passes.packed_images import pads_image
-from tvmflow.passes.products import buffer_of, function_of
+from tvmflow.passes.products import OPAQUE, buffer_of, function_of, within
 
 _PIXELS = 16  # of a vector
 _BITS = 8  # of a value: words of wider ones gain nothing
 _SMALL_BYTES = 1 << 14  # of an image that one thread has finished before others begin
-_OPAQUE = 8  # TVM's number for what is fused with nothing
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -33,22 +32,16 @@ def side_by_side(image: {image}, out: {out}) -> None:
                 T.reads(image[at // {rows}, 0:{channels}, 0:{height}, 0:{width}])
                 T.writes(out[at // {rows}, 0, at % {rows}, 0:{columns}, 0:{lanes}])
                 if {top} <= at % {rows} and at % {rows} < {bottom}:
-                    for column, channel in T.grid({left}, {channels}):
-                        out[at // {rows}, 0, at % {rows}, column, channel] = {value}
-                    for column, channel in T.grid({left}, {unused}):
-                        out[at // {rows}, 0, at % {rows}, column, {channels} + channel] = {zero}
+                    for column, channel in T.grid({left}, {lanes}):
+                        out[at // {rows}, 0, at % {rows}, column, channel] = {padded}
                     T.evaluate(T.call_extern(
                         "int32", "{name}", T.address_of(out[at // {rows}, 0, at % {rows}, {left}, 0]),
                         T.address_of(image[at // {rows}, 0, at % {rows} - {top}, 0])))
-                    for column, channel in T.grid({right}, {channels}):
-                        out[at // {rows}, 0, at % {rows}, {left} + {width} + column, channel] = {value}
-                    for column, channel in T.grid({right}, {unused}):
-                        out[at // {rows}, 0, at % {rows}, {left} + {width} + column, {channels} + channel] = {zero}
+                    for column, channel in T.grid({right}, {lanes}):
+                        out[at // {rows}, 0, at % {rows}, {left} + {width} + column, channel] = {padded}
                 else:
-                    for column, channel in T.grid({columns}, {channels}):
-                        out[at // {rows}, 0, at % {rows}, column, channel] = {value}
-                    for column, channel in T.grid({columns}, {unused}):
-                        out[at // {rows}, 0, at % {rows}, column, {channels} + channel] = {zero}
+                    for column, channel in T.grid({columns}, {lanes}):
+                        out[at // {rows}, 0, at % {rows}, column, channel] = {padded}
 """
 # The last vector of a row ends with it, and overlaps the one before.
 _CODE = """
@@ -96,7 +89,7 @@ def image_of_few(builder: Any, graph: Graph, plain: Callable[[str], Any], name: 
 
 def _padded(graph: Graph, name: str) -> tuple[str, tuple[int, ...], int]:
     """Return what an image is padded from, by how many pixels at the top, bottom, left and right, and their value; itself where it is none."""
-    step = next((step for step in graph.steps if step.name == name), None)
+    step = None if name in graph.inputs else graph.step(name)
     if step is None or not pads_image(step) or str(step.call.attrs.pad_mode) != "constant":
         return name, (0, 0, 0, 0), 0
     widths = tuple(int(width) for width in step.call.attrs.pad_width[4:])
@@ -122,9 +115,9 @@ def _side_by_side(
         name=name, last=width - _PIXELS, channels="\n".join(parts), word=f"i{_BITS * lanes}", top=channels - 1, width=width
     )  # fmt: skip
     function = function_of(_SOURCE, {
-        "image": buffer_of(shape, dtype), "out": buffer_of(made, dtype), "pattern": _OPAQUE, "imported": IMPORTED_LLVM, "llvm": code,
-        "loop": "T.parallel" if n * rows * columns * lanes > _SMALL_BYTES else "T.serial", "lines": n * rows, "rows": rows, "columns": columns, "channels": channels, "unused": lanes - channels, "lanes": lanes, "height": height,
+        "image": buffer_of(shape, dtype), "out": buffer_of(made, dtype), "pattern": OPAQUE, "imported": IMPORTED_LLVM, "llvm": code,
+        "loop": "T.parallel" if n * rows * columns * lanes > _SMALL_BYTES else "T.serial", "lines": n * rows, "rows": rows, "columns": columns, "channels": channels, "lanes": lanes, "height": height,
         "width": width, "top": top, "bottom": top + height, "left": left, "right": right, "name": name,
-        "value": f"T.{dtype}({padded})", "zero": f"T.{dtype}(0)",
+        "padded": within("channel", channels, lanes, f"T.{dtype}({padded})", f"T.{dtype}(0)"),
     })  # fmt: skip
     return relax.call_tir(builder.add_func(function, "side_by_side"), [value], relax.TensorType(made, dtype))

@@ -13,6 +13,8 @@ from tvmflow.passes.round_bfloat16 import rounded_text
 
 _WIDE = 16  # lanes of AVX-512, whose registers are twice as many, too
 
+OPAQUE = 8  # TVM's number for the pattern of a kernel that is fused with nothing
+
 
 def buffer_of(shape: tuple[int, ...], dtype: str) -> str:
     """Return the type of a parameter, its extents as TVM's own kernels have them: others are not fused with these."""
