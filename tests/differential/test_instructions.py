@@ -27,6 +27,10 @@ from tvmflow.templates import scheduled
     ("mcpu", "mtriple", "data", "instruction"),
     [
         ("znver4", "x86_64-linux-gnu", "uint8", "vpdpbusd"),
+        ("alderlake", "x86_64-linux-gnu", "uint8", "vpdpbusd"),
+        ("skylake-avx512", "x86_64-linux-gnu", "uint8", "vpmaddwd"),
+        ("x86-64-v3", "x86_64-linux-gnu", "uint8", "vpmaddwd"),
+        ("x86-64", "x86_64-linux-gnu", "uint8", "pmaddwd"),
         ("cortex-a76", "aarch64-linux-gnu", "int8", "sdot"),
         ("neoverse-v1", "aarch64-linux-gnu", "uint8", "usdot"),
         ("znver4", "x86_64-linux-gnu", "bfloat16", "vdpbf16ps"),
@@ -60,6 +64,34 @@ def test_neighbours_are_multiplied_by_the_instruction_of_the_target(
     with target.tvm_target() as tvm_target:
         built = tvm.compile(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}), tvm_target)
     assert f"\t{instruction}" in built.mod.inspect_source("asm")
+
+
+@pytest.mark.parametrize("mcpu", ["x86-64", "x86-64-v3"])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "outputs", "side", "taps", "stride"),
+    [(3, 24, 11, 3, 2), (16, 40, 9, 1, 1), (24, 16, 7, 3, 1), (64, 8, 14, 5, 2)],
+)
+def test_integers_are_exact_where_only_int16_is_multiplied(
+    mcpu: str, signed: bool, channels: int, outputs: int, side: int, taps: int, stride: int
+) -> None:
+    """The extremes of both types are among the values."""
+    target = CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
+    draw, data = np.random.default_rng(channels), "int8" if signed else "uint8"
+    limits = np.iinfo(data)
+    image = draw.choice([limits.min, 0, 1, limits.max], (1, channels, side, side)).astype(data)
+    weight = draw.choice([-128, -1, 3, 127], (outputs, channels, taps, taps)).astype(np.int8)
+    x = relax.Var("x", relax.TensorType(image.shape, data))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            conv = relax.op.nn.conv2d(x, constant(weight, "int8"), strides=stride, padding=taps // 2, out_dtype="int32")
+            out = builder.emit_output(conv)
+        builder.emit_func_output(out)
+    computed = run(build_scheduled(target.pack(builder.get(), None)[0], target, {})[0], image)
+    wide = np.pad(image.astype(np.int64), [(0, 0), (0, 0), *[(taps // 2,) * 2] * 2])
+    windows = np.lib.stride_tricks.sliding_window_view(wide[0], (taps, taps), (1, 2))[:, ::stride, ::stride]
+    assert np.array_equal(computed[0], np.einsum("cyxij,ocij->oyx", windows, weight.astype(np.int64)))
 
 
 @pytest.mark.parametrize("length", [1, 5, 6, 7, 8, 11, 20, 96])

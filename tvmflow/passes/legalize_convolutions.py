@@ -20,6 +20,7 @@ from tvmflow.targets.cpu_features import (
     is_cpu,
     multiplies_by_lane,
     multiplies_pairs,
+    only_multiplies_int16,
     only_widens,
     sums_tiles,
     takes_words,
@@ -194,13 +195,13 @@ def _with_padding(
 
 
 def _summed_together(call: Any) -> int:
-    """Return how many neighbouring channels an instruction of the target sums at once: 4 of int8, 2 where it only widens; 2 of bfloat16; else 0."""
+    """Return how many neighbouring channels an instruction of the target sums at once: 4 of int8, 2 where it widens them; 2 of bfloat16; else 0."""
     weight, data, total = constant_value(call.args[1]), str(type_of(call.args[0]).dtype), _out_dtype(call)
     if weight is None or len(weight.shape) != 6 or not is_cpu(_target()):
         return 0
     dtype, inner = str(weight.dtype), int(weight.shape[4])
     if dtype == "int8" and data in ("int8", "uint8") and total == "int32" and inner % 4 == 0:
-        return 2 if only_widens(_target()) else 4
+        return 2 if only_widens(_target()) or only_multiplies_int16(_target()) else 4
     if dtype == data == "bfloat16" and total == "float32" and inner % 2 == 0:
         return 2 if computes_in_bfloat16(_target()) else 0
     return 0

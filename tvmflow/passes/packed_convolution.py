@@ -15,7 +15,7 @@ from tvm import te, tirx
 
 from tvmflow.kernels.words import dot4, word_of, words_of_image
 from tvmflow.passes.images import padded_image, tileable_width
-from tvmflow.targets.cpu_features import is_cpu, multiplies_by_lane
+from tvmflow.targets.cpu_features import is_cpu, multiplies_by_lane, only_multiplies_int16
 from tvmflow.templates.flat_tiles import rows_and_columns
 from tvmflow.templates.pairs import PAIRED_BYTES, PAIRED_CONVOLUTION
 from tvmflow.templates.tiles import FLAT_CONVOLUTION, TILED_CONVOLUTION
@@ -48,10 +48,12 @@ def packed_conv2d(
     if words:
         data, filling = words_of_image(data), word_of(filling)
     depthwise = len(weight.shape) == 5 and len(data.shape) == 5
-    # Of a depthwise convolution each value is read by every tap, so it is widened once, where the padding is copied.
+    # What is read by every tap, or for every output channel, is widened once, where the padding is copied.
     read_dtype = str(data.dtype)
     if depthwise:
         read_dtype = "int16" if str(weight.dtype) == "int8" else str(weight.dtype)
+    elif len(weight.shape) == 7 and str(weight.dtype) == "int8" and only_multiplies_int16(target):
+        read_dtype = "int16"
     columns = 1
     if len(weight.shape) == 7:  # 1 too where each group reads a part of the block
         columns = max(int(weight.shape[4]) * int(weight.shape[6]) // int(data.shape[-1]), 1)

@@ -19,7 +19,8 @@ _TILES = {"avx512f", "amx-tile"}
 # Names of LLVM's that mean other instructions in 32-bit Arm, 16 registers of four lanes: as neon32, which no schedule writes by itself.
 _OTHER_IN_ARM32 = frozenset(("neon", "dotprod", "i8mm", "bf16", "fullfp16"))
 _DOTS = (
-    ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"}),
+    ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("avxvnni", {"avxvnni"}), ("madd512", {"avx512bw", "avx512f"}), ("madd256", {"avx2"}),
+    ("madd128", {"sse2"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"}),
     ("avx512bf16", {"avx512bf16"}), ("bf16", {"neon", "bf16"}), ("amx-int8", _TILES | {"amx-int8"}),
     ("amx-bf16", _TILES | {"amx-bf16", "avx512bf16"}), ("neon", {"neon"}), ("fp16", {"neon", "fullfp16"}),
 )  # fmt: skip
@@ -52,8 +53,8 @@ INTEGER_DOT = "integer_dot"  # key of a GPU's target
 class CpuFeatures:
     """lanes: float32 values in a vector register; registers: how many of them; l2_bytes: size of a core's own L2.
 
-    dots: instructions that multiply: int8_dot4 by vnni, dotprod, i8mm; bf16_dot2 by avx512bf16, bf16; matrix tiles by amx-int8,
-    amx-bf16; products of pairs by i8mm, bf16; those by a lane of a register by neon, fp16 too. activations: dtype of 8-bit values that it multiplies fastest by int8 weights: until
+    dots: instructions that multiply: int8_dot4 by vnni, avxvnni, dotprod, i8mm; int16_dot2 by madd512, madd256, madd128; bf16_dot2 by avx512bf16, bf16;
+    matrix tiles by amx-int8, amx-bf16; products of pairs by i8mm, bf16; those by a lane of a register by neon, fp16 too. activations: dtype of 8-bit values that it multiplies fastest by int8 weights: until
     i8mm arm64 has no instruction for uint8 times int8.
     """
 
@@ -135,6 +136,12 @@ def only_widens(target: Any) -> bool:
     """Whether the processor of a tvm.target.Target multiplies int8 into 16 bits, by NEON, and has no dot products."""
     features = _features(target)
     return "neon" in features and not features & {"dotprod", "i8mm"}
+
+
+def only_multiplies_int16(target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target sums products of int16 (x86), and has none of int8 (VNNI)."""
+    dots = _dots(_features(target))
+    return "madd128" in dots and not {"vnni", "avxvnni"} & set(dots)
 
 
 def computes_in_bfloat16(target: Any) -> bool:

@@ -1,6 +1,7 @@
 """Dot-product instructions that accumulate into wider lanes, as tensor intrinsics.
 
-int8_dot4, four products into int32: x86 VNNI, arm64 sdot and usdot. bf16_dot2, two into float32: AVX512-BF16, arm64 bfdot.
+int8_dot4, four products into int32: x86 VNNI (in 512 bits, or AVX-VNNI in 256), arm64 sdot and usdot. int16_dot2, two into int32: x86 without VNNI, by pmaddwd
+and an addition, of weights that are widened as they are loaded. bf16_dot2, two into float32: AVX512-BF16, arm64 bfdot.
 TVM ships some of them; its VNNI one does not pass LLVM 22's verifier, and importing its table takes seconds. Its passes
 replace bfloat16 by 16-bit integers, which LLVM's intrinsics do not take; so those come as a function in LLVM's language.
 """
@@ -45,7 +46,21 @@ _INT8_DOT4_NEON = """
             T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.{name}"), C.vload([0], dtype="int32x4"),
             {operands}, dtype="int32x4")
 """
-
+_INT16_DOT2 = """
+        word = T.reinterpret(A.vload([0], "int16x2"), dtype="int32")
+        C[T.ramp(T.int32(0), 1, {lanes})] = T.call_extern(
+            "int32x{lanes}", "tvmflow_dot_{name}", C.vload([0], dtype="int32x{lanes}"), T.broadcast(word, {lanes}), B.vload([0, 0], dtype="int8x{values}"))
+"""
+_INT16_DOT2_IN_LLVM = """
+define weak_odr <{lanes} x i32> @tvmflow_dot_{name}(<{lanes} x i32> %sum, <{lanes} x i32> %a, <{values} x i8> %b) alwaysinline nounwind {{
+  %x = bitcast <{lanes} x i32> %a to <{values} x i16>
+  %y = sext <{values} x i8> %b to <{values} x i16>
+  %p = call <{lanes} x i32> @{llvm}(<{values} x i16> %x, <{values} x i16> %y)
+  %r = add <{lanes} x i32> %sum, %p
+  ret <{lanes} x i32> %r
+}}
+declare <{lanes} x i32> @{llvm}(<{values} x i16>, <{values} x i16>)
+"""
 
 # A.data is passed for TVM's sake: memory that is seen outside of loads and stores is not widened to float32.
 _BF16_DOT2 = """
@@ -86,6 +101,11 @@ class Dot:
         return self.data == "bfloat16"
 
     @property
+    def group(self) -> int:
+        """Return how many products an instruction sums."""
+        return 4 if self.data in ("int8", "uint8") else 2
+
+    @property
     def intrinsic_name(self) -> str:
         return f"tvmflow.dot_{self.name}"
 
@@ -95,9 +115,8 @@ class Dot:
         if not self.llvm:
             return ""
         seen = ", ptr %1" if self.of_made else ""
-        return _BF16_DOT2_IN_LLVM.format(
-            lanes=self.lanes, values=2 * self.lanes, name=self.name, llvm=self.llvm, seen=seen
-        )
+        text = _BF16_DOT2_IN_LLVM if self.is_bf16_dot2 else _INT16_DOT2_IN_LLVM
+        return text.format(lanes=self.lanes, values=2 * self.lanes, name=self.name, llvm=self.llvm, seen=seen)
 
 
 VNNI = Dot(1, "vnni", 16, "uint8", "vnni")
@@ -105,10 +124,18 @@ SDOT = Dot(2, "sdot", 4, "int8", "dotprod")
 USDOT = Dot(3, "usdot", 4, "uint8", "i8mm")
 AVX512_BF16 = Dot(4, "avx512bf16", 16, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.512")
 BFDOT = Dot(5, "bfdot", 4, "bfloat16", "bf16", "llvm.aarch64.neon.bfdot.v4f32.v8bf16")
+# x86 without AVX-512, and without VNNI.
+_X86 = (
+    Dot(66, "avxvnni", 8, "uint8", "avxvnni"),
+    Dot(67, "madd512", 16, "int16", "madd512", "llvm.x86.avx512.pmaddw.d.512"),
+    Dot(68, "madd256", 8, "int16", "madd256", "llvm.x86.avx2.pmadd.wd"),
+    Dot(69, "madd128", 4, "int16", "madd128", "llvm.x86.sse2.pmadd.wd"),
+)
 # Where groups of a convolution have fewer channels than a register: shorter registers, as wide as a group.
 _OF_GROUPS = (
     Dot(60, "vnni_by8", 8, "uint8", "vnni"),
     Dot(61, "vnni_by4", 4, "uint8", "vnni"),
+    Dot(70, "avxvnni_by4", 4, "uint8", "avxvnni"),
     Dot(62, "avx512bf16_by8", 8, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.256"),
     Dot(63, "avx512bf16_by4", 4, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.128"),
 )
@@ -117,7 +144,7 @@ _OF_MADE = (
     Dot(64, "avx512bf16_made", 16, "bfloat16", "avx512bf16", AVX512_BF16.llvm, of_made=True),
     Dot(65, "bfdot_made", 4, "bfloat16", "bf16", BFDOT.llvm, of_made=True),
 )
-DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT, *_OF_GROUPS, *_OF_MADE)
+DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT, *_X86, *_OF_GROUPS, *_OF_MADE)
 
 
 def dot_for(cpu: CpuFeatures, data: str, lanes: int, of_made: bool = False) -> Dot | None:
@@ -157,7 +184,9 @@ def intrinsic(dot: Dot) -> str:
     """Register an instruction with TVM and return its name."""
     if dot.is_bf16_dot2:
         body = _BF16_DOT2
-    elif dot.needs == VNNI.needs:
+    elif dot.data == "int16":
+        body = _INT16_DOT2
+    elif dot.needs in (VNNI.needs, "avxvnni"):
         body = _INT8_DOT4_VNNI
     else:
         data, weight = 'T.reinterpret(T.broadcast(word, 4), dtype="int8x16")', 'B.vload([0, 0], dtype="int8x16")'
@@ -166,7 +195,7 @@ def intrinsic(dot: Dot) -> str:
     names = {
         "data": dot.data, "lanes": dot.lanes, "name": dot.name, "values": 2 * dot.lanes,
         "weight": "bfloat16" if dot.is_bf16_dot2 else "int8", "total": "float32" if dot.is_bf16_dot2 else "int32",
-        "group": 2 if dot.is_bf16_dot2 else 4, "bits": 32 * dot.lanes, "bytes": 4 * dot.lanes,
+        "group": dot.group, "bits": 32 * dot.lanes, "bytes": 4 * dot.lanes,
         "seen": ", B.data" if dot.of_made else "",
     }  # fmt: skip
     return register_intrinsic(dot.intrinsic_name, _SOURCE, _MEANING, body, names)
