@@ -70,6 +70,11 @@ class CpuFeatures:
         return max((self.registers - spare) * self.lanes // max(block, self.lanes), 1)
 
     @property
+    def broadcasts_in_registers(self) -> bool:
+        """Whether what is multiplied by all lanes is loaded into a register of its own: x86 without AVX-512, whose multiplications read it from memory."""
+        return "madd128" in self.dots and self.registers < 32
+
+    @property
     def channel_block(self) -> int:
         """Return how many channels to lay side by side: a full register, and at least 8 where registers are narrow."""
         return max(self.lanes, 8)

@@ -10,6 +10,7 @@ from typing import Any
 from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.ir.tvm_script import parsed
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.targets.cpu_features import CpuFeatures
 
 Knobs = dict[str, int]
 MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
@@ -109,11 +110,54 @@ def spread_rows(schedule: Any, name: str, parallel: int) -> None:
     schedule.vectorize(lane)
 
 
-def loads_for_sums(tile: tuple[int, int, int], most: int, by_channel: bool = False) -> float:
-    """Return what a tile of sums (blocks of channels, rows, columns) loads for a multiplication; `most` sums fit into registers.
+def points_of_sums(
+    points: list[tuple[int, int, int]], cpu: CpuFeatures, lanes: int, by_channel: bool = False, alone: bool = True
+) -> list[tuple[int, int, int]]:
+    """Return the tiles of sums (blocks of `lanes` channels, rows, columns) that fit into registers, those of least loads first.
+
+    by_channel: depthwise, each value is multiplied in one block of channels; alone: whether one block of channels leaves all but three registers for sums.
+    """
+    if cpu.broadcasts_in_registers and not by_channel:
+        found = [tile for tile in points if _registers(tile, -(-lanes // cpu.lanes)) <= cpu.registers]
+        return sorted(found, key=lambda tile: (_loads_in_registers(tile), tile[1], -tile[2]))
+    # LLVM keeps in registers what several sums of a pixel are multiplied by, and then spills sums.
+    most, fewer = cpu.accumulators(lanes), cpu.accumulators(lanes, spare=max(cpu.registers * 3 // 16, 4))
+    found = [
+        tile for tile in points if math.prod(tile) <= (most if alone and tile[0] == 1 and not by_channel else fewer)
+    ]
+    return sorted(found, key=lambda tile: (_loads_for_sums(tile, most, by_channel), tile[1], -tile[2]))
+
+
+def pixels_first(tile: tuple[int, int, int], cpu: CpuFeatures) -> Knobs:
+    """Return the knob `pixels_first` where each pixel of a tile is multiplied by all blocks of channels before the next: the fewer of both stay in registers."""
+    return {"pixels_first": 1} if cpu.broadcasts_in_registers and tile[0] <= tile[1] * tile[2] else {}
+
+
+def order_of_tile(knobs: Knobs, channels: Any, pixels: tuple[Any, Any]) -> tuple[Any, ...]:
+    """Return the loops of a tile of sums, over blocks of channels and over pixels, in the order in which they are multiplied."""
+    return (*pixels, channels) if knobs.get("pixels_first") else (channels, *pixels)
+
+
+def _registers(tile: tuple[int, int, int], vectors: int) -> int:
+    """Return how many registers a tile of sums takes, of so many for a block of channels: the sums, the fewer of weights and pixels, and the other one."""
+    c, pixels = tile[0], tile[1] * tile[2]
+    return c * pixels * vectors + min(c * vectors, pixels) + 1
+
+
+def _loads_in_registers(tile: tuple[int, int, int]) -> float:
+    """Return what a tile of sums loads for a multiplication where each value of the image is loaded into a register: as often as a core multiplies at most.
+
+    Weights come from the next cache. Too few sums do not hide the latency of a multiplication; of more than eight of one block of channels LLVM spills some.
+    """
+    c, pixels = tile[0], tile[1] * tile[2]
+    return (1.5 / pixels + 1 / c) * (2.0 if c == 1 and pixels > 8 else 1.0) / (min(c * pixels, 12) / 12)
+
+
+def _loads_for_sums(tile: tuple[int, int, int], most: int, by_channel: bool) -> float:
+    """Return what a tile of sums loads for a multiplication; `most` sums fit into registers.
 
     A value of the image is in the nearest cache, weights come from the next, each block of channels from a place of its own. Too few sums do not hide
-    the latency of a multiplication, too many leave no registers for operands. by_channel: depthwise, each value is multiplied in one block of channels.
+    the latency of a multiplication, too many leave no registers for operands.
     """
     c, h, w = tile
     held = c * h * w

@@ -25,10 +25,12 @@ from tvmflow.templates.primitives import (
     divisors,
     image_bytes,
     leaves_idle,
-    loads_for_sums,
     merge_epilogue,
+    order_of_tile,
     packed_loops,
     parallel_first,
+    pixels_first,
+    points_of_sums,
     spread_pixels,
     spread_rows,
     steps_of,
@@ -88,7 +90,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     ways = _ways(schedule, kernel, cpu)
     knobs = [
         {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": _rows_for(chunk, h, height) if pairs_numbered(number) else max(chunk, h),
-         "unroll": unroll, "parallel": parallel, "dot": number}
+         "unroll": unroll, "parallel": parallel, "dot": number, **(pixels_first((c, h, w), cpu) if reduced > 2 else {})}
         for rows, inside, chunk in places
         for unroll, number, (c, h, w) in ways
         for parallel in order
@@ -141,20 +143,13 @@ def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, in
     by_channel = reduced == 2
     part = _part(schedule, kernel.anchor, reduced)
     held = lanes * max(cpu.lanes // part, 1)  # channels whose registers the sums of a block's pixel fill
-    most, fewer = cpu.accumulators(held), cpu.accumulators(held, spare=max(cpu.registers * 3 // 16, 4))
-    # LLVM keeps in registers what several sums of a pixel are multiplied by, and then spills sums.
     points = [
         (c, h, w)
         for c in ([1] if by_channel or part < lanes else divisors(channels, 8))
         for h in divisors(height, 4)
         for w in divisors(width, 28)
-        if c * h * w <= (fewer if by_channel or c > 1 or part < lanes else most)
     ]
-
-    def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        return (loads_for_sums(point, most, by_channel), point[1], -point[2])
-
-    points.sort(key=cost)
+    points = points_of_sums(points, cpu, held, by_channel, alone=part == lanes)
     dot = None
     if reduced == 5:
         image = _factors(schedule.get(block_ref(schedule, kernel.anchor)))[0]
@@ -323,7 +318,7 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part
         return
     dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
     byte = [steps.pop()] if dot else []
-    schedule.reorder(*steps, n, c_inner, h_inner, w_inner, c_lane, *byte)
+    schedule.reorder(*steps, n, *order_of_tile(knobs, c_inner, (h_inner, w_inner)), c_lane, *byte)
     for tile in (c_inner, h_inner, w_inner):
         schedule.unroll(tile)
     if dot:

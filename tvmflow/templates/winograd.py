@@ -15,8 +15,10 @@ from tvmflow.templates.primitives import (
     distinct,
     divisors,
     leaves_idle,
-    loads_for_sums,
+    order_of_tile,
     packed_loops,
+    pixels_first,
+    points_of_sums,
     spread_pixels,
     weight_bytes,
 )
@@ -41,15 +43,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     sizes = _winograd(schedule, kernel)
     assert sizes is not None
     _, _, channels, rows, columns, lanes = sizes[:6]
-    most = cpu.accumulators(lanes)
-    points = [
-        (c, y, x)
-        for c in divisors(channels, 4)
-        for y in divisors(rows, 4)
-        for x in divisors(columns, 16)
-        if c * y * x <= most
-    ]
-    points.sort(key=lambda point: (loads_for_sums(point, most), point[1]))
+    points = [(c, y, x) for c in divisors(channels, 4) for y in divisors(rows, 4) for x in divisors(columns, 16)]
+    points = points_of_sums(points, cpu, lanes)
     dot = dot_for(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
     row = lane_for(cpu, ("float32",) * 3, lanes, (sizes[7], 1)) if len(sizes) == 8 else None
@@ -74,6 +69,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
                 "x_tile": x,
                 "c_block": c * blocks,
                 **number,
+                **pixels_first((c, y, x), cpu),
             }
             for blocks in (1, 2)
             for first, chunk in places
@@ -105,7 +101,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     axes = list(schedule.get_loops(product))
     dot_axis = [axes.pop()] if dot else []
     e, j, o, ty, tx, lane, ic, ic_lane = axes[-8:]
-    schedule.reorder(ic, ic_lane, e, j, o, ty, tx, lane, *dot_axis)
+    schedule.reorder(ic, ic_lane, e, j, *order_of_tile(knobs, o, (ty, tx)), lane, *dot_axis)
     for axis in (o, ty, tx):
         schedule.unroll(axis)
     _transform(schedule, kernel, outermost, knobs)
