@@ -83,7 +83,8 @@ def test_candidates_of_every_template_keep_the_output(dtype: str, winograd: int,
     lowered = lower(packed, target, winograd={key: winograd for key in convolution_keys(packed)} if winograd else None)
     workloads = extract_workloads(lowered)
     matches = {w.key: HOST.template_for(w.function) for w in workloads}
-    assert ("winograd" in {f[0].name for f in matches.values() if f}) == bool(winograd)
+    multiplies = dtype == "float32" or "avx512bf16" in target.cpu_features().dots
+    assert ("winograd" in {f[0].name for f in matches.values() if f}) == (bool(winograd) and multiplies)
     most = max(len(f[1]) for f in matches.values() if f)
     assert most >= 8
     for index in range(0, most, max(most // 6, 1)):
