@@ -124,7 +124,7 @@ SDOT = Dot(2, "sdot", 4, "int8", "dotprod")
 USDOT = Dot(3, "usdot", 4, "uint8", "i8mm")
 AVX512_BF16 = Dot(4, "avx512bf16", 16, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.512")
 BFDOT = Dot(5, "bfdot", 4, "bfloat16", "bf16", "llvm.aarch64.neon.bfdot.v4f32.v8bf16")
-# x86 without AVX-512, and without VNNI.
+# x86 without AVX-512's VNNI.
 _X86 = (
     Dot(66, "avxvnni", 8, "uint8", "avxvnni"),
     Dot(67, "madd512", 16, "int16", "madd512", "llvm.x86.avx512.pmaddw.d.512"),

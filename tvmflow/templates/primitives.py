@@ -111,20 +111,17 @@ def spread_rows(schedule: Any, name: str, parallel: int) -> None:
 
 
 def points_of_sums(
-    points: list[tuple[int, int, int]], cpu: CpuFeatures, lanes: int, by_channel: bool = False, alone: bool = True
+    points: list[tuple[int, int, int]], cpu: CpuFeatures, lanes: int, by_channel: bool = False
 ) -> list[tuple[int, int, int]]:
     """Return the tiles of sums (blocks of `lanes` channels, rows, columns) that fit into registers, those of least loads first.
 
-    by_channel: depthwise, each value is multiplied in one block of channels; alone: whether one block of channels leaves all but three registers for sums.
+    by_channel: depthwise, each value is multiplied in one block of channels.
     """
     if cpu.broadcasts_in_registers and not by_channel:
         found = [tile for tile in points if _registers(tile, -(-lanes // cpu.lanes)) <= cpu.registers]
         return sorted(found, key=lambda tile: (_loads_in_registers(tile), tile[1], -tile[2]))
-    # LLVM keeps in registers what several sums of a pixel are multiplied by, and then spills sums.
-    most, fewer = cpu.accumulators(lanes), cpu.accumulators(lanes, spare=max(cpu.registers * 3 // 16, 4))
-    found = [
-        tile for tile in points if math.prod(tile) <= (most if alone and tile[0] == 1 and not by_channel else fewer)
-    ]
+    most = cpu.accumulators(lanes)
+    found = [tile for tile in points if math.prod(tile) <= most]
     return sorted(found, key=lambda tile: (_loads_for_sums(tile, most, by_channel), tile[1], -tile[2]))
 
 

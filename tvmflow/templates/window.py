@@ -143,13 +143,16 @@ def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, in
     by_channel = reduced == 2
     part = _part(schedule, kernel.anchor, reduced)
     held = lanes * max(cpu.lanes // part, 1)  # channels whose registers the sums of a block's pixel fill
+    # LLVM keeps in registers what several sums of a pixel are multiplied by, and then spills sums.
+    most, fewer = cpu.accumulators(held), cpu.accumulators(held, spare=max(cpu.registers * 3 // 16, 4))
     points = [
         (c, h, w)
         for c in ([1] if by_channel or part < lanes else divisors(channels, 8))
         for h in divisors(height, 4)
         for w in divisors(width, 28)
+        if c * h * w <= (fewer if by_channel or c > 1 or part < lanes else most)
     ]
-    points = points_of_sums(points, cpu, held, by_channel, alone=part == lanes)
+    points = points_of_sums(points, cpu, held, by_channel)
     dot = None
     if reduced == 5:
         image = _factors(schedule.get(block_ref(schedule, kernel.anchor)))[0]
