@@ -78,6 +78,8 @@ def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
     from tvm import tirx
     from tvm.tirx import compilation_pipeline
 
+    from tvmflow.kernels.sound_indices import lowered_soundly
+
     kernels = {
         variable.name_hint: function
         for variable, function in mod.functions.items()
@@ -86,7 +88,7 @@ def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
     plain = tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in kernels.items()})
     lower, *_ = compilation_pipeline.get_tir_pipeline("default")
     with target, tvm.transform.PassContext(disabled_pass=_BY_GENERATORS):
-        lowered = lower(tirx.transform.BindTarget(target)(plain))
+        lowered = lowered_soundly(lower)(tirx.transform.BindTarget(target)(plain))
     functions = {
         variable.name_hint: function
         for variable, function in lowered.functions.items()

@@ -15,6 +15,7 @@ import tvm
 from tvm import tirx
 from tvm.tirx import compilation_pipeline
 
+from tvmflow.kernels.sound_indices import lowered_soundly
 from tvmflow.passes.hoist_tiles import HoistTiles
 from tvmflow.passes.statements import calls, rewritten_kernels
 from tvmflow.templates.tiles import STORED
@@ -54,7 +55,11 @@ class KeepOnStack:
 def pipeline() -> tuple[Any, Any, Any]:
     """Return TVM's default passes for kernels, those for the host and for devices behind them, with ours before the host's."""
     lower, of_host, of_device = compilation_pipeline.get_tir_pipeline("default")
-    return lower, lambda: tvm.ir.transform.Sequential([KeepOnStack(), HoistTiles(), of_host()]), of_device
+    return (
+        lowered_soundly(lower),
+        lambda: tvm.ir.transform.Sequential([KeepOnStack(), HoistTiles(), of_host()]),
+        of_device,
+    )
 
 
 @functools.cache
