@@ -19,16 +19,16 @@ from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.quantization.fused import Fused, fused
 from tvmflow.quantization.int8 import SCALED
 from tvmflow.quantization.options import Int8Options
-from tvmflow.quantization.products import Products, run_fast
+from tvmflow.quantization.products import Products, known_instructions, run_fast
 from tvmflow.quantization.quantizer import quantize_int8
 
-PRODUCTS = Products()
 
-
-@pytest.fixture(scope="module")
-def library() -> None:
-    if not PRODUCTS.is_there:
-        pytest.skip("needs a processor with AVX-512 VNNI and a compiler of C")
+@pytest.fixture(scope="module", params=known_instructions(), ids=lambda names: names[-1] if names else "plain")
+def products(request: pytest.FixtureRequest) -> Products:
+    """Each form of the library that this machine runs."""
+    made = Products(request.param)
+    assert made.is_there
+    return made
 
 
 class _Attributes(NamedTuple):
@@ -51,10 +51,9 @@ class _Step(NamedTuple):
     call: _Call
 
 
-@pytest.mark.usefixtures("library")
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), signed=st.booleans(), each=st.booleans())
-def test_sums_are_exact(data: st.DataObject, signed: bool, each: bool) -> None:
+def test_sums_are_exact(products: Products, data: st.DataObject, signed: bool, each: bool) -> None:
     def pair(low: int, high: int) -> tuple[int, int]:
         return data.draw(st.integers(low, high)), data.draw(st.integers(low, high))
 
@@ -73,7 +72,7 @@ def test_sums_are_exact(data: st.DataObject, signed: bool, each: bool) -> None:
     step: Any = _Step(
         "relax.nn.conv2d", "int32", expected.shape, _Call(_Attributes(strides, padding, dilation, groups))
     )
-    assert_equal(PRODUCTS.run_step(step, [x, weight]), expected)
+    assert_equal(products.run_step(step, [x, weight]), expected)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,7 @@ def quantized() -> tuple[Graph, Any]:
     return read_graph(quantize_int8(module, samples, None, Int8Options())[0]), samples
 
 
-def test_fused_steps_are_the_steps_one_by_one(quantized: tuple[Graph, Any]) -> None:
+def test_fused_steps_are_the_steps_one_by_one(products: Products, quantized: tuple[Graph, Any]) -> None:
     graph, samples = quantized
     shorter = fused(graph)
     found = [step for step in shorter.steps if isinstance(step, Fused)]
@@ -111,6 +110,7 @@ def test_fused_steps_are_the_steps_one_by_one(quantized: tuple[Graph, Any]) -> N
         shorter, (samples,), None, lambda step, x: step.run(x) if isinstance(step, Fused) else _plain(step, x)
     )
     assert_equal(alone, expected)
+    assert_equal(run_all(shorter, (samples,), None, products.run_step), expected)
     assert_equal(run_fast(shorter, (samples,)), expected)
 
 
@@ -132,15 +132,14 @@ def test_a_value_that_is_watched_stays_and_is_the_same(quantized: tuple[Graph, A
         assert_equal(value, expected[name], name)
 
 
-@pytest.mark.usefixtures("library")
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 99), pixels=st.integers(1, 40), channels=st.integers(1, 9))
-def test_means_are_numpys(seed: int, pixels: int, channels: int) -> None:
+def test_means_are_numpys(products: Products, seed: int, pixels: int, channels: int) -> None:
     generator = np.random.default_rng(seed)
     values = generator.integers(-200, 300, (3, channels, 1, pixels)).astype(np.float32)
     factor, correction = generator.uniform(0.01, 2, channels), generator.standard_normal(channels)
     low, high = np.full(channels, 0.0, np.float32), generator.choice([6.0, np.inf], channels).astype(np.float32)
-    found = PRODUCTS.active_means(values, 3.0, factor, correction, (low, high))
+    found = products.active_means(values, 3.0, factor, correction, (low, high))
     column = (1, -1, 1, 1)
     moved = (values - 3) * factor.astype(np.float32).reshape(column) + correction.astype(np.float32).reshape(column)
     within = np.clip(moved, low.reshape(column), high.reshape(column))

@@ -26,13 +26,18 @@ from tvmflow.targets.cpu_features import features_of
 from tvmflow.targets.resolve import host_target
 
 SOURCE = Path(__file__).with_name("products.c")
-_NEEDED = ("avx512f", "avx512bw", "avx512vnni")
+INSTRUCTIONS: tuple[tuple[str, ...], ...] = (
+    ("avx512f", "avx512bw", "avx512vnni"),
+    ("avx2",),
+    (),
+)  # products.c has a form for each, the fastest first
 _COMPILE = (
     "-x",
     "c",
     "-std=c11",
     "-O3",
     "-ffp-contract=off",
+    "-fno-trapping-math",
     "-fwrapv",
     "-Wall",
     "-Wextra",
@@ -40,21 +45,21 @@ _COMPILE = (
     "-fPIC",
     "-shared",
 )
-_ROWS = 6  # as in products.c
 _MOST = 1 << 16  # products of bytes whose sum fits 32 bits
 
 
 class Products:
-    """The library, compiled when it is made, beside what is done meanwhile; each process has one."""
+    """The library, compiled when it is made, beside what is done meanwhile; each process has one. instructions: that it may use, of INSTRUCTIONS."""
 
-    def __init__(self) -> None:
+    def __init__(self, instructions: tuple[str, ...] | None = None) -> None:
+        self._instructions = instructions
         self._library: Future[ctypes.CDLL | None] = Future()
         self._packed: dict[int, tuple[Array, Array]] = {}
         threading.Thread(target=self._make, daemon=True).start()
 
     def _make(self) -> None:
         try:
-            self._library.set_result(_compiled())
+            self._library.set_result(_compiled(self._instructions))
         except BaseException as error:
             self._library.set_exception(error)
 
@@ -137,9 +142,8 @@ class Products:
         if key not in self._packed:
             outputs, channels, *kernel = weight.shape
             taps = int(np.prod(kernel))
-            packed = np.empty(-(-outputs // _ROWS) * _ROWS * -(-channels // 4) * 4 * taps, np.int8)
-            sums = np.empty(outputs, np.int32)
             sizes = (ctypes.c_int64(outputs), ctypes.c_int64(channels), ctypes.c_int64(taps))
+            packed, sums = np.empty(library.products_size(*sizes), np.int8), np.empty(outputs, np.int32)
             library.products_pack(_at(np.ascontiguousarray(weight)), _at(packed), _at(sums), *sizes)
             weakref.finalize(weight, self._packed.pop, key, None)
             self._packed[key] = packed, sums
@@ -192,18 +196,24 @@ def _at(array: Any) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def _compiled() -> ctypes.CDLL | None:
-    """Return the library for this machine, None where it has no such instructions or no compiler."""
+def known_instructions() -> list[tuple[str, ...]]:
+    """Return those of INSTRUCTIONS that this machine has, the fastest first."""
     target = host_target()
-    features = features_of(target.mcpu, target.mtriple, target.mattr)
-    if not features.issuperset(_NEEDED):
-        return None
+    known = features_of(target.mcpu, target.mtriple, target.mattr)
+    return [names for names in INSTRUCTIONS if known.issuperset(names)]
+
+
+def _compiled(instructions: tuple[str, ...] | None) -> ctypes.CDLL | None:
+    """Return the library for this machine, None without a compiler."""
+    used = known_instructions()[0] if instructions is None else instructions
     with tempfile.TemporaryDirectory(prefix="tvmflow-products-") as folder:
         path = Path(folder) / "products.so"
-        flags = (f"-m{name}" for name in _NEEDED)
+        flags = (f"-m{name}" for name in used)
         try:
-            command = target.compiler.line(*_COMPILE, *flags, "-o", str(path), str(SOURCE))
+            command = host_target().compiler.line(*_COMPILE, *flags, "-o", str(path), str(SOURCE), "-lm")
             subprocess.run(command, capture_output=True, timeout=300, check=True)
         except (OSError, subprocess.SubprocessError, ToolchainError):
             return None
-        return ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
+    library.products_size.restype = ctypes.c_int64
+    return library
