@@ -126,6 +126,12 @@ def test_kernels_that_the_model_does_not_know_have_no_estimate() -> None:
     assert hot_loops("") == [] and hot_loops("nonsense\n\x00\n\t\t\tvfmadd231ps\n") == []
 
 
+def test_pairs_of_products_count_where_they_are_added() -> None:
+    pairs = "\n".join(f"\tvpmaddwd\t(%rdi), %ymm1, %ymm9\n\tvpaddd\t%ymm9, %ymm{at}, %ymm{at}" for at in (2, 3, 2))
+    [loop] = hot_loops(pairs)
+    assert (loop.products, loop.counts["multiply_add"], loop.accumulators, loop.chain) == (16.0, 3, 2, 2)
+
+
 @pytest.mark.parametrize("count", [1, 3, 16, 17, 40, 200, 1000])
 def test_what_is_compiled_covers_the_candidates(count: int) -> None:
     chosen = ranked(count)

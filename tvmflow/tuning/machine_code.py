@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 _LABEL = re.compile(r"^(\.?\w[\w.$]*):")
 _MULTIPLY_ADD = re.compile(
-    r"v?(fn?madd|fmsub|pdpbusd|pdpwssd|dpbf16ps)\w*|fmla|fmlal\d?|sdot|udot|usdot|s?smmla|ummla|usmmla|bfdot|bfmmla|smlal2?|umlal2?|sadalp|mla|vpmaddubsw"
+    r"v?(fn?madd|fmsub|pdpbusd|pdpwssd|dpbf16ps|pmaddwd)\w*|fmla|fmlal\d?|sdot|udot|usdot|s?smmla|ummla|usmmla|bfdot|bfmmla|smlal2?|umlal2?|sadalp|mla|vpmaddubsw"
 )
 _OTHER_WORK = re.compile(
     r"v(max|min|add|mul)[ps][sd]|vp(max|min|add)\w+|f(max|min)(nm)?|fcmg[te]|fadd|fmul|[su](max|min)|add"
@@ -24,6 +24,7 @@ _DOTS = (
     ("dot", 1.0),
     ("dpbf16ps", 0.5),
     ("dpwssd", 0.5),
+    ("pmaddwd", 0.5),
 )  # products for each byte of a register; the first that is part of the name
 _JUMP = re.compile(r"j\w+|b(\.\w+)?|cbn?z|tbn?z")
 _TARGET = re.compile(r"(\.L\w+)\s*$")
@@ -83,13 +84,15 @@ def hot_loops(assembly: str) -> list[Loop]:
 
 def _loop(code: list[tuple[str, str]], first: int, last: int, work: re.Pattern[str]) -> Loop:
     loop, sums, kinds = Loop(), Counter[str](), Counter[float]()
+    added: Counter[str] = Counter()  # registers to which sums of pairs are added by an instruction of its own
     for name, operands in code[first : last + 1]:
         parts = operands.split(", ") if operands else []
         is_x86 = "%" in operands or name.startswith("v") or name.startswith("mov")
         memory = "(" in operands or "[" in operands
         if work.fullmatch(name) and _REGISTER.search(operands):
             loop.counts["multiply_add"] += 1
-            sums[parts[-1] if is_x86 else parts[0]] += 1
+            if "pmaddwd" not in name:
+                sums[parts[-1] if is_x86 else parts[0]] += 1
             loop.counts["load"] += memory
             kinds[next((each for kind, each in _DOTS if kind in name), 0.5 if ".8h" in operands else 0.25)] += 1
         elif is_x86 and memory and not name.startswith(("lea", "prefetch", "nop")):
@@ -105,8 +108,11 @@ def _loop(code: list[tuple[str, str]], first: int, last: int, work: re.Pattern[s
             loop.counts["vector"] += 1
         elif not name.startswith(("nop", "prefetch")):
             loop.counts["other"] += 1
+        if name in ("paddd", "vpaddd"):
+            added[parts[-1]] += 1
         for match in _REGISTER.finditer(operands):
             loop.width = max(loop.width, _BYTES.get(match[1] or "", 16))
+    sums = sums or added
     loop.chain, loop.accumulators = max(sums.values(), default=0), len(sums)
     loop.products = loop.width * max(kinds, key=lambda each: kinds[each], default=0.25)
     loop.trips = _trips(code, first, last)
