@@ -160,3 +160,30 @@ def test_attention_of_rounded_values_is_one_kernel(case: Case, dtype: str, bound
     assert multiplied(found_kernel.function) == ("bfloat16" if in_pairs else "float32")
     found = LocalRunner(HOST.pack(mixed, None)[0], HOST).run(*inputs_of(case))[0]
     assert error_of(found.astype(np.float64), reference(net, inputs_of(case))) < bound
+
+
+class Decomposed(torch.nn.Module):
+    """Scores seen as rows and columns of both images where their positions are added, as MViT and SAM do; or where the softmax is taken."""
+
+    def __init__(self, softmax_of_columns: bool) -> None:
+        super().__init__()
+        self.softmax_of_columns = softmax_of_columns
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        scores = (q * 0.25) @ k.transpose(-2, -1)
+        placed = scores.view(2, 3, 4, 5, 2, 7) + rows[..., None] + columns[..., None, :]
+        if self.softmax_of_columns:
+            return placed.softmax(-1).view(scores.shape) @ k
+        return placed.view(scores.shape).softmax(-1) @ k
+
+
+@pytest.mark.parametrize("softmax_of_columns", [False, True])
+def test_scores_in_another_view_are_what_they_are(softmax_of_columns: bool) -> None:
+    draw = np.random.default_rng(7)
+    shapes = ((2, 3, 20, 16), (2, 3, 14, 16), (2, 3, 4, 5, 2), (2, 3, 4, 5, 7))
+    inputs = tuple(draw.standard_normal(shape, np.float32) for shape in shapes)
+    specs = tuple(TensorSpec(name, shape, "float32") for name, shape in zip("qkrc", shapes, strict=True))
+    network = Decomposed(softmax_of_columns).eval()
+    module = canonicalize(ExportedModel(network, specs).to_relax())
+    assert ("attention" in kernels(module, HOST)) is not softmax_of_columns
+    assert error_of(LocalRunner(HOST.pack(module, None)[0], HOST).run(*inputs)[0], reference(network, inputs)) < BOUND

@@ -160,6 +160,9 @@ class _Function:
         scores = self._scores(weights) if weights is not None else None
         if scores is None:
             return None
+        matrix = (scores.q.sizes[1], scores.k.sizes[1])
+        if shape_of(product.args[0])[-2:] != matrix or shape_of(weights)[-1] != matrix[1]:
+            return None  # rows or what is summed in a row are others behind a reshape
         v = self._read(product.args[1], (*shape_of(product)[:-2], *shape_of(product.args[1])[-2:]))
         if v is None or v.sizes[0] != scores.q.sizes[0]:
             return None
@@ -175,10 +178,17 @@ class _Function:
         )  # fmt: skip
         return _Fused(attention, tuple(read.value for read in reads))
 
-    def _read(self, value: Any, shape: tuple[int, ...], transposed: bool = False, scaled: bool = False) -> _Read | None:
+    def _read(
+        self,
+        value: Any,
+        shape: tuple[int, ...],
+        transposed: bool = False,
+        scaled: bool = False,
+        matrix: tuple[int, ...] = (),
+    ) -> _Read | None:
         """Return how a kernel reads matrices of a broadcast shape, from as far up as they have an index; None where they are no floats.
 
-        scaled: also from where they are not yet multiplied by a number.
+        scaled: also from where they are not yet multiplied by a number; matrix: rows and columns where these are not the last axes of the shape.
         """
         if math.prod(shape) > _MOST_PLACES:
             return None
@@ -193,7 +203,7 @@ class _Function:
                 break
             value, outside, product = call.args[0], views[-1][0].places, product * factor
         for view, product in reversed(views):
-            places = np.broadcast_to(view.places, shape).reshape(-1, *shape[-2:])
+            places = np.broadcast_to(view.places, shape).reshape(-1, *(matrix or shape[-2:]))
             places = places.transpose(0, 2, 1) if transposed else places
             index = index_of(places, shape_of(view.source))
             dtype = str(type_of(view.source).dtype)
@@ -240,7 +250,8 @@ class _Function:
             for inner, other in ((0, 1), (1, 0)):
                 found = self._scores(call.args[inner])
                 if found is not None and shape_of(call.args[inner]) == shape_of(call):
-                    bias = self._read(call.args[other], shape_of(call))
+                    matrix = (found.q.sizes[1], found.k.sizes[1])
+                    bias = self._read(call.args[other], shape_of(call), matrix=matrix)
                     return None if bias is None else found._replace(biases=(*found.biases, bias))
             return None
         factor = _factor(call)
