@@ -16,6 +16,7 @@ from tvmflow.building.lower import lower
 from tvmflow.errors import StageError, last_line
 from tvmflow.passes import keep_on_stack, run_pass
 from tvmflow.passes.prefetch_weights import with_prefetching
+from tvmflow.passes.read_booleans import with_booleans_read
 from tvmflow.passes.rename_kernels import RenameKernels
 from tvmflow.passes.round_bfloat16 import with_rounding
 from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
@@ -36,7 +37,7 @@ class Scheduled(NamedTuple):
 def prepared(mod: Any, target: Any) -> Any:
     """Return a module of scheduled kernels as TVM's compiler is given it; it knows our intrinsics from here on."""
     intrinsics.register()
-    return with_rounding(with_prefetching(mod), target)
+    return with_rounding(with_prefetching(with_booleans_read(mod)), target)
 
 
 def compile_module(mod: Any, backend: Backend) -> Any:

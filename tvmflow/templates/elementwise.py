@@ -63,6 +63,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     if kernel.reductions or not kernel.after:
         return [{"parallel": parallel, "rows": 0, "rows_first": 0} for parallel in order]
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[-1])))
+    if not sizes:  # a number
+        return [{"parallel": 0, "rows": 0, "rows_first": 0}]
     by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after
     ways = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
     if len(sizes) == _PACKED_AXES and sizes[1] > 1:

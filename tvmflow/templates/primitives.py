@@ -70,6 +70,8 @@ def merge_epilogue(schedule: Any, kernel: Kernel) -> str | None:
 def spread(schedule: Any, name: str, parallel: int) -> None:
     """Schedule an element-wise block: outer loops over threads, inner loop vectorized."""
     loops = schedule.get_loops(block_ref(schedule, name))
+    if not loops:  # a number
+        return
     sizes = extents(schedule, loops)
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
     total = 1
