@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from tvmflow.errors import ModelFileError, UnsupportedOperatorError, first_line
+from tvmflow.frontends.known_values import with_known_values
 from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, in_order
+from tvmflow.frontends.torch_converters import converters
 from tvmflow.ir.graph import with_inputs
 
 
@@ -121,7 +123,12 @@ class ExportedModel:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                module = from_exported_program(program, unwrap_unit_return_tuple=True, custom_convert_map=_OWN)
+                module = from_exported_program(
+                    with_known_values(program),
+                    unwrap_unit_return_tuple=True,
+                    custom_convert_map=_converters(),
+                    run_ep_decomposition=False,
+                )
                 if max_batch is not None:
                     return module
                 shapes = [self.inputs[index].shape for index in self.order]
@@ -130,6 +137,14 @@ class ExportedModel:
                 )
         except (AssertionError, NotImplementedError, KeyError) as error:
             raise unsupported("PyTorch", str(error)) from error
+        except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+            if (node := _converted_last(error)) is None:
+                raise
+            raise UnsupportedOperatorError(
+                f"TVM's PyTorch importer cannot convert {node.target} ({node.name}): {first_line(error)}",
+                "a use of this operator that it knows",
+                "replace that operator in the model, or export the model in another format",
+            ) from error
 
     def _any_batch(self, max_batch: int) -> Any:
         import torch
@@ -158,18 +173,22 @@ class ExportedModel:
             )
 
 
-def _nearest(node: Any, importer: Any) -> Any:
-    """Convert upsample_nearest2d; TVM's own takes the pixel nearest to the middle, PyTorch the one to the upper left."""
-    from tvm import relax
+def _converters() -> dict[str, Any]:
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-    size = tuple(int(extent) for extent in node.meta["val"].shape[2:])
-    return importer.block_builder.emit(relax.op.image.resize2d(
-        importer.env[node.args[0]], size, layout="NCHW", method="nearest_neighbor",
-        coordinate_transformation_mode="asymmetric", rounding_method="floor",
-    ))  # fmt: skip
+    return converters([name for name in ExportedProgramImporter().create_convert_map() if isinstance(name, str)])
 
 
-_OWN = {"upsample_nearest2d.vec": _nearest}
+def _converted_last(error: BaseException) -> Any:
+    """Return the node of a program at which TVM's importer raised an error, None where it was no node's."""
+    import torch
+
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        node = trace.tb_frame.f_locals.get("node")
+        found = node if isinstance(node, torch.fx.Node) else found
+        trace = trace.tb_next
+    return found
 
 
 def _bound(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:

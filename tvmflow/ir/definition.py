@@ -20,9 +20,7 @@ from tvmflow.ir.single_steps import run_compiled
 Operator = Callable[[list[Any], Step], Any]
 Compute = Callable[[Step, list[Any]], Any]
 Watch = Callable[[Step, Array], Array | None]
-_EXACT = (
-    256  # products of 8-bit numbers whose sum is below 2^24: float32 has it exactly, in whatever order they are summed
-)
+_EXACT = 256  # products of 8-bit numbers whose sum is below 2^24: float32 has it exactly, in any order of additions
 
 
 def run_graph(graph: Graph, x: Array, watch: Watch | None = None) -> Array:
@@ -44,7 +42,7 @@ def run_all(
     left = {name: len(steps) for name, steps in users.items()}
     values: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
     for step in graph.steps:
-        arguments = [_value(argument, values) for argument in step.args]
+        arguments = [value_of(argument, values) for argument in step.args]
         value = compute(step, arguments)
         if watch is not None and not isinstance(value, tuple):
             replaced = watch(step, value)
@@ -89,11 +87,12 @@ def _axes(step: Step, ndim: int) -> list[int]:
     return [int(a) % ndim if ndim else int(a) for a in values]
 
 
-def _value(argument: Argument, values: dict[str, Any]) -> Any:
+def value_of(argument: Argument, values: dict[str, Any]) -> Any:
+    """Return an argument of a step with the values that it refers to."""
     if isinstance(argument, Ref):
         return values[argument.name]
     if isinstance(argument, tuple):
-        return tuple(_value(item, values) for item in argument)
+        return tuple(value_of(item, values) for item in argument)
     return argument
 
 

@@ -9,6 +9,7 @@ from tvmflow.passes.channels_first import ChannelsFirst
 from tvmflow.passes.clip_lookups import ClipLookups
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
+from tvmflow.passes.fold_known_steps import FoldKnownSteps
 from tvmflow.passes.signals_as_images import SignalsAsImages
 from tvmflow.passes.simplify_arithmetic import SimplifyArithmetic
 from tvmflow.passes.trim_windows import TrimWindows
@@ -18,7 +19,7 @@ def canonicalize(mod: Any) -> Any:
     """Return the module with constants folded, lookups clipped, channels first, signals as images, batch norms in the convolutions, windows no larger than what they see, and
     less arithmetic."""
     for step in (
-        FoldConstants(), ClipLookups(), ChannelsFirst(), SignalsAsImages(), FoldBatchNorm(), TrimWindows(), SimplifyArithmetic(),
+        FoldConstants(), FoldKnownSteps(), ClipLookups(), ChannelsFirst(), SignalsAsImages(), FoldBatchNorm(), TrimWindows(), SimplifyArithmetic(),
     ):  # fmt: skip
         mod = run_pass(step, mod)
     return mod

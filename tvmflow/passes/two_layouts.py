@@ -26,7 +26,10 @@ class TwoLayouts(ABC):
     def _body(self, parameters: dict[str, Any]) -> list[Any]:
         self.plain |= parameters
         for step in self.graph.steps:
-            self._step(step)
+            if step.refs:
+                self._step(step)
+            else:
+                self._emit_plain(step)
         return [self._as_plain(name) for name in self.graph.outputs]
 
     def _emit_plain(self, step: Step) -> None:

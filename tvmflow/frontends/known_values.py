@@ -1,0 +1,108 @@
+"""What of a torch.export program depends on neither its inputs nor its parameters, computed by PyTorch before the program is converted.
+
+Networks for text make positions, masks and tables of sines anew in each call, of operators that importers know least: sums of booleans, comparisons of
+indices, quotients of integers. Their values are constants of the network.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+_MOST_ELEMENTS = 1 << 24  # of a value that is kept: tables of positions and masks have fewer
+
+
+def with_known_values(program: Any) -> Any:
+    """Return a torch.export program, taken apart into core operators, in which such values are constants. Raises what PyTorch raises."""
+    import torch
+
+    tensors = (*program.state_dict.values(), *program.constants.values())
+    if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tensors):
+        return program  # what PyTorch does not take apart
+    program = program.run_decompositions()
+    graph = program.graph_module.graph
+    known = _known(program)
+    first = next(iter(graph.nodes))
+    for node, value in list(known.items()):
+        used = [user for user in node.users if user not in known]
+        if node.op == "placeholder" or not used or not isinstance(value, torch.Tensor):
+            continue
+        name = f"known_{node.name}"
+        with graph.inserting_before(first):
+            constant = graph.placeholder(name)
+        constant.meta = dict(node.meta)
+        for user in used:
+            user.replace_input_with(node, constant)
+        spec = torch.export.graph_signature
+        argument = spec.TensorArgument(constant.name)
+        # One after the other before the first: each is behind those of before.
+        place = sum(1 for other in graph.nodes if other.op == "placeholder" and other < first) - 1
+        program.graph_signature.input_specs.insert(
+            place, spec.InputSpec(spec.InputKind.CONSTANT_TENSOR, argument, name)
+        )
+        program.constants[name] = value.detach().clone().contiguous()
+    for node in reversed(list(graph.nodes)):
+        if _asserts(node):
+            graph.erase_node(node)
+        if node in known and node.op != "placeholder" and not node.users:
+            graph.erase_node(node)
+    return program
+
+
+def _asserts(node: Any) -> bool:
+    """Whether a node only looks at values, and raises an error for some."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "").startswith("_assert_") and not node.users
+
+
+def _known(program: Any) -> dict[Any, Any]:
+    """Return the values that do not depend on inputs or parameters, by their nodes, in order."""
+    import torch
+
+    kinds = torch.export.graph_signature.InputKind
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
+    changed = {spec.target for spec in program.graph_signature.output_specs}  # buffers that the program writes
+    known: dict[Any, Any] = {}
+    with torch.no_grad():
+        for node in program.graph_module.graph.nodes:
+            if node.op == "placeholder":
+                spec = specs.get(node.name)
+                if spec and spec.kind in (kinds.BUFFER, kinds.CONSTANT_TENSOR) and spec.target not in changed:
+                    held = program.constants if spec.target in program.constants else program.state_dict
+                    known[node] = held[spec.target]
+            elif _is_computed(node) and all(part in known for part in node.all_input_nodes):
+                value = _value(node, known)
+                if value is not None:
+                    known[node] = value
+    return known
+
+
+def _is_computed(node: Any) -> bool:
+    """Whether a node has the same value each time, and does nothing else."""
+    import torch
+
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return True
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace == "aten"
+        and not node.target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in node.target.tags
+    )
+
+
+def _value(node: Any, known: dict[Any, Any]) -> Any:
+    """Return the value of a node; None where PyTorch cannot compute it or it is too large."""
+    import torch
+
+    meant = node.meta.get("val")
+    if isinstance(meant, torch.Tensor) and not (
+        all(isinstance(extent, int) for extent in meant.shape) and meant.numel() <= _MOST_ELEMENTS
+    ):
+        return None
+    arguments, options = torch.fx.node.map_arg((node.args, node.kwargs), lambda part: known[part])
+    try:
+        return node.target(*arguments, **options)
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+        return None
