@@ -1,8 +1,9 @@
-"""Operators of PyTorch, many to a network, from import to a compiled library beside PyTorch: values and types of every output."""
+"""Operators of PyTorch, many to a network, from import to a compiled library beside PyTorch, and through ONNX beside ONNX Runtime: values and types of every output."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from torch.nn import functional as F
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
 from tvmflow.errors import UnsupportedOperatorError
+from tvmflow.frontends import onnx
 from tvmflow.frontends.exported import ExportedModel
-from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.passes.canonicalize import canonicalize
 
 Functions = Mapping[str, Callable[[torch.Tensor], Any]]
@@ -69,21 +71,58 @@ class Many(torch.nn.Module):
         return tuple(function(x) for function in self.functions.values())
 
 
-def _outputs(functions: Functions, x: np.ndarray[Any, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    network = Many(functions).eval()
-    module = canonicalize(ExportedModel(network, (TensorSpec("x", x.shape, str(x.dtype)),)).to_relax())
-    found = LocalRunner(host_backend().pack(module, None)[0], host_backend()).run(x)
-    return found, tuple(one.numpy() for one in network(torch.from_numpy(x)))
+_GROUPS = {"arithmetic": ARITHMETIC, "integers": INTEGERS, "reductions": REDUCTIONS, "moves": MOVES, "images": IMAGES}
+_NOT_IN_ONNX = {
+    "hypot",
+    "median",
+    "largest of parts",
+    "smoothed",
+    "smoothed cubic",
+    "celu",
+}  # not exported; or refused, as a test says
 
 
-@pytest.mark.parametrize("functions", [ARITHMETIC, INTEGERS, REDUCTIONS, MOVES, IMAGES], ids=["arithmetic", "integers", "reductions", "moves", "images"])  # fmt: skip
-def test_operators_give_what_pytorch_does(functions: Functions) -> None:
+def _input(group: str) -> np.ndarray[Any, Any]:
     draw = np.random.default_rng(3)
-    x = draw.integers(-9, 10, SHAPE) if functions is INTEGERS else draw.standard_normal(SHAPE, np.float32) * 1.5
-    for name, found, expected in zip(functions, *_outputs(functions, x), strict=True):
+    return draw.integers(-9, 10, SHAPE) if group == "integers" else draw.standard_normal(SHAPE, np.float32) * 1.5
+
+
+def _run(model: Any, x: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    module = canonicalize(model.to_relax())
+    return LocalRunner(host_backend().pack(module, None)[0], host_backend()).run(x)
+
+
+def _check(names: Iterable[str], outputs: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
+    for name, found, expected in zip(names, outputs, wanted, strict=True):
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
         scale = max(1.0, np.abs(expected).max()) if expected.dtype.kind == "f" else 1.0
         assert np.allclose(found, expected, rtol=1e-5, atol=1e-5 * scale), name
+
+
+@pytest.mark.parametrize("group", _GROUPS)
+def test_operators_give_what_pytorch_does(group: str) -> None:
+    x, network = _input(group), Many(_GROUPS[group]).eval()
+    outputs = _run(ExportedModel(network, (TensorSpec("x", x.shape, str(x.dtype)),)), x)
+    _check(_GROUPS[group], outputs, tuple(one.numpy() for one in network(torch.from_numpy(x))))
+
+
+@pytest.mark.parametrize("group", _GROUPS)
+def test_operators_through_onnx_give_what_onnx_runtime_does(group: str, tmp_path: Path) -> None:
+    x, functions = _input(group), {name: one for name, one in _GROUPS[group].items() if name not in _NOT_IN_ONNX}
+    model = _as_onnx(Many(functions), x, tmp_path)
+    _check(functions, _run(model, x), model.run(x))
+
+
+@pytest.mark.parametrize("name", ["smoothed", "smoothed cubic"])
+def test_resizing_that_onnx_smooths_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedOperatorError, match="antialias"):
+        _as_onnx(Many({name: IMAGES[name]}), _input("images"), tmp_path).to_relax()
+
+
+def _as_onnx(network: Many, x: np.ndarray[Any, Any], folder: Path) -> onnx.OnnxModel:
+    spec = TensorSpec("x", x.shape, str(x.dtype))
+    ExportedModel(network.eval(), (spec,)).to_onnx(folder / "model.onnx")
+    return onnx.load(folder, SourceDescription("onnx", None, "model.onnx", (spec,)))
 
 
 @pytest.mark.parametrize("function", [torch.lgamma, lambda x: x.kthvalue(2, 1)[0], lambda x: x[x > 0]])

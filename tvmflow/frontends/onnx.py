@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.errors import ModelFileError, first_line, last_line
+from tvmflow.errors import ModelFileError, UnsupportedOperatorError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
 from tvmflow.frontends.source_model import Array, Arrays, SourceDescription, in_order
 from tvmflow.ir.graph import with_inputs
@@ -18,6 +18,12 @@ from tvmflow.ir.tvm_names import constant_value
 from tvmflow.sources.onnx_files import damaged, external_files, read_proto
 
 OLDEST_OPSET = 9
+_PAD_MODES = {
+    b"constant": "constant",
+    b"reflect": "reflect",
+    b"edge": "replicate",
+    b"wrap": "circular",
+}  # of ONNX, of Relax
 
 
 class OnnxModel:
@@ -65,6 +71,12 @@ class OnnxModel:
     def to_relax(self) -> Any:
         from tvm.relax.frontend.onnx import from_onnx
 
+        if any(_is_smoothed(node) for node in self.graph.graph.node):
+            raise UnsupportedOperatorError(
+                "TVM's ONNX importer leaves out the antialias of a Resize",
+                "resizing without it",
+                "export the network without antialias, or as a torch.export program, of which it is known",
+            )
         try:
             with _plain_clips(), _plain_pads():
                 shapes = {name: list(spec.shape) for name, spec in self.inputs.items()}
@@ -83,6 +95,11 @@ class OnnxModel:
         shutil.copyfile(self.path, path)
         for name, file in external_files(self.path).items():
             shutil.copyfile(file, path.parent / name)
+
+
+def _is_smoothed(node: Any) -> bool:
+    """Whether a node resizes with antialiasing, which TVM's importer leaves out without a word."""
+    return node.op_type == "Resize" and any(part.name == "antialias" and part.i for part in node.attribute)
 
 
 def with_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
@@ -170,7 +187,7 @@ def _plain_clips() -> contextlib.AbstractContextManager[None]:
 
 
 def _plain_pads() -> contextlib.AbstractContextManager[None]:
-    """Let TVM's importer make `pad` of a Pad with constants, and nothing of one without a border; its own way is a kernel that no later pass knows."""
+    """Let TVM's importer make `pad` of a Pad, and nothing of one without a border; its own way is a kernel that no later pass knows, or none at all."""
     from tvm.relax.frontend.onnx import onnx_frontend
 
     way = vars(onnx_frontend.Pad).get("_lower_pad")
@@ -181,11 +198,12 @@ def _pad_converter(original: Callable[..., Any]) -> Callable[..., Any]:
     def convert(cls: Any, builder: Any, inputs: Any, attrs: Any, params: Any, modes: Any) -> Any:
         from tvm import relax
 
-        if attrs.get("mode", b"constant") != b"constant":
+        mode = _PAD_MODES.get(attrs.get("mode", b"constant"))
+        if mode is None:
             return original(cls, builder, inputs, attrs, params, modes)
         before, after, value = cls._parse_pads_and_axes(inputs, params)
         widths = [int(width) for pair in zip(before, after, strict=True) for width in pair]
-        return relax.op.nn.pad(inputs[0], widths, pad_value=float(value)) if any(widths) else inputs[0]
+        return relax.op.nn.pad(inputs[0], widths, mode, float(value)) if any(widths) else inputs[0]
 
     return convert
 

@@ -1,7 +1,7 @@
 """Booleans that a kernel reads are compared with zero, so that LLVM has one bit of them.
 
-TVM 0.27 loads a boolean as the byte that it is stored as, and `not` of it flips all eight bits: 254 where it is to be false. Comparisons of such bytes with
-booleans that were computed do not compile.
+TVM 0.27 loads a boolean as the byte that it is stored as, and `not` of it flips all eight bits: 254 where it is to be false. Whether two booleans are equal
+it asks as of floats, which LLVM refuses.
 """
 
 from __future__ import annotations
@@ -14,18 +14,34 @@ from tvm_ffi import structural_map
 from tvmflow.ir.tvm_names import dtype_of, load_class
 from tvmflow.passes.statements import has, kernels_changed
 
+_EQUALITIES = (tirx.EQ, tirx.NE)
+
 
 def with_booleans_read(mod: Any) -> Any:
     """Return a module of scheduled kernels in which each boolean is compared with zero as it is read."""
+    changes = ((load_class(), _compared), (_EQUALITIES, _of_bytes))
     return kernels_changed(
         mod,
-        lambda kernel: has(kernel, load_class(), _is_boolean),
-        lambda kernel: kernel.with_body(structural_map(kernel.body, ((load_class(), _compared),))),
+        lambda kernel: (
+            has(kernel, load_class(), _is_boolean) or any(has(kernel, kind, _is_of_booleans) for kind in _EQUALITIES)
+        ),
+        lambda kernel: kernel.with_body(structural_map(kernel.body, changes)),
     )
 
 
 def _is_boolean(load: Any) -> bool:
     return dtype_of(load) == "bool"
+
+
+def _is_of_booleans(equality: Any) -> bool:
+    return dtype_of(equality.a) == "bool"
+
+
+def _of_bytes(equality: Any) -> Any:
+    """Compare booleans as numbers; TVM compares them as floats."""
+    if not _is_of_booleans(equality):
+        return equality
+    return type(equality)(*(tirx.Cast("int8", side) for side in (equality.a, equality.b)))
 
 
 def _compared(load: Any) -> Any:
