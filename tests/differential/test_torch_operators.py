@@ -17,6 +17,8 @@ from tvmflow.errors import UnsupportedOperatorError
 from tvmflow.frontends import onnx
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
+from tvmflow.frontends.torch_converters import converters
+from tvmflow.frontends.torch_operators import unknown_operators
 from tvmflow.passes.canonicalize import canonicalize
 
 Functions = Mapping[str, Callable[[torch.Tensor], Any]]
@@ -123,6 +125,10 @@ def _as_onnx(network: Many, x: np.ndarray[Any, Any], folder: Path) -> onnx.OnnxM
     spec = TensorSpec("x", x.shape, str(x.dtype))
     ExportedModel(network.eval(), (spec,)).to_onnx(folder / "model.onnx")
     return onnx.load(folder, SourceDescription("onnx", None, "model.onnx", (spec,)))
+
+
+def test_files_may_call_what_has_a_converter() -> None:
+    assert unknown_operators(name.split(".")[0] for name in converters(())) == []
 
 
 @pytest.mark.parametrize("function", [torch.lgamma, lambda x: x.kthvalue(2, 1)[0], lambda x: x[x > 0]])

@@ -41,7 +41,10 @@ def known_operators() -> frozenset[str]:
     from torch._decomp import core_aten_decompositions
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-    known = {name.split(".")[0] for name in ExportedProgramImporter().create_convert_map() if isinstance(name, str)}
+    from tvmflow.frontends.torch_converters import converters
+
+    known = {name.split(".")[0] for name in converters(())}
+    known |= {name.split(".")[0] for name in ExportedProgramImporter().create_convert_map() if isinstance(name, str)}
     known |= {op._schema.name.split("::")[1] for op in core_aten_decompositions() if hasattr(op, "_schema")}
     composite = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
     known |= {re.split("::|[.]", name)[1] for name in composite if name.startswith("aten::")}
