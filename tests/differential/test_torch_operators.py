@@ -128,7 +128,7 @@ def _as_onnx(network: Many, x: np.ndarray[Any, Any], folder: Path) -> onnx.OnnxM
 
 
 def test_files_may_call_what_has_a_converter() -> None:
-    assert unknown_operators(name.split(".")[0] for name in converters(())) == []
+    assert unknown_operators(name.split(".")[0] for name in converters()) == []
 
 
 @pytest.mark.parametrize("function", [torch.lgamma, lambda x: x.kthvalue(2, 1)[0], lambda x: x[x > 0]])

@@ -126,7 +126,7 @@ class ExportedModel:
                 module = from_exported_program(
                     with_known_values(program),
                     unwrap_unit_return_tuple=True,
-                    custom_convert_map=_converters(),
+                    custom_convert_map=converters(),
                     run_ep_decomposition=False,
                 )
                 if max_batch is not None:
@@ -171,12 +171,6 @@ class ExportedModel:
                 external_data=False,
                 verbose=False,
             )
-
-
-def _converters() -> dict[str, Any]:
-    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
-
-    return converters([name for name in ExportedProgramImporter().create_convert_map() if isinstance(name, str)])
 
 
 def _converted_last(error: BaseException) -> Any:

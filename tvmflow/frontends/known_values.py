@@ -22,7 +22,8 @@ def with_known_values(program: Any) -> Any:
     program = program.run_decompositions()
     graph = program.graph_module.graph
     known = _known(program)
-    first = next(iter(graph.nodes))
+    first, spec = next(iter(graph.nodes)), torch.export.graph_signature
+    added = []  # constants, in the order in which they stand before all else
     for node, value in list(known.items()):
         used = [user for user in node.users if user not in known]
         if node.op == "placeholder" or not used or not isinstance(value, torch.Tensor):
@@ -33,18 +34,11 @@ def with_known_values(program: Any) -> Any:
         constant.meta = dict(node.meta)
         for user in used:
             user.replace_input_with(node, constant)
-        spec = torch.export.graph_signature
-        argument = spec.TensorArgument(constant.name)
-        # One after the other before the first: each is behind those of before.
-        place = sum(1 for other in graph.nodes if other.op == "placeholder" and other < first) - 1
-        program.graph_signature.input_specs.insert(
-            place, spec.InputSpec(spec.InputKind.CONSTANT_TENSOR, argument, name)
-        )
+        added.append(spec.InputSpec(spec.InputKind.CONSTANT_TENSOR, spec.TensorArgument(constant.name), name))
         program.constants[name] = value.detach().clone().contiguous()
+    program.graph_signature.input_specs[:0] = added
     for node in reversed(list(graph.nodes)):
-        if _asserts(node):
-            graph.erase_node(node)
-        if node in known and node.op != "placeholder" and not node.users:
+        if _asserts(node) or (node in known and node.op != "placeholder" and not node.users):
             graph.erase_node(node)
     return program
 

@@ -6,6 +6,7 @@ left to TVM's own, which `_default` calls.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,9 +22,17 @@ _BINARY = (
 _OVERLOADS = ("Tensor", "Scalar", "Tensor_Scalar", "Tensor_Tensor", "default")
 
 
-def converters(known: Sequence[str]) -> dict[str, Converter]:
-    """Return the converters by the names of operators. known: those that TVM's importer converts."""
-    binary = {f"{name}.{overload}" for name in _BINARY for overload in _OVERLOADS} & set(known)
+@functools.cache
+def converted_by_tvm() -> frozenset[str]:
+    """Return the names, with overloads, of the operators that TVM's importer converts."""
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    return frozenset(name for name in ExportedProgramImporter().create_convert_map() if isinstance(name, str))
+
+
+def converters() -> dict[str, Converter]:
+    """Return the converters by the names of operators."""
+    binary = {f"{name}.{overload}" for name in _BINARY for overload in _OVERLOADS} & converted_by_tvm()
     return {**dict.fromkeys(binary, _promoted), **_OWN}
 
 
@@ -162,12 +171,15 @@ def _cumulated(node: Any, importer: Any) -> Any:
     return r.cumsum(r.astype(importer.env[node.args[0]], dtype), int(node.args[1]), dtype)
 
 
+def _axes_of(node: Any) -> tuple[list[int] | None, bool]:
+    """Return the axes that a node reduces, None for all, and whether they stay with an extent of 1."""
+    axes = _argument(node, 1, "dim", None)
+    return [axes] if isinstance(axes, int) else list(axes or []) or None, bool(_argument(node, 2, "keepdim", False))
+
+
 def _reduced(name: str) -> Converter:
     def convert(node: Any, importer: Any) -> Any:
-        axes = _argument(node, 1, "dim", None)
-        keep = bool(_argument(node, 2, "keepdim", False))
-        axes = [axes] if isinstance(axes, int) else list(axes or []) or None
-        return getattr(_Builder(importer), name)(importer.env[node.args[0]], axes, keep)
+        return getattr(_Builder(importer), name)(importer.env[node.args[0]], *_axes_of(node))
 
     return convert
 
@@ -177,12 +189,10 @@ def _truth(name: str) -> Converter:
 
     def convert(node: Any, importer: Any) -> Any:
         r, data = _Builder(importer), node.args[0]
-        axes, keep = _argument(node, 1, "dim", None), bool(_argument(node, 2, "keepdim", False))
-        axes = [axes] if isinstance(axes, int) else list(axes or []) or None
         value = importer.env[data]
         if _dtype(data) != "bool":
             value = r.not_equal(value, _constant(0, _dtype(data)))
-        return r.astype(getattr(r, name)(r.astype(value, "int8"), axes, keep), "bool")
+        return r.astype(getattr(r, name)(r.astype(value, "int8"), *_axes_of(node)), "bool")
 
     return convert
 

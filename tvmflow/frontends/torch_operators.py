@@ -11,6 +11,8 @@ import functools
 import re
 from collections.abc import Iterable
 
+from tvmflow.frontends.torch_converters import converted_by_tvm, converters
+
 # Arithmetic of sizes, lists and texts in TorchScript; all of it is gone once a program has been traced.
 _SCRIPT_ONLY = frozenset(
     """
@@ -39,12 +41,8 @@ def known_operators() -> frozenset[str]:
     """Return the names, without overloads, of the tensor operators that a program may call."""
     import torch
     from torch._decomp import core_aten_decompositions
-    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-    from tvmflow.frontends.torch_converters import converters
-
-    known = {name.split(".")[0] for name in converters(())}
-    known |= {name.split(".")[0] for name in ExportedProgramImporter().create_convert_map() if isinstance(name, str)}
+    known = {name.split(".")[0] for name in (*converted_by_tvm(), *converters())}
     known |= {op._schema.name.split("::")[1] for op in core_aten_decompositions() if hasattr(op, "_schema")}
     composite = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
     known |= {re.split("::|[.]", name)[1] for name in composite if name.startswith("aten::")}

@@ -7,10 +7,12 @@ reduction), then element-wise blocks.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import DataType, s_tir
+import tvm
+from tvm import DataType, s_tir, tirx
 
 IMPORTED_LLVM = "pragma_import_llvm"  # TVM's key for text in LLVM's language that a kernel brings with it
 
@@ -81,6 +83,14 @@ def region_buffer(region: Any) -> Any:
 
 def new_schedule(function: Any) -> Any:
     """Return a schedule of a module whose `main` is the function; assertions of the primitives stay on."""
-    import tvm
 
     return s_tir.Schedule(tvm.IRModule({"main": function}), debug_mask="none", error_render_level="fast")
+
+
+def kernels_changed(mod: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """Return a module with those of its kernels changed that are wanted."""
+    functions = {
+        variable: change(function) if isinstance(function, tirx.PrimFunc) and wanted(function) else function
+        for variable, function in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

@@ -17,7 +17,7 @@ from tvm.ir.instrument import pass_instrument
 from tvm_ffi import structural_map, structural_walk
 
 from tvmflow.ir.tvm_names import dtype_of, load_class
-from tvmflow.kernels.blocks import region_buffer
+from tvmflow.kernels.blocks import kernels_changed, region_buffer
 
 _FLATTEN = "tirx.FlattenBuffer"
 _DIGITS = (tirx.FloorDiv, tirx.FloorMod)
@@ -60,13 +60,11 @@ def _only(wanted: Callable[[list[str]], bool]) -> Any:
 
 
 def _changed(mod: Any, change: Callable[[Any], Any], kinds: Any) -> Any:
-    functions = {
-        variable: kernel.with_body(structural_map(kernel.body, ((kinds, change),), order="pre"))
-        if isinstance(kernel, tirx.PrimFunc)
-        else kernel
-        for variable, kernel in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return kernels_changed(
+        mod,
+        lambda _: True,
+        lambda kernel: kernel.with_body(structural_map(kernel.body, ((kinds, change),), order="pre")),
+    )
 
 
 def _with_indices(node: Any, hidden: dict[Any, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 TVM's own FoldConstant compiles every folded operator with LLVM, which costs seconds per network and threads that one
 does not control. The operators that importers leave on weights are few, so they are a table here; what is not in it is
-left for TVM's pass.
+left for FoldKnownSteps, which reads the whole network.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class FoldKnownSteps:
             return mod
         known: dict[str, Any] = {}
         rest = [step for step in graph.steps if not _compute(step, known)]
-        return _Emitter(graph, known, rest).module()
+        return _without(graph, known, rest)
 
 
 def _compute(step: Step, known: dict[str, Any]) -> bool:
@@ -40,23 +40,20 @@ def _compute(step: Step, known: dict[str, Any]) -> bool:
     return True
 
 
-class _Emitter:
-    def __init__(self, graph: Graph, known: dict[str, Any], rest: list[Step]) -> None:
-        self.graph, self.known, self.rest = graph, known, rest
-        self.builder = relax.BlockBuilder()
-        self.kinds = graph.kinds()
-        self.values: dict[str, Any] = {}
+def _without(graph: Graph, known: dict[str, Any], rest: list[Step]) -> Any:
+    """Return the module of the other steps, to which the known values are constants."""
+    builder, kinds = relax.BlockBuilder(), graph.kinds()
+    values: dict[str, Any] = {}
 
-    def module(self) -> Any:
-        return straight_line(self.builder, self.graph, self._body)
+    def value_at(name: str) -> Any:
+        if name not in values:
+            values[name] = constant(known[name], kinds[name].dtype)
+        return values[name]
 
-    def _body(self, parameters: dict[str, Any]) -> list[Any]:
-        self.values |= parameters
-        for step in self.rest:
-            self.values[step.name] = self.builder.emit(call_again(step, self._value), step.name)
-        return [self._value(name) for name in self.graph.outputs]
+    def body(parameters: dict[str, Any]) -> list[Any]:
+        values.update(parameters)
+        for step in rest:
+            values[step.name] = builder.emit(call_again(step, value_at), step.name)
+        return [value_at(name) for name in graph.outputs]
 
-    def _value(self, name: str) -> Any:
-        if name not in self.values:
-            self.values[name] = constant(self.known[name], self.kinds[name].dtype)
-        return self.values[name]
+    return straight_line(builder, graph, body)

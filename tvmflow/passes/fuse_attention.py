@@ -65,6 +65,11 @@ class _Scores(NamedTuple):
     factor: float
     rounded: bool
 
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Return the rows and columns of the scores: queries and keys."""
+        return self.q.sizes[1], self.k.sizes[1]
+
 
 class _Function:
     """A Relax function, its bindings by variable, and the attentions in it."""
@@ -160,8 +165,7 @@ class _Function:
         scores = self._scores(weights) if weights is not None else None
         if scores is None:
             return None
-        matrix = (scores.q.sizes[1], scores.k.sizes[1])
-        if shape_of(product.args[0])[-2:] != matrix or shape_of(weights)[-1] != matrix[1]:
+        if shape_of(product.args[0])[-2:] != scores.matrix or shape_of(weights)[-1] != scores.matrix[1]:
             return None  # rows or what is summed in a row are others behind a reshape
         v = self._read(product.args[1], (*shape_of(product)[:-2], *shape_of(product.args[1])[-2:]))
         if v is None or v.sizes[0] != scores.q.sizes[0]:
@@ -250,8 +254,7 @@ class _Function:
             for inner, other in ((0, 1), (1, 0)):
                 found = self._scores(call.args[inner])
                 if found is not None and shape_of(call.args[inner]) == shape_of(call):
-                    matrix = (found.q.sizes[1], found.k.sizes[1])
-                    bias = self._read(call.args[other], shape_of(call), matrix=matrix)
+                    bias = self._read(call.args[other], shape_of(call), matrix=found.matrix)
                     return None if bias is None else found._replace(biases=(*found.biases, bias))
             return None
         factor = _factor(call)

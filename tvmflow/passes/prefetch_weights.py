@@ -10,8 +10,8 @@ from typing import Any
 
 from tvm import tirx
 
-from tvmflow.kernels.blocks import buffer_bytes, region_buffer
-from tvmflow.passes.statements import has, kernels_changed, with_body, with_llvm
+from tvmflow.kernels.blocks import buffer_bytes, kernels_changed, region_buffer
+from tvmflow.passes.statements import has, with_body, with_llvm
 from tvmflow.templates.primitives import PREFETCHED
 
 _LINE_BYTES = 64

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm_ffi import structural_map
 
 from tvmflow.ir.tvm_names import dtype_of, load_class
-from tvmflow.passes.statements import has, kernels_changed
+from tvmflow.kernels.blocks import kernels_changed
 
 _EQUALITIES = (tirx.EQ, tirx.NE)
 
@@ -20,29 +20,15 @@ _EQUALITIES = (tirx.EQ, tirx.NE)
 def with_booleans_read(mod: Any) -> Any:
     """Return a module of scheduled kernels in which each boolean is compared with zero as it is read."""
     changes = ((load_class(), _compared), (_EQUALITIES, _of_bytes))
-    return kernels_changed(
-        mod,
-        lambda kernel: (
-            has(kernel, load_class(), _is_boolean) or any(has(kernel, kind, _is_of_booleans) for kind in _EQUALITIES)
-        ),
-        lambda kernel: kernel.with_body(structural_map(kernel.body, changes)),
-    )
-
-
-def _is_boolean(load: Any) -> bool:
-    return dtype_of(load) == "bool"
-
-
-def _is_of_booleans(equality: Any) -> bool:
-    return dtype_of(equality.a) == "bool"
+    return kernels_changed(mod, lambda _: True, lambda kernel: kernel.with_body(structural_map(kernel.body, changes)))
 
 
 def _of_bytes(equality: Any) -> Any:
     """Compare booleans as numbers; TVM compares them as floats."""
-    if not _is_of_booleans(equality):
+    if dtype_of(equality.a) != "bool":
         return equality
     return type(equality)(*(tirx.Cast("int8", side) for side in (equality.a, equality.b)))
 
 
 def _compared(load: Any) -> Any:
-    return tirx.NE(tirx.Cast("int8", load), tirx.IntImm("int8", 0)) if _is_boolean(load) else load
+    return tirx.NE(tirx.Cast("int8", load), tirx.IntImm("int8", 0)) if dtype_of(load) == "bool" else load

@@ -14,7 +14,8 @@ from tvm import te, tirx, topi
 
 from tvmflow.ir.operators import register_operator
 from tvmflow.ir.tvm_names import constant_value, dtype_of, type_of
-from tvmflow.passes.statements import has, kernels_changed, with_llvm
+from tvmflow.kernels.blocks import kernels_changed
+from tvmflow.passes.statements import has, with_llvm
 from tvmflow.targets.cpu_features import computes_in_bfloat16
 
 _OPERATOR = "tvmflow.round_bfloat16"

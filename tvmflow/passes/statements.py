@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_walk
 
-from tvmflow.kernels.blocks import IMPORTED_LLVM, new_schedule
+from tvmflow.kernels.blocks import IMPORTED_LLVM, kernels_changed, new_schedule
 
 Rewrite = Callable[[Any], Any]  # statement -> statement, the same object where it stays
 
@@ -24,15 +24,6 @@ def rewritten_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
     return kernels_changed(
         mod, lambda _: True, lambda kernel: kernel.with_body(rewritten(kernel.body, rewrite_of(kernel)))
     )
-
-
-def kernels_changed(mod: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """Return a module with those of its kernels changed that are wanted."""
-    functions = {
-        variable: change(function) if isinstance(function, tirx.PrimFunc) and wanted(function) else function
-        for variable, function in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def with_llvm(function: Any, text: str) -> Any:
