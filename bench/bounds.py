@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.networks import converted
-from bench.zoo import NETWORKS
+from bench.zoo import NETWORKS, network_named
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.building.library import schedule_lowered
 from tvmflow.building.lower import lower
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _show(name: str, speeds: Mapping[str, float], target: ResolvedTarget, options: argparse.Namespace) -> None:
-    entry = NETWORKS[name]
+    entry = network_named(name)
     network = ExportedModel(entry.make(), entry.inputs)
     module = converted(canonicalize(network.to_relax()), entry, options.precision)
     backend = CpuBackend(target)

@@ -2,7 +2,7 @@
 
     pip install --group bench --group networks && python -m bench.networks [NAME ...] [--precision float32] [--peers onnxruntime openvino torch torch_compile]
 
-Networks of bench/zoo.py with seeded weights, default schedules, no tuning, each imported from PyTorch's exported program and, with --source, from ONNX. Seconds to import, with
+Networks of bench/zoo.py, or any other of torchvision's and timm's (torchvision/NAME, timm/NAME, @SIZE behind it for another image), with seeded weights, default schedules, no tuning, each imported from PyTorch's exported program and, with --source, from ONNX. Seconds to import, with
 the conversion to the precision, and to build; the largest error of our outputs and of ONNX Runtime's, each output relative to its largest number in PyTorch in float64, and how far
 apart outputs of two inputs are in the same measure; medians, and the ratio within rounds of turns in processes of their own, below 1 where tvmflow is faster. In int8 ONNX Runtime and
 OpenVINO run what ONNX Runtime's quantizer makes with the same calibration samples; in bfloat16 OpenVINO runs as it comes and PyTorch in bfloat16; what has no such mode stays in
@@ -35,7 +35,7 @@ from bench.side_by_side import (
     serve,
     turns_of,
 )
-from bench.zoo import NETWORKS, Entry
+from bench.zoo import NETWORKS, Entry, network_named
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.self_contained import Network, write_network
@@ -104,7 +104,7 @@ def main() -> None:
 
 def _made(name: str, folder: Path, options: argparse.Namespace) -> dict[str, str]:
     """Write libraries, ONNX models and inputs to a folder; return what is printed of each library, and print why there is none."""
-    entry = NETWORKS[name]
+    entry = network_named(name)
     network, samples = entry.make(), entry.samples()
     np.savez(folder / "inputs.npz", *samples)
     exported = ExportedModel(network, entry.inputs)
@@ -225,7 +225,7 @@ def _runner(runner: str, name: str, folder: Path, options: argparse.Namespace) -
         _, request = openvino_of(file, _inputs(folder), options.precision, options.threads)
         return lambda *_: request.infer()
     if runner in PEERS:
-        network, inputs = NETWORKS[name].make().float(), _inputs(folder)
+        network, inputs = network_named(name).make().float(), _inputs(folder)
         run = torch_runner(network, inputs, options.precision, options.threads, runner == "torch_compile")
         return lambda *_: run()
     instance = network_binding().Network(folder / runner)

@@ -30,7 +30,7 @@ from bench.side_by_side import (
     ratio_of,
     turns_of,
 )
-from bench.zoo import NETWORKS
+from bench.zoo import network_named
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.building.library import build_scheduled
 from tvmflow.building.lower import lower
@@ -78,7 +78,7 @@ def main() -> None:
 def _stage(name: str, folder: Path, options: argparse.Namespace) -> float:
     """Tune a network and print how that went; return the latency with default schedules over that when tuned."""
     settings: Any = TuneParams.model_validate(yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))["tune"])
-    backend, entry = CpuBackend(replace(host_target(), threads=options.threads)), NETWORKS[name]
+    backend, entry = CpuBackend(replace(host_target(), threads=options.threads)), network_named(name)
     module = converted(canonicalize(ExportedModel(entry.make(), entry.inputs).to_relax()), entry, options.precision)
     packed = backend.pack(module, None)[0]
     journal = _TimedJournal(options.log or folder / "log.jsonl", backend.kernel_kind, {"bench": "1"})

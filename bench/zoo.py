@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tvmflow.errors import UsageError
 from tvmflow.frontends.source_model import Arrays, TensorSpec, one_input
 from tvmflow.sources.seeded import settle
 from tvmflow.sources.torch_networks import seeded, torchvision_models
@@ -189,10 +190,51 @@ def _image(make: Callable[[], Any], size: int = 224) -> Entry:
     return Entry(make, one_input("x", (1, 3, size, size)))
 
 
+def network_named(name: str) -> Entry:
+    """Return a network of the table, or any other: timm/NAME, torchvision/NAME, each with @SIZE behind it for another image than its own (timm) or than 224x224.
+
+    Raises:
+        UsageError: No such network.
+    """
+    kind, _, rest = name.partition("/")
+    other, _, size = rest.partition("@")
+    if name in NETWORKS:
+        return NETWORKS[name]
+    if kind == "torchvision" and other:
+        return _image(lambda: seeded(f"torchvision/{other}", _SEED), int(size or 224))
+    if kind == "timm" and other:
+        side = int(size or _timm_size(other))
+        return _image(lambda: _timm(other, side), side)
+    raise UsageError(f"there is no network '{name}'", f"{', '.join(NETWORKS)}, timm/NAME or torchvision/NAME")
+
+
+def _timm_size(name: str) -> int:
+    torchvision_models()
+    import timm
+
+    if not timm.is_model(name):
+        raise UsageError(f"timm has no network '{name}'", "a name of timm.list_models()")
+    return int(timm.get_pretrained_cfg(name).input_size[-1])
+
+
 def _text(name: str, config: str) -> Entry:
     specs = tuple(TensorSpec(tensor, (1, _TOKENS), "int64") for tensor in ("input_ids", "attention_mask"))
     return Entry(lambda: _transformers(name, config), specs, 30000)
 
+
+def _decoder(name: str, config: str, **settings: Any) -> Entry:
+    """Return a language model that reads 128 tokens and scores the next of each, as when it begins on a prompt."""
+    specs = one_input("input_ids", (1, _TOKENS), "int64")
+    return Entry(lambda: _transformers(name, config, use_cache=False, **settings), specs, 30000)
+
+
+_SMALL_LLAMA = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+}
 
 _TORCHVISION = (
     "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small", "mnasnet1_0", "shufflenet_v2_x1_0", "regnet_y_400mf", "resnext50_32x4d",
@@ -208,5 +250,7 @@ NETWORKS: dict[str, Entry] = {
     "ssdlite320_mobilenet_v3_large": _image(lambda: _with_statistics(_ssdlite, (3, 320, 320)), 320),
     "bert_base": _text("BertModel", "BertConfig"),
     "distilbert": _text("DistilBertModel", "DistilBertConfig"),
+    "gpt2": _decoder("GPT2LMHeadModel", "GPT2Config"),
+    "llama_small": _decoder("LlamaForCausalLM", "LlamaConfig", **_SMALL_LLAMA),
     "whisper_tiny_encoder": Entry(lambda: _transformers("WhisperEncoder", "WhisperConfig"), one_input("input_features", (1, 80, 3000))),
 }  # fmt: skip

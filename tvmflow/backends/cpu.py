@@ -68,14 +68,14 @@ class CpuBackend(Backend):
         from tvmflow.passes.legalize_pools import legalize_max_pool2d
         from tvmflow.passes.legalize_resize import legalize_resize2d
         from tvmflow.passes.narrow_by_instruction import NarrowByInstruction
-        from tvmflow.passes.packed_norm import legalize_layer_norm
+        from tvmflow.passes.packed_norm import NORMS, legalize_norm
         from tvmflow.passes.round_bfloat16 import legalize_astype
         from tvmflow.templates.dot import dot_for
 
         pairs = dot_for(self.cpu_features(), "bfloat16", self.cpu_features().channel_block, of_made=True) is not None
         own = {
             **clips(), **legalize_convolutions(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
-            "relax.astype": legalize_astype, "relax.nn.layer_norm": legalize_layer_norm, "relax.image.resize2d": legalize_resize2d,
+            "relax.astype": legalize_astype, **dict.fromkeys(NORMS, legalize_norm), "relax.image.resize2d": legalize_resize2d,
         }  # fmt: skip
         legalize = Sequential([relax.transform.LegalizeOps(own), relax.transform.DeadCodeElimination(["main"])])
         return [

@@ -11,6 +11,7 @@ from typing import Any
 
 from tvmflow.kernels.blocks import Kernel, axes, block_ref, extents
 from tvmflow.targets.gpu_features import GpuFeatures
+from tvmflow.templates.packed_norm import parts_of
 from tvmflow.templates.primitives import divisors
 
 _LANES = 4
@@ -209,7 +210,7 @@ def _share_norm(schedule: Any, kernel: Kernel, threads: int) -> None:
     schedule.bind(group, "blockIdx.x")
     schedule.bind(_over_threads(schedule, [blocks], threads), "threadIdx.x")
     schedule.vectorize(lanes)
-    for name in ("factor", "square", "square_of_lane", "total", "total_of_lane"):
+    for name in parts_of(kernel):
         block = block_ref(schedule, f"{_NORM}_{name}")
         schedule.set_scope(block, 0, "local")
         part = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.passes import run_pass
+from tvmflow.passes.canonical_norms import CanonicalNorms
 from tvmflow.passes.channels_first import ChannelsFirst
 from tvmflow.passes.clip_lookups import ClipLookups
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
@@ -16,10 +17,10 @@ from tvmflow.passes.trim_windows import TrimWindows
 
 
 def canonicalize(mod: Any) -> Any:
-    """Return the module with constants folded, lookups clipped, channels first, signals as images, batch norms in the convolutions, windows no larger than what they see, and
+    """Return the module with constants folded, lookups clipped, norms in one form, channels first, signals as images, batch norms in the convolutions, windows no larger than what they see, and
     less arithmetic."""
     for step in (
-        FoldConstants(), FoldKnownSteps(), ClipLookups(), ChannelsFirst(), SignalsAsImages(), FoldBatchNorm(), TrimWindows(), SimplifyArithmetic(),
+        FoldConstants(), FoldKnownSteps(), ClipLookups(), SimplifyArithmetic(), CanonicalNorms(), ChannelsFirst(), SignalsAsImages(), FoldBatchNorm(), TrimWindows(),
     ):  # fmt: skip
         mod = run_pass(step, mod)
     return mod

@@ -15,18 +15,12 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmflow.ir.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.emit import call_again, constant
 from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.passes.two_layouts import TwoLayouts
 
 _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
-_UNARY = {
-    "relax.nn.relu", "relax.clip", "relax.sigmoid", "relax.tanh", "relax.exp", "relax.sqrt", "relax.negative", "relax.abs",
-    "relax.nn.leakyrelu", "relax.nn.silu", "relax.nn.gelu", "relax.astype", "relax.round", "relax.floor",
-}  # fmt: skip
-_BINARY = {
-    "relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum",
-}  # fmt: skip
 _QUANTIZE = {"relax.quantize", "relax.dequantize"}
 
 
@@ -96,9 +90,9 @@ class _Rewriter(TwoLayouts):
             return lambda: self._pool(step)
         if not any(self._has_twin(name) for name in step.refs):
             return None
-        if step.op in _UNARY or (step.op in _QUANTIZE and all(_is_scalar(a) for a in step.args[1:])):
+        if step.op in UNARY or (step.op in _QUANTIZE and all(_is_scalar(a) for a in step.args[1:])):
             return lambda: call_again(step, self._as_first)
-        if step.op in _BINARY:
+        if step.op in BROADCASTING:
             return self._binary(step)
         if step.op in ("relax.mean", "relax.sum", "relax.max"):
             return self._reduction(step)

@@ -15,6 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmflow.ir.elementwise import BROADCASTING, DIVISIONS, UNARY, finite_at_zero
 from tvmflow.ir.emit import call_again, constant
 from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.ir.tvm_names import type_of
@@ -24,7 +25,7 @@ from tvmflow.passes.packed_deconvolution import deconvolution
 from tvmflow.passes.packed_few import image_of_few
 from tvmflow.passes.packed_images import POOLS, pad, pads_image, pool, resize
 from tvmflow.passes.packed_moves import ChannelMoves
-from tvmflow.passes.packed_norm import AXES
+from tvmflow.passes.packed_norm import NORMS, packed_norm
 from tvmflow.passes.packed_rows import is_dense, pack_rows, pixels_as_rows, rows_as_pixels
 from tvmflow.passes.packed_taps import convolution_by_taps, sees_little
 from tvmflow.passes.packed_weights import (
@@ -38,15 +39,7 @@ from tvmflow.passes.packed_weights import (
 )
 from tvmflow.passes.two_layouts import TwoLayouts
 
-# Operators on single elements that leave a zero of the filling finite.
-_UNARY = {
-    "relax.nn.relu", "relax.nn.leakyrelu", "relax.nn.silu", "relax.nn.gelu", "relax.clip", "relax.sigmoid", "relax.tanh",
-    "relax.negative", "relax.abs", "relax.astype", "relax.round", "relax.floor", "relax.erf",
-}  # fmt: skip
-_BINARY = {
-    "relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum", "relax.right_shift",
-    "relax.left_shift",
-}  # fmt: skip
+_REDUCTIONS = {"relax.mean", "relax.sum", "relax.max", "relax.min"}
 
 
 @tvm.transform.module_pass(opt_level=0, name="PackChannels")
@@ -143,7 +136,7 @@ class _Packer(TwoLayouts):
         for name in step.refs if not moves or step.op == "relax.concat" else ():
             if name in self.moves.steps and len(self.shapes[name]) == 4:
                 self._as_packed(name)
-        if moves or self._keeps_rows(step):
+        if moves or self._keeps_rows(step) or self._reduces_channels(step):
             return
         twin = self._twin(step)
         if twin is not None:
@@ -164,18 +157,18 @@ class _Packer(TwoLayouts):
             return True
         if len(step.shape) != 4:
             return False
-        if step.op in _UNARY and source in self.rows:
+        if step.op in UNARY and source in self.rows:
             self.rows[step.name] = self.builder.emit(call_again(step, self.rows.__getitem__), step.name)
             return True
-        if step.op == "relax.nn.layer_norm" and source in self.rows:
-            norm = self._norm(step, self.rows[source])
+        if step.op in NORMS and source in self.rows:
+            norm = packed_norm(step, self.rows[source], self.block)
             if norm is not None:
                 self.rows[step.name] = self.builder.emit(norm(), step.name)
             return norm is not None
         if step.op == "relax.matmul" and source in self.rows and is_dense(step):
             self.rows[step.name] = self.builder.emit(self._dense(step, self.rows[source]), step.name)
             return True
-        if step.op in _BINARY and all(name in self.rows and self.shapes[name] == step.shape for name in step.refs):
+        if step.op in BROADCASTING and all(name in self.rows and self.shapes[name] == step.shape for name in step.refs):
             again = Step(step.name, step.op, self._row_constants(step), step.call, step.shape, step.dtype)
             self.rows[step.name] = self.builder.emit(call_again(again, self.rows.__getitem__), step.name)
             return True
@@ -189,6 +182,20 @@ class _Packer(TwoLayouts):
             self.rows[step.name] = rows
         return rows is not None
 
+    def _reduces_channels(self, step: Step) -> bool:
+        """Compute what is one number of all channels of a pixel: of all blocks first, in vectors, of their lanes last."""
+        if step.op not in _REDUCTIONS or step.refs[0] not in self.packed or len(self.shapes[step.refs[0]]) != 4:
+            return False
+        if step.call.attrs.axis is None or [int(axis) % 4 for axis in step.call.attrs.axis] != [1]:
+            return False
+        if self.shapes[step.refs[0]][1] % self.block:
+            return False
+        value = self.packed[step.refs[0]]
+        for axis in (1, 4):
+            value = self.builder.emit(getattr(relax.op, step.op.split(".")[-1])(value, axis=[axis], keepdims=True))
+        self.plain[step.name] = self.builder.emit(relax.op.reshape(value, step.shape), step.name)
+        return True
+
     def _twin(self, step: Step) -> Callable[[], Any] | None:
         """Return how to compute the step on packed channels, None where it is computed on the plain layout."""
         if step.op == "relax.nn.conv2d":
@@ -197,17 +204,17 @@ class _Packer(TwoLayouts):
             return lambda: self._dense(step, self._as_packed(step.refs[0]))
         if step.op == "relax.nn.conv2d_transpose":
             return self._deconvolution(step)
-        if step.op == "relax.nn.layer_norm" and len(step.shape) in (2, 3) and step.refs[0] in self.packed:
-            return self._norm(step, self.packed[step.refs[0]])
+        if step.op in NORMS and len(step.shape) in (2, 3, 4) and step.refs[0] in self.packed:
+            return packed_norm(step, self.packed[step.refs[0]], self.block, 1 if len(step.shape) == 4 else -1)
         if step.op == "relax.permute_dims":
             return self._permuted(step)
         if step.op == "relax.reshape" and len(step.shape) in (2, 3) and step.refs[0] in (*self.packed, *self.rows):
             return self._flatten(step)
         if not any(name in self.packed for name in step.refs):
             return None
-        if step.op in _UNARY and len(step.shape) in (2, 3, 4):
+        if step.op in UNARY and self._may_be_packed(step):
             return lambda: call_again(step, self._as_packed)
-        if step.op in _BINARY and len(step.shape) in (2, 3, 4):
+        if step.op in BROADCASTING and self._may_be_packed(step):
             return self._binary(step)
         if step.op in POOLS and str(step.call.attrs.layout) == "NCHW":
             return lambda: pool(step, self.packed[step.refs[0]], self.block)
@@ -219,13 +226,19 @@ class _Packer(TwoLayouts):
             if step.name in self.graph.outputs:  # the small image is unpacked, not the large one
                 return None
             return lambda: resize(step, self.packed[step.refs[0]], self.block)
-        if step.op in ("relax.mean", "relax.sum", "relax.max"):
+        if step.op in _REDUCTIONS:
             return self._reduction(step)
         if step.op == "relax.concat" and len(step.shape) == 4 and int(step.call.attrs.axis) % 4 == 1:
             return self._concat(step)
         if pads_image(step):
             return lambda: pad(step, self.packed[step.refs[0]])
         return None
+
+    def _may_be_packed(self, step: Step) -> bool:
+        """Return whether a step on single elements may see the zeros that fill channels: what it makes of them is multiplied with zeros later."""
+        if len(step.shape) not in (2, 3, 4):
+            return False
+        return finite_at_zero(step) or as_image(step.shape)[1] % self.block == 0
 
     def _convolution(self, step: Step) -> Callable[[], Any] | None:
         attrs, weight = step.call.attrs, step.args[1]
@@ -292,7 +305,7 @@ class _Packer(TwoLayouts):
         for argument in step.args:
             if isinstance(argument, Ref):
                 shape = self.shapes[argument.name]
-                if len(shape) != len(step.shape) or shape[1] != step.shape[1]:
+                if len(shape) != len(step.shape) or (shape[1] != step.shape[1] and (len(shape), shape[1]) != (4, 1)):
                     return None
                 if len(shape) == 3 and shape != step.shape:
                     return None
@@ -302,19 +315,22 @@ class _Packer(TwoLayouts):
             elif isinstance(argument, np.ndarray):
                 if len(step.shape) != 4:
                     argument = rows_as_image(argument, step.shape)
-                moved.append(pack_constant(argument, self.block, 1 if step.op == "relax.divide" else 0))
+                moved.append(pack_constant(argument, self.block, 1 if step.op in DIVISIONS else 0))
             else:
                 return None
         again = Step(step.name, step.op, tuple(moved), step.call, step.shape, step.dtype)
-        return lambda: call_again(again, self._as_packed)
+        return lambda: call_again(again, lambda name: self._as_operand(name, step.shape))
+
+    def _as_operand(self, name: str, shape: tuple[int, ...]) -> Any:
+        """Return a value packed, or what has one number for all channels of a pixel, (N, 1, H, W), as (N, 1, H, W, 1)."""
+        own = self.shapes[name]
+        if len(own) != 4 or own[1] == shape[1]:
+            return self._as_packed(name)
+        return self.builder.emit(relax.op.reshape(self._as_plain(name), (*own, 1)))
 
     def _reduction(self, step: Step) -> Callable[[], Any] | None:
-        attrs = step.call.attrs
-        if (
-            len(self.shapes[step.refs[0]]) != 4
-            or attrs.axis is None
-            or sorted(int(a) % 4 for a in attrs.axis) != [2, 3]
-        ):
+        attrs, shape = step.call.attrs, self.shapes[step.refs[0]]
+        if len(shape) != 4 or attrs.axis is None or sorted(int(a) % 4 for a in attrs.axis) != [2, 3]:
             return None
         operator = getattr(relax.op, step.op.split(".")[-1])
         of_image = operator(self._as_packed(step.refs[0]), axis=[2, 3], keepdims=True)
@@ -337,20 +353,6 @@ class _Packer(TwoLayouts):
         if len(shape) != 4 or shape[2:] != (1, 1) or step.shape != shape[:2] or shape[0] > 1:
             return None
         return lambda: self.packed[step.refs[0]]
-
-    def _norm(self, step: Step, rows: Any) -> Callable[[], Any] | None:
-        """A layer norm of rows whose channels fill their blocks."""
-        weights, rank = step.args[1:], len(step.shape)
-        if not isinstance(step.args[0], Ref) or step.shape[-1] % self.block:
-            return None
-        if [int(axis) % rank for axis in step.call.attrs.axes] != [rank - 1] or step.dtype != "float32":
-            return None
-        if not all(isinstance(weight, np.ndarray) and weight.dtype == np.float32 for weight in weights):
-            return None
-        scale, shift = (
-            constant(weight.reshape(-1, self.block), "float32") for weight in weights if isinstance(weight, np.ndarray)
-        )
-        return lambda: relax.op.nn.layer_norm(rows, scale, shift, AXES, float(step.call.attrs.epsilon))
 
     def _permuted(self, step: Step) -> Callable[[], Any] | None:
         """Return how to transpose what keeps its order, rows of four axes whose channels go first, and an image's pixels whose channels go last."""
@@ -379,7 +381,7 @@ class _Packer(TwoLayouts):
 
     def _row_constants(self, step: Step) -> tuple[Argument, ...]:
         """Return the arguments of a step on rows of four axes, its constants as rows of packed channels have them."""
-        filling = 1 if step.op == "relax.divide" else 0
+        filling = 1 if step.op in DIVISIONS else 0
         return tuple(
             pack_constant(rows_as_image(one, step.shape), self.block, filling) if isinstance(one, np.ndarray) else one
             for one in step.args

@@ -12,15 +12,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvmflow.ir.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.emit import call_again, constant
 from tvmflow.ir.graph import Argument, Graph, Step, read_graph
 from tvmflow.passes.two_layouts import TwoLayouts
-
-_UNARY = {
-    "relax.nn.relu", "relax.clip", "relax.sigmoid", "relax.tanh", "relax.exp", "relax.sqrt", "relax.negative", "relax.abs", "relax.erf",
-    "relax.nn.leakyrelu", "relax.nn.silu", "relax.nn.gelu", "relax.astype", "relax.round", "relax.floor",
-}  # fmt: skip
-_BINARY = {"relax.add", "relax.subtract", "relax.multiply", "relax.divide", "relax.maximum", "relax.minimum"}
 
 
 @tvm.transform.module_pass(opt_level=0, name="SignalsAsImages")
@@ -65,14 +60,25 @@ class _Rewriter(TwoLayouts):
             return _ON_SIGNALS[step.op](step, self._as_image)
         if not any(name in self.images for name in step.refs):
             return None
-        if step.op in _UNARY or step.op in ("relax.nn.batch_norm", "get_item.0"):
+        if step.op in UNARY or step.op in ("relax.nn.batch_norm", "get_item.0"):
             return call_again(step, self._as_image)
-        if step.op in _BINARY and len(step.shape) == 3 and all(len(self.shapes[name]) == 3 for name in step.refs):
+        if step.op in BROADCASTING and len(step.shape) == 3 and all(len(self.shapes[name]) == 3 for name in step.refs):
             moved = tuple(_as_image_constant(argument) for argument in step.args)
             return call_again(Step(step.name, step.op, moved, step.call, step.shape, step.dtype), self._as_image)
+        if step.op == "relax.mean" and self._is_along(step):
+            return relax.op.mean(self._as_image(step.refs[0]), axis=[2, 3], keepdims=True)
         if step.op == "relax.concat" and len(step.shape) == 3 and int(step.call.attrs.axis) % 3 == 1:
             return relax.op.concat([self._as_image(name) for name in step.refs], axis=1)
         return None
+
+    def _is_along(self, step: Step) -> bool:
+        """Whether a mean is along signals, and has as many axes."""
+        axes = step.call.attrs.axis
+        return (
+            len(step.shape) == len(self.shapes[step.refs[0]]) == 3
+            and axes is not None
+            and [int(axis) % 3 for axis in axes] == [2]
+        )
 
 
 def _as_image_constant(argument: Argument) -> Argument:

@@ -1,4 +1,4 @@
-"""SimplifyArithmetic: one clip for two, and products in place of divisions by a number, as hard-swish and hard-sigmoid are imported.
+"""SimplifyArithmetic: one clip for two, products in place of divisions by a number, as hard-swish and hard-sigmoid are imported, and of small powers, of which LLVM calls the C library.
 
 A product with the reciprocal differs from a division by a unit in the last place. What is rounded next, as quantized models do with what they divide by
 a scale, stays a division.
@@ -16,6 +16,7 @@ from tvm.relax.dpl import is_const, is_op, rewrite_call, wildcard
 from tvmflow.ir.tvm_names import constant_value, operator_of, type_of
 
 _LEAST, _MOST = 1e-30, 1e30  # of divisors: reciprocals are normal numbers of float32
+_POWERS = (1.0, 2.0, 3.0, 4.0)
 
 
 def _bounds(call: Any) -> tuple[float, float]:
@@ -57,10 +58,41 @@ def _multiply(function: Any) -> Any:
     return rewrite_call(is_op("relax.divide")(data, number), multiplied, function)
 
 
+def _power(x: Any, exponent: float) -> Any:
+    """Return a power as products, quotients and roots, as PyTorch computes it, where its exponent is one of theirs; else None."""
+    if exponent < 0:
+        made = _power(x, -exponent)
+        one = relax.const(np.ones((), str(type_of(x).dtype)))
+        return None if made is None else relax.op.divide(one, made)
+    if exponent == 0.5:
+        return relax.op.sqrt(x)
+    if exponent not in _POWERS:
+        return None
+    made = x
+    for _ in range(int(exponent) - 1):
+        made = relax.op.multiply(made, x)
+    return made
+
+
+def _multiply_powers(function: Any) -> Any:
+    data, number = wildcard(), is_const()
+
+    def multiplied(call: Any, matches: Any) -> Any:
+        exponent: Any = constant_value(matches[number])
+        values = exponent.numpy()
+        kind = type_of(matches[data])
+        if values.size != 1 or values.ndim > kind.ndim or not np.issubdtype(values.dtype, np.floating):
+            return call
+        made = _power(matches[data], float(values.reshape(())))
+        return call if made is None else made
+
+    return rewrite_call(is_op("relax.power")(data, number), multiplied, function)
+
+
 @tvm.transform.module_pass(opt_level=0, name="SimplifyArithmetic")
 class SimplifyArithmetic:
     """IRModule -> IRModule."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        mod.update_func(mod.get_global_var("main"), _multiply(_merge_clips(mod["main"])))
+        mod.update_func(mod.get_global_var("main"), _multiply(_multiply_powers(_merge_clips(mod["main"]))))
         return relax.transform.DeadCodeElimination(["main"])(mod)

@@ -1,4 +1,4 @@
-"""Layer norm of packed rows: a few pixels at a time, whose channels stay in the cache between the passes over them."""
+"""Layer norm and RMS norm of packed channels: a few pixels at a time, whose channels stay in the cache between the passes over them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ _SUMS = ("total_of_lane", "square_of_lane")
 _MOST_PIXELS = 16  # whose sums are registers
 
 
+def parts_of(kernel: Kernel) -> list[str]:
+    """Return the blocks in front of the outputs, last first; an RMS norm has no mean."""
+    centered = f"{_NAME}_total" in (*kernel.before, *kernel.reductions, *kernel.after)
+    return ["factor", "square", "square_of_lane", *(("total", "total_of_lane") if centered else ())]
+
+
 def _covers(_schedule: Any, kernel: Kernel) -> bool:
     return f"{_NAME}_factor" in kernel.after
 
 
 def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
-    width = extents(schedule, schedule.get_loops(block_ref(schedule, f"{_NAME}_factor")))[0]
-    pixels = sorted(divisors(width, _MOST_PIXELS), key=lambda count: (width // count < cpu.threads, -count))
-    order = parallel_first(work_of(schedule, f"{_NAME}_total_of_lane"))
+    batch, height, width = extents(schedule, schedule.get_loops(block_ref(schedule, f"{_NAME}_factor")))
+    rows = batch * height
+    pixels = sorted(divisors(width, _MOST_PIXELS), key=lambda count: (rows * width // count < cpu.threads, -count))
+    order = parallel_first(work_of(schedule, f"{_NAME}_square_of_lane"))
     return [{"pixels": count, "parallel": parallel} for count in pixels[:4] for parallel in order]
 
 
@@ -35,7 +42,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if knobs["parallel"]:
         schedule.parallel(pixels)
     schedule.vectorize(lane)
-    for name in ("factor", "square", "square_of_lane", "total", "total_of_lane"):
+    for name in parts_of(kernel):
         part = block_ref(schedule, f"{_NAME}_{name}")
         schedule.compute_at(part, pixels, preserve_unit_loops=True)
         if name in _SUMS:
