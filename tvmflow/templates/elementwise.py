@@ -27,6 +27,8 @@ from tvmflow.templates.primitives import (
 _PACKED_AXES = 5  # (n, c, h, w, lane)
 _RESIZE = "resize"  # a block whose table of rows has one place for a vector that does not cross them
 _MOST_UNROLLED = 512  # channels that are moved one by one
+_MOVES = ("transpose", "strided_slice", "split", "concat")  # in names of blocks
+_FEW_BLOCKS = 2  # of channels that are joined: most of a vector lies side by side
 _FEW = 4  # values of a last axis that is too short for a vector: the axis before it goes into one
 
 
@@ -65,14 +67,17 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[-1])))
     if not sizes:  # a number
         return [{"parallel": 0, "rows": 0, "rows_first": 0}]
-    by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after
+    packed_image = len(sizes) == _PACKED_AXES and sizes[2] > 1
+    by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after or (_moves(kernel) and not packed_image)
     ways = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
     if len(sizes) == _PACKED_AXES and sizes[1] > 1:
-        ways.insert(0 if sizes[2] > 1 and not by_rows else len(ways), (1, 1))
+        ways.insert(0 if packed_image and not by_rows else len(ways), (1, 1))
     knobs = [{"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in ways for parallel in order]
-    if len(sizes) == _PACKED_AXES and any(_joined(schedule, name) for name in kernel.after):
+    if len(sizes) != _PACKED_AXES or len(_outputs(schedule, kernel)) > 1:
+        return knobs
+    if any(_joined(schedule, name) for name in kernel.after):
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "joined": 1} for parallel in order] + knobs
-    if len(sizes) == _PACKED_AXES and _shuffles(kernel) and sizes[1] * sizes[4] <= _MOST_UNROLLED:
+    if _shuffles(kernel) and sizes[1] > _FEW_BLOCKS and sizes[1] * sizes[4] <= _MOST_UNROLLED:
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "moved": 1} for parallel in order] + knobs
     if "neon" in cpu.dots and _image(schedule, kernel):  # it stores vectors of four channels, pixel by pixel
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 0, "rounded": 1} for parallel in order] + knobs
@@ -87,12 +92,15 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     elif knobs.get("moved"):
         _channel_by_channel(schedule, kernel, knobs)
     elif not kernel.reductions:
-        last = merge_epilogue(schedule, kernel)
-        if last is not None:
-            if knobs["rows"]:
-                _by_rows(schedule, last, knobs)
+        outputs = _outputs(schedule, kernel)
+        for name in kernel.after:
+            if name not in outputs:
+                schedule.compute_inline(block_ref(schedule, name))
+        for name in outputs:
+            if knobs["rows"] and len(schedule.get_loops(block_ref(schedule, name))) > 2:
+                _by_rows(schedule, name, knobs)
             else:
-                spread(schedule, last, knobs["parallel"])
+                spread(schedule, name, knobs["parallel"])
     for name in kernel.after if kernel.reductions else ():
         if name not in kernel.reductions:
             spread(schedule, name, knobs["parallel"])
@@ -148,6 +156,18 @@ def _part_by_part(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if knobs["parallel"]:
         schedule.parallel(rows)
     schedule.loop_partition(channels, [end - begin for begin, end in pairwise([0, *begins])] + [None])
+
+
+def _outputs(schedule: Any, kernel: Kernel) -> list[str]:
+    """Return the blocks that write the outputs of a kernel, several where it splits a tensor."""
+    root = schedule.get_sblock("root", "main")
+    names = {str(schedule.get(block).name_hint) for block in schedule.get_output_blocks(root)}
+    return [name for name in kernel.after if name in names]
+
+
+def _moves(kernel: Kernel) -> bool:
+    """Whether a kernel reads elements in another order than it writes them."""
+    return any(move in name for name in kernel.after for move in _MOVES)
 
 
 def _shuffles(kernel: Kernel) -> bool:
