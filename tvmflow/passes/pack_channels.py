@@ -210,14 +210,15 @@ class _Packer(TwoLayouts):
             return self._permuted(step)
         if step.op == "relax.reshape" and len(step.shape) in (2, 3) and step.refs[0] in (*self.packed, *self.rows):
             return self._flatten(step)
+        pools = step.op in POOLS and str(step.call.attrs.layout) == "NCHW"
+        if pools and (step.refs[0] in self.packed or step.shape[1] >= self.block):
+            return lambda: pool(step, self._as_packed(step.refs[0]), self.block)
         if not any(name in self.packed for name in step.refs):
             return None
         if step.op in UNARY and self._may_be_packed(step):
             return lambda: call_again(step, self._as_packed)
         if step.op in BROADCASTING and self._may_be_packed(step):
             return self._binary(step)
-        if step.op in POOLS and str(step.call.attrs.layout) == "NCHW":
-            return lambda: pool(step, self.packed[step.refs[0]], self.block)
         if step.op == "relax.nn.adaptive_avg_pool2d" and str(step.call.attrs.layout) == "NCHW":
             size = [int(d) for d in step.shape[2:]]
             layout = f"NCHW{self.block}c"

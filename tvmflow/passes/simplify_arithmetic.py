@@ -1,4 +1,5 @@
-"""SimplifyArithmetic: one clip for two, products in place of divisions by a number, as hard-swish and hard-sigmoid are imported, and of small powers, of which LLVM calls the C library.
+"""SimplifyArithmetic: one clip for two, one matrix for a batch of the same, products in place of divisions by a number, as hard-swish and hard-sigmoid are imported, and of small
+powers, for which LLVM calls the C library.
 
 A product with the reciprocal differs from a division by a unit in the last place. What is rounded next, as quantized models do with what they divide by
 a scale, stays a division.
@@ -89,10 +90,30 @@ def _multiply_powers(function: Any) -> Any:
     return rewrite_call(is_op("relax.power")(data, number), multiplied, function)
 
 
+def _share_weights(function: Any) -> Any:
+    """Multiply with one matrix where a constant has the same one for each of a batch, as PyTorch expands the weights of a dense layer."""
+    data, number = wildcard(), is_const()
+
+    def shared(call: Any, matches: Any) -> Any:
+        weights: Any = constant_value(matches[number])
+        values = weights.numpy()
+        if values.ndim < 3 or values.ndim > type_of(matches[data]).ndim:
+            return call
+        matrices = values.reshape(-1, *values.shape[-2:])
+        if not (matrices == matrices[:1]).all():
+            return call
+        return relax.op.matmul(matches[data], relax.const(matrices[0].copy()), call.attrs.out_dtype)
+
+    return rewrite_call(is_op("relax.matmul")(data, number), shared, function)
+
+
 @tvm.transform.module_pass(opt_level=0, name="SimplifyArithmetic")
 class SimplifyArithmetic:
     """IRModule -> IRModule."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        mod.update_func(mod.get_global_var("main"), _multiply(_multiply_powers(_merge_clips(mod["main"]))))
+        main = mod["main"]
+        for step in (_merge_clips, _multiply_powers, _multiply, _share_weights):
+            main = step(main)
+        mod.update_func(mod.get_global_var("main"), main)
         return relax.transform.DeadCodeElimination(["main"])(mod)
