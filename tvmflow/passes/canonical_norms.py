@@ -173,18 +173,23 @@ class _Norms:
         squared = None if squares is None else self._squared(squares[0])
         return None if squares is None or squared is None else self._of_squares(value, squared, squares[1], epsilon)
 
-    def _of_squares(self, value: str, squared: str, axis: int, epsilon: float) -> _Norm | None:
-        one, other = self._centered(value), self._centered(squared)
-        if one is not None and one == other and one[1] == axis:
-            return _Norm(one[0], axis, epsilon, centered=True)
-        return _Norm(value, axis, epsilon, centered=False) if value == squared else None
+    def _of_squares(self, value: str, squared: str | tuple[str, int], axis: int, epsilon: float) -> _Norm | None:
+        if self._identity(value) != squared:
+            return None
+        if isinstance(squared, tuple) and squared[1] == axis:
+            return _Norm(squared[0], axis, epsilon, centered=True)
+        return _Norm(value, axis, epsilon, centered=False)
 
-    def _squared(self, argument: Argument) -> str | None:
-        """Return the name of what a value is the square of."""
+    def _identity(self, name: str) -> str | tuple[str, int]:
+        """Return what tells that two values are the same: differences from a mean are computed again for each use."""
+        return self._centered(name) or name
+
+    def _squared(self, argument: Argument) -> str | tuple[str, int] | None:
+        """Return the identity of what a value is the square of."""
         square, product = self._made_by(argument, "relax.square"), self._made_by(argument, "relax.multiply")
         factors = square.args[:1] if square is not None else product.args if product is not None else ()
-        names = {factor.name if isinstance(factor, Ref) else None for factor in factors}
-        return names.pop() if len(names) == 1 else None
+        found = {self._identity(factor.name) if isinstance(factor, Ref) else None for factor in factors}
+        return found.pop() if len(found) == 1 else None
 
     def _centered(self, name: str) -> tuple[str, int] | None:
         """Return the name of what a value is the difference from its mean of, and the axis of the mean."""
