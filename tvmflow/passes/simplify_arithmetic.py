@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.dpl import is_const, is_op, rewrite_call, wildcard
 
-from tvmflow.ir.tvm_names import constant_value, operator_of, type_of
+from tvmflow.ir.tvm_names import constant_value, operator_of, shape_of, type_of
 
 _LEAST, _MOST = 1e-30, 1e30  # of divisors: reciprocals are normal numbers of float32
 _POWERS = (1.0, 2.0, 3.0, 4.0)
@@ -107,13 +107,24 @@ def _share_weights(function: Any) -> Any:
     return rewrite_call(is_op("relax.matmul")(data, number), shared, function)
 
 
+def _drop_broadcasts(function: Any) -> Any:
+    """Leave out broadcasts to the shape that a value has."""
+    data, shape = wildcard(), wildcard()
+
+    def dropped(call: Any, matches: Any) -> Any:
+        value = matches[data]
+        return value if shape_of(value) == shape_of(call) else call
+
+    return rewrite_call(is_op("relax.broadcast_to")(data, shape), dropped, function)
+
+
 @tvm.transform.module_pass(opt_level=0, name="SimplifyArithmetic")
 class SimplifyArithmetic:
     """IRModule -> IRModule."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         main = mod["main"]
-        for step in (_merge_clips, _multiply_powers, _multiply, _share_weights):
+        for step in (_merge_clips, _multiply_powers, _multiply, _share_weights, _drop_broadcasts):
             main = step(main)
         mod.update_func(mod.get_global_var("main"), main)
         return relax.transform.DeadCodeElimination(["main"])(mod)

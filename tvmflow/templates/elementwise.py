@@ -28,7 +28,6 @@ _PACKED_AXES = 5  # (n, c, h, w, lane)
 _RESIZE = "resize"  # a block whose table of rows has one place for a vector that does not cross them
 _MOST_UNROLLED = 512  # channels that are moved one by one
 _MOVES = ("transpose", "strided_slice", "split", "concat")  # in names of blocks
-_FEW_BLOCKS = 2  # of channels that are joined: most of a vector lies side by side
 _FEW = 4  # values of a last axis that is too short for a vector: the axis before it goes into one
 
 
@@ -77,7 +76,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         return knobs
     if any(_joined(schedule, name) for name in kernel.after):
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "joined": 1} for parallel in order] + knobs
-    if _shuffles(kernel) and sizes[1] > _FEW_BLOCKS and sizes[1] * sizes[4] <= _MOST_UNROLLED:
+    if _shuffles(kernel) and sizes[1] > 1 and sizes[1] * sizes[4] <= _MOST_UNROLLED:
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "moved": 1} for parallel in order] + knobs
     if "neon" in cpu.dots and _image(schedule, kernel):  # it stores vectors of four channels, pixel by pixel
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 0, "rounded": 1} for parallel in order] + knobs
