@@ -199,11 +199,20 @@ def test_opencl_never_shares_sums() -> None:
         opencl_of(_launch(_softmax(np.random.default_rng(0), 64, 8)).function, "k0")
 
 
-def test_norms_of_packed_rows_are_one_launch_and_right(tmp_path: Path) -> None:
+def _network_of_norm(name: str) -> Any:
     import torch
 
-    layers = torch.nn.Sequential(torch.nn.Linear(8, 96), torch.nn.LayerNorm(96), torch.nn.Linear(96, 8)).eval()
-    x = np.random.default_rng(0).standard_normal((1, 13, 8), dtype=np.float32)
+    torch.manual_seed(0)
+    norm = {"layer": torch.nn.LayerNorm, "rms": torch.nn.RMSNorm}[name](96)
+    return torch.nn.Sequential(torch.nn.Linear(8, 96), norm, torch.nn.Linear(96, 8)).eval()
+
+
+@pytest.mark.parametrize(("name", "shape"), [("layer", (1, 13, 8)), ("rms", (2, 7, 8)), ("layer", (2, 3, 8))])
+def test_norms_of_packed_channels_are_one_launch_and_right(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    import torch
+
+    layers = _network_of_norm(name)
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     module = canonicalize(ExportedModel(layers, (TensorSpec("x", x.shape),)).to_relax())
     backend = gpu_backend("vulkan")
     scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})

@@ -20,7 +20,7 @@ _LEAST_SUMS = 64  # numbers of a group; with fewer it costs more than it saves
 _LEAST_ROUNDS = 8  # numbers of a thread, vectors twice as many: the same where groups are more than fill the GPU
 _MOST_OUTPUTS = 32  # of a thread, or twice as many as it sums; more are another launch's
 _SUBGROUPS = (1, 4)  # of a group
-_NORM = "packed_norm"  # block of layer norms of packed rows, `tvmflow/passes/packed_norm.py`
+_NORM = "packed_norm"  # block of norms of packed channels, `tvmflow/passes/packed_norm.py`
 _OPERATIONS = ("Add", "Max", "Min")
 _DTYPES = ("float32", "float16", "int32")
 
@@ -200,7 +200,7 @@ def _spread(schedule: Any, block: Any, rows: _Rows, threads: int) -> None:
 
 
 def _share_norm(schedule: Any, kernel: Kernel, threads: int) -> None:
-    """Schedule a layer norm of packed rows, a row for each group, blocks of channels over threads, of which there are a whole number for each."""
+    """Schedule a norm of packed channels, a pixel for each group, blocks of channels over threads, of which there are a whole number for each."""
     after = kernel.after[kernel.after.index(_NORM) :]
     for name in after[:-1]:
         schedule.compute_inline(block_ref(schedule, name))
@@ -225,8 +225,8 @@ def _share_norm(schedule: Any, kernel: Kernel, threads: int) -> None:
         schedule.bind(thread, "threadIdx.x")
         schedule.unroll(inner[-1])
         schedule.compute_at(part, group, preserve_unit_loops=True)
-        thread, pixel, lanes, over = list(schedule.get_loops(part))[1:]
-        schedule.reorder(thread, pixel, over, lanes)
+        thread, *pixel, lanes, over = list(schedule.get_loops(part))[1:]
+        schedule.reorder(thread, *pixel, over, lanes)
         schedule.bind(thread, "threadIdx.x")
         schedule.vectorize(lanes)
         schedule.decompose_reduction(part, over)
