@@ -165,6 +165,23 @@ def test_erf_is_right_to_three_units_of_one(length: int, mcpu: str) -> None:
     assert (np.abs(computed - wanted)[known] <= 3e-7 * np.abs(wanted)[known]).all()
 
 
+@pytest.mark.parametrize("length", [1, 6, 20, 96])
+@pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
+def test_tanh_is_right_to_four_units_of_its_own_size(length: int, mcpu: str) -> None:
+    """Also of the smallest numbers, of which 1 - exp(-2 * x) keeps nothing; never above 1, and what is no number stays so."""
+    target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
+    executable = build_scheduled(of_one_operator(relax.op.tanh, (64, length)), target, {})[0]
+    draw = np.random.default_rng(length)
+    x = (draw.uniform(-12, 12, (64, length)) * 10.0 ** draw.integers(-30, 1, (64, 1))).astype(np.float32)
+    x[:8, 0] = 0.0, -0.0, np.inf, -np.inf, np.nan, 9.0, 1e30, 1e-38
+    computed = run(executable, x)
+    wanted = np.tanh(x.astype(np.float64))
+    assert np.array_equal(np.isnan(computed), np.isnan(x))
+    known = ~np.isnan(x)
+    assert (np.abs(computed[known]) <= 1).all() and (computed[2:4, 0] == [1, -1]).all()
+    assert (np.abs(computed - wanted)[known] <= 4e-7 * np.abs(wanted)[known]).all()
+
+
 @pytest.mark.parametrize(("mcpu", "mtriple"), [("znver4", "x86_64-linux-gnu"), ("cortex-a72", "aarch64-linux-gnu")])
 @pytest.mark.parametrize(
     "operator",

@@ -47,7 +47,7 @@ class Chain(nn.Module):
         draw = np.random.default_rng(seed)
         self.left, self.right = nn.Conv2d(5, channels, 3), nn.Conv2d(5, channels, 3)
         self.last = nn.Conv2d(channels, 7, 1)
-        names = [str(name) for name in draw.choice([*ONE, *TWO], 2, replace=False)]
+        names = [str(name) for name in draw.choice([*ONE, *TWO], 8)]
         self.names = names
 
     def forward(self, x: Any) -> Any:
@@ -88,6 +88,23 @@ def test_each_stays_on_packed_channels(name: str) -> None:
     between = [step.op for step in read_graph(packed).steps]
     first, last = (at for at, op in enumerate(between) if op == "relax.nn.conv2d")
     assert not {"relax.permute_dims", "relax.reshape"} & set(between[first:last]), between
+
+
+@pytest.mark.parametrize("name", ["choice", "gelu", "selu", "mish", "power"])
+def test_operators_that_read_a_value_twice_can_follow_each_other(name: str) -> None:
+    """Inlined into one expression, each doubles it: twenty of them would not end."""
+
+    def values(x: Any) -> Any:
+        for _ in range(20):
+            x = torch.tanh(ONE[name](x) if name in ONE else TWO[name](x, x.flip(3))) * 1.5
+        return x
+
+    network, shape = nn.Sequential(nn.Conv2d(5, 16, 3), _Of(values)).eval(), (1, 5, 9, 8)
+    exported, backend = ExportedModel(network, (TensorSpec("x", shape),)), host_backend()
+    packed, _ = backend.pack(canonicalize(exported.to_relax()), None)
+    x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    (ours,), (theirs,) = LocalRunner(packed, backend).run(x), exported.run(x)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
 class _Of(nn.Module):

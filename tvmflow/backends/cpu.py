@@ -67,6 +67,7 @@ class CpuBackend(Backend):
         from tvmflow.passes.legalize_convolutions import legalize_convolutions
         from tvmflow.passes.legalize_pools import legalize_max_pool2d
         from tvmflow.passes.legalize_resize import legalize_resize2d
+        from tvmflow.passes.limit_inlining import LimitInlining
         from tvmflow.passes.narrow_by_instruction import NarrowByInstruction
         from tvmflow.passes.packed_norm import NORMS, legalize_norm
         from tvmflow.passes.round_bfloat16 import legalize_astype
@@ -84,6 +85,7 @@ class CpuBackend(Backend):
             ("legalize_operators", legalize),
             ("annotate_patterns", relax.transform.AnnotateTIROpPattern()),
             ("fold_constants", relax.transform.FoldConstant()),
+            ("limit_inlining", LimitInlining()),
             ("fuse_operators", relax.transform.FuseOps()),
             ("fuse_kernels", relax.transform.FuseTIR()),
             ("drop_dead_code", relax.transform.DeadCodeElimination(["main"])),

@@ -1,6 +1,7 @@
 """What TVM's LLVM backend leaves to calls of single values, as arithmetic that loops carry into their vectors.
 
-TVM lowers exp and erf to calls of the C library for every lane; softmax, sigmoid, tanh, swish and mish consist of the one, GELU of the other.
+TVM lowers exp and erf to calls of the C library for every lane; softmax, sigmoid, swish and mish consist of the one, GELU of the other. Its tanh is four
+exponentials and two quotients, and keeps nothing of small numbers (1 - exp(-2 * x)).
 """
 
 from __future__ import annotations
@@ -24,6 +25,18 @@ _SHIFT = 12582912.0  # 1.5 * 2**23: added to a float32, it leaves the nearest in
 _POLYNOMIAL = (0.001381459878757596, 0.008368716575205326, 0.04166838899254799, 0.1666652113199234, 0.4999999403953552)
 """exp(r) = 1 + r + r**2 * p(r) for |r| <= ln(2) / 2, minimax in relative error (3e-9), highest power first."""
 
+_TANH_END = 9.0  # beyond, it is 1 in float32
+_TANH_NUMERATOR = (0.999999943, 0.129190229, 0.00292053602, 9.26506489e-06, -1.27716276e-08, 1.82275202e-11)
+_TANH_DENOMINATOR = (1.0, 0.462523062, 0.023762262, 0.000228067382)
+"""tanh(x) / x for |x| <= 9 is the quotient of these, in powers of x**2, lowest first: fitted by us, 6.9e-8."""
+
+
+def _limited(value: Any, lowest: float, highest: float) -> Any:
+    """Return a value between limits, a NaN as it is. Not by Select: TVM's simplifier takes a time that doubles with each condition within a condition."""
+    dtype = dtype_of(value)
+    below = tirx.call_llvm_pure_intrin(dtype, "llvm.minimum", value, tirx.const(highest, dtype))
+    return tirx.call_llvm_pure_intrin(dtype, "llvm.maximum", below, tirx.const(lowest, dtype))
+
 
 def _exp(call: Any) -> Any:
     """Return exp of float32 within one unit in the last place, infinities, NaN and subnormal results included."""
@@ -41,9 +54,6 @@ def _exp(call: Any) -> Any:
     def power(exponent: Any) -> Any:
         return tirx.reinterpret(dtype, (exponent + whole(127)) << whole(23))
 
-    value = tirx.Var("x", dtype)
-    bounded = tirx.Select(value > real(_HIGHEST), real(_HIGHEST), value)  # a NaN stays one
-    bounded = tirx.Select(bounded < real(_LOWEST), real(_LOWEST), bounded)
     clipped = tirx.Var("clipped", dtype)
     shifted = tirx.Var("shifted", dtype)
     nearest = shifted - real(_SHIFT)
@@ -65,8 +75,7 @@ def _exp(call: Any) -> Any:
         found = tirx.Let(n, tirx.reinterpret(integer, shifted) - whole(0x4B400000), found)
     found = tirx.Let(rest, clipped - nearest * real(_LN2_HIGH) - nearest * real(_LN2_LOW), found)
     found = tirx.Let(shifted, clipped * real(_LOG2_E) + real(_SHIFT), found)
-    found = tirx.Let(clipped, bounded, found)
-    return tirx.Let(value, x, found)
+    return tirx.Let(clipped, _limited(x, _LOWEST, _HIGHEST), found)
 
 
 def _erf(call: Any) -> Any:
@@ -75,29 +84,39 @@ def _erf(call: Any) -> Any:
     if not dtype.startswith("float32"):
         return tirx.call_llvm_pure_intrin(dtype, "llvm.erf", x)
 
-    def real(value: float) -> Any:
-        return tirx.const(value, dtype)
+    return _quotient(x, ERF_END, ERF_NUMERATOR, ERF_DENOMINATOR)
 
-    def polynomial(coefficients: tuple[float, ...], variable: Any) -> Any:
-        found = real(coefficients[-1])
+
+def _tanh(call: Any) -> Any:
+    """Return tanh of float32 with an error of at most 3.5e-7 of its size and of at most 1; of infinities 1 and -1, a NaN stays one."""
+    dtype, x = dtype_of(call), call.args[0]
+    if not dtype.startswith("float32"):
+        return tirx.call_llvm_pure_intrin(dtype, "llvm.tanh", x)
+    return _limited(_quotient(x, _TANH_END, _TANH_NUMERATOR, _TANH_DENOMINATOR), -1.0, 1.0)
+
+
+def _quotient(x: Any, end: float, numerator: tuple[float, ...], denominator: tuple[float, ...]) -> Any:
+    """Return x * numerator(x**2) / denominator(x**2), coefficients lowest first, of x no larger than end."""
+    dtype = dtype_of(x)
+    bounded, square = tirx.Var("bounded", dtype), tirx.Var("square", dtype)
+
+    def polynomial(coefficients: tuple[float, ...]) -> Any:
+        found = tirx.const(coefficients[-1], dtype)
         for coefficient in reversed(coefficients[:-1]):
-            found = found * variable + real(coefficient)
+            found = found * square + tirx.const(coefficient, dtype)
         return found
 
-    value, bounded, square = tirx.Var("x", dtype), tirx.Var("bounded", dtype), tirx.Var("square", dtype)
-    limited = tirx.Select(value > real(ERF_END), real(ERF_END), value)  # a NaN stays one
-    limited = tirx.Select(limited < real(-ERF_END), real(-ERF_END), limited)
-    found = bounded * polynomial(ERF_NUMERATOR, square) / polynomial(ERF_DENOMINATOR, square)
-    found = tirx.Let(bounded, limited, tirx.Let(square, bounded * bounded, found))
-    return tirx.Let(value, x, found)
+    found = tirx.Let(square, bounded * bounded, bounded * polynomial(numerator) / polynomial(denominator))
+    return tirx.Let(bounded, _limited(x, -end, end), found)
 
 
 @cache
 def register() -> None:
-    """Teach TVM, in this process: exp and erf as above, dot products of words, and that rounding to the nearest integer can be vectorized."""
+    """Teach TVM, in this process: exp, erf and tanh as above, dot products of words, and that rounding to the nearest integer can be vectorized."""
     tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
     register_intrin_lowering("tirx.exp", "llvm", _exp, 99)
     register_intrin_lowering("tirx.erf", "llvm", _erf, 99)
+    register_intrin_lowering("tirx.tanh", "llvm", _tanh, 99)
     words.register()
     register_intrin_lowering(words.WORD, "llvm", words.plain_word)
     register_intrin_lowering(words.DOT, "llvm", words.plain_dot)
