@@ -52,7 +52,7 @@ class CpuBackend(Backend):
 
         channel_block = block or self.cpu_features().channel_block
         is_x86 = architecture_of(self.target.mtriple) == "x86_64"  # arm64 has an instruction for it
-        step: Any = PackChannels(channel_block, few_as_words=is_x86)
+        step: Any = PackChannels(channel_block, few_as_words=is_x86, lane_moves=self.target.kind == "llvm")
         mod = step(mod)
         packed, convolutions = packed_convolutions(mod)
         return mod, {"packed_convolutions": packed, "convolutions": convolutions, "block": channel_block}

@@ -44,26 +44,26 @@ _REDUCTIONS = {"relax.mean", "relax.sum", "relax.max", "relax.min"}
 
 @tvm.transform.module_pass(opt_level=0, name="PackChannels")
 class PackChannels:
-    """IRModule -> IRModule; `block` channels side by side. few_as_words: images of bytes with few channels are moved by words."""
+    """IRModule -> IRModule; `block` channels side by side. few_as_words: images of bytes with few channels are moved by words; lane_moves: so are channels that fill no blocks, by vectors."""
 
-    def __init__(self, block: int, few_as_words: bool = False) -> None:
+    def __init__(self, block: int, few_as_words: bool = False, lane_moves: bool = True) -> None:
         self.block = block
         self.few_as_words = few_as_words
+        self.lane_moves = lane_moves
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return _Packer(read_graph(mod), self.block, self.few_as_words).module()
+        return _Packer(read_graph(mod), self.block, self.few_as_words, self.lane_moves).module()
 
 
 class _Packer(TwoLayouts):
-    def __init__(self, graph: Graph, block: int, few_as_words: bool) -> None:
+    def __init__(self, graph: Graph, block: int, few_as_words: bool, lane_moves: bool) -> None:
         super().__init__(graph)
-        self.block = block
-        self.few_as_words = few_as_words
+        self.block, self.few_as_words, self.lane_moves = block, few_as_words, lane_moves
         self.packed: dict[str, Any] = {}
         self.rows: dict[str, Any] = {}  # packed rows of values (A, B, D, C), which are rows and no images
         self.flat: dict[str, str] = {}  # values (1, C, H * W), by the names of the images (1, C, H, W) that they are
         self.steps = {step.name: step for step in graph.steps}
-        self.moves = ChannelMoves(graph)
+        self.moves = ChannelMoves(graph, block, lane_moves)
 
     # -- the two layouts of a value --
 
@@ -71,6 +71,8 @@ class _Packer(TwoLayouts):
         return -(-channels // self.block) * self.block
 
     def _as_packed(self, name: str) -> Any:
+        if name not in self.packed and name in self.moves.steps and self.lane_moves:
+            self.packed[name] = self.builder.emit(self.moves.packed(self.builder, name, self.packed), f"{name}_packed")
         if name not in self.packed:
             value = self._moved(name) if name in self.moves.steps else self._as_plain(name)
             shape = self.shapes[name]
@@ -82,12 +84,12 @@ class _Packer(TwoLayouts):
             fill = self._filled(c) - c
             if fill:
                 value = self.builder.emit(relax.op.nn.pad(value, [0, 0, 0, fill, 0, 0, 0, 0]))
+            blocks = (c + fill) // self.block
             if (h, w) == (1, 1):
-                flat = relax.op.reshape(value, (n, (c + fill) // self.block, 1, 1, self.block))
-                self.packed[name] = self.builder.emit(flat, f"{name}_packed")
-                return self.packed[name]
-            split = relax.op.reshape(value, (n, (c + fill) // self.block, self.block, h, w))
-            self.packed[name] = self.builder.emit(relax.op.permute_dims(split, [0, 1, 3, 4, 2]), f"{name}_packed")
+                made = relax.op.reshape(value, (n, blocks, 1, 1, self.block))
+            else:
+                made = relax.op.permute_dims(relax.op.reshape(value, (n, blocks, self.block, h, w)), [0, 1, 3, 4, 2])
+            self.packed[name] = self.builder.emit(made, f"{name}_packed")
         return self.packed[name]
 
     def _as_plain(self, name: str) -> Any:
@@ -275,8 +277,8 @@ class _Packer(TwoLayouts):
 
     def _as_few(self, name: str, lanes: int) -> Any:
         """Return an image of few channels with its channels side by side, (N, 1, H, W, lanes)."""
-        value = image_of_few(self.builder, self.graph, self._as_plain, name, lanes, self.few_as_words)
-        return self.builder.emit(value, f"{name}_few")
+        few = image_of_few(self.builder, self.graph, self._as_plain, name, lanes, self.few_as_words)
+        return self.builder.emit(few, f"{name}_few")
 
     def _through_padding(self, step: Step) -> tuple[str, list[int]]:
         """Return what a convolution reads and its padding, a zero padding in front of it included."""
@@ -308,15 +310,13 @@ class _Packer(TwoLayouts):
                 shape = self.shapes[argument.name]
                 if len(shape) != len(step.shape) or (shape[1] != step.shape[1] and (len(shape), shape[1]) != (4, 1)):
                     return None
-                if len(shape) == 3 and shape != step.shape:
-                    return None
-                if len(shape) == 3 and argument.name not in self.packed and shape[-1] % self.block:
+                added_late = argument.name not in self.packed and shape[-1] % self.block
+                if len(shape) == 3 and (shape != step.shape or added_late):
                     return None  # what is added to rows is needed as rows again, by norms that filled channels would be part of
                 moved.append(argument)
             elif isinstance(argument, np.ndarray):
-                if len(step.shape) != 4:
-                    argument = rows_as_image(argument, step.shape)
-                moved.append(pack_constant(argument, self.block, 1 if step.op in DIVISIONS else 0))
+                image = argument if len(step.shape) == 4 else rows_as_image(argument, step.shape)
+                moved.append(pack_constant(image, self.block, 1 if step.op in DIVISIONS else 0))
             else:
                 return None
         again = Step(step.name, step.op, tuple(moved), step.call, step.shape, step.dtype)

@@ -1,26 +1,33 @@
 """Channel shuffles on packed channels: what only moves channels is computed where it is read, from packed channels to packed channels.
 
 As they are written, shuffles unpack channels, move them in planes and pack them again, three passes over the image. Here each reader gets one kernel of its own
-that does all of it; parts that the next shuffle takes as they are stay packed in between.
+that does all of it; parts that the next shuffle takes as they are stay packed in between. Parts of a split and concatenations whose channels fill no blocks
+are such moves, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from tvmflow.ir.emit import call_again
-from tvmflow.ir.graph import Graph, Step
+from tvmflow.ir.graph import Array, Graph, Step
 from tvmflow.ir.tvm_names import type_of
+from tvmflow.passes.lane_moves import moved_channels
 
 
 class ChannelMoves:
-    """steps: those of the network that only move channels, by name, as far as they were seen; they are not computed by themselves."""
+    """steps: those of the network that only move channels, by name, as far as they were seen; they are not computed by themselves.
 
-    def __init__(self, graph: Graph) -> None:
+    block: of packed channels. Any choice of channels is moved where that is cheap (`lane_moves`), else only shuffles are.
+    """
+
+    def __init__(self, graph: Graph, block: int, any_choice: bool) -> None:
         self.steps: dict[str, Step] = {}
+        self._block, self._any_choice = block, any_choice
         self._readers, self._outputs = graph.users(), set(graph.outputs)
         self._shapes = {name: kind.shape for name, kind in graph.kinds().items()}
 
@@ -28,7 +35,10 @@ class ChannelMoves:
         """Remember a step that belongs to a shuffle of packed channels; return whether it does."""
         if not step.refs or not any(name in packed or name in self.steps for name in step.refs):
             return False
-        moves = self._begins(step) or self._groups(step) or (step.refs[0] in self.steps and self._goes_on(step))
+        moves = (
+            self._begins(step) or self._groups(step) or (step.refs[0] in self.steps and self._goes_on(step))
+            or (self._any_choice and self._chooses(step, packed))
+        )  # fmt: skip
         if moves:
             self.steps[step.name] = step
         return moves
@@ -39,8 +49,7 @@ class ChannelMoves:
         whole = self.steps.get(step.refs[0])
         if not step.op.startswith("get_item.") or whole is None:
             return call_again(step, value_of)
-        parts = type_of(whole.call).fields
-        begin = sum(int(parts[at].shape[1]) for at in range(int(step.op.split(".")[1])))
+        begin = self._begin(step, whole)
         return relax.op.strided_slice(
             value_of(whole.refs[0]), axes=[1], begin=[begin], end=[begin + self._shapes[name][1]]
         )
@@ -50,6 +59,53 @@ class ChannelMoves:
         readers = self._readers[step.name]
         joins = step.op == "relax.concat" and len(step.shape) == 4 and int(step.call.attrs.axis) % 4 == 1
         return joins and step.name not in self._outputs and bool(readers) and all(self._groups(one) for one in readers)
+
+    def _chooses(self, step: Step, packed: Container[str]) -> bool:
+        """Whether a step takes channels of a packed image, or joins several whose channels fill no blocks."""
+        shapes = [self._shapes[name] for name in step.refs]
+        if not all(
+            len(shape) == 4 and (name in packed or name in self.steps)
+            for name, shape in zip(step.refs, shapes, strict=True)
+        ):
+            return False
+        if step.op == "relax.concat":
+            return int(step.call.attrs.axis) % 4 == 1 and any(shape[1] % self._block for shape in shapes)
+        if step.op == "relax.split":
+            return int(step.call.attrs.axis) % 4 == 1
+        return step.op == "relax.strided_slice" and _numbers(step, 1) == [1]
+
+    def packed(self, builder: Any, name: str, packed: Mapping[str, Any]) -> Any:
+        """Return a moved image packed, by one kernel that reads the packed images which it consists of."""
+        images: list[str] = []
+        places = self._places(name, packed, images).tolist()
+        table = [(image, channel) for image, channel in zip(*places, strict=True)]
+        return moved_channels(builder, [packed[one] for one in images], table, self._block)
+
+    def _places(self, name: str, packed: Container[str], images: list[str]) -> Array:
+        """Return for each channel which image has it, and where, (2, C), or (2, G, C / G) of channels in groups; new images are added to the list."""
+        step = self.steps[name] if name not in packed else None
+        if step is None:
+            if name not in images:
+                images.append(name)
+            channels = np.arange(self._shapes[name][1])
+            return np.stack([np.full_like(channels, images.index(name)), channels])
+        whole = self.steps.get(step.refs[0])
+        if step.op.startswith("get_item.") and whole is not None:
+            begin, size = self._begin(step, whole), self._shapes[name][1]
+            return self._places(whole.refs[0], packed, images)[:, begin : begin + size]
+        parts = [self._places(one, packed, images) for one in step.refs]
+        if step.op == "relax.concat":
+            return np.concatenate(parts, axis=1)
+        if step.op == "relax.reshape":
+            return parts[0].reshape(2, *step.shape[1:-2])
+        if step.op == "relax.strided_slice":
+            return parts[0][:, _slice(step)]
+        return parts[0].swapaxes(1, 2)  # groups exchanged with the channels of a group
+
+    @staticmethod
+    def _begin(step: Step, whole: Step) -> int:
+        parts = type_of(whole.call).fields
+        return sum(int(parts[at].shape[1]) for at in range(int(step.op.split(".")[1])))
 
     def _groups(self, step: Step) -> bool:
         """Whether an image's channels are put into groups, which are then exchanged with the channels of a group."""
@@ -73,3 +129,12 @@ class ChannelMoves:
         if step.op == "relax.split":
             return len(before) == 4 and int(step.call.attrs.axis) % 4 == 1
         return self._exchanges(step) or step.op.startswith("get_item.")
+
+
+def _numbers(step: Step, argument: int) -> list[int]:
+    return [int(getattr(value, "value", value)) for value in step.call.args[argument].fields]
+
+
+def _slice(step: Step) -> slice:
+    (begin,), (end,) = _numbers(step, 2), _numbers(step, 3)
+    return slice(begin, end, _numbers(step, 4)[0] if len(step.call.args) > 4 else 1)

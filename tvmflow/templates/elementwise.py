@@ -26,7 +26,6 @@ from tvmflow.templates.primitives import (
 
 _PACKED_AXES = 5  # (n, c, h, w, lane)
 _RESIZE = "resize"  # a block whose table of rows has one place for a vector that does not cross them
-_MOST_UNROLLED = 512  # channels that are moved one by one
 _MOVES = ("transpose", "strided_slice", "split", "concat")  # in names of blocks
 _FEW = 4  # values of a last axis that is too short for a vector: the axis before it goes into one
 
@@ -76,8 +75,6 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         return knobs
     if any(_joined(schedule, name) for name in kernel.after):
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "joined": 1} for parallel in order] + knobs
-    if _shuffles(kernel) and sizes[1] > 1 and sizes[1] * sizes[4] <= _MOST_UNROLLED:
-        knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "moved": 1} for parallel in order] + knobs
     if "neon" in cpu.dots and _image(schedule, kernel):  # it stores vectors of four channels, pixel by pixel
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 0, "rounded": 1} for parallel in order] + knobs
     return knobs
@@ -88,8 +85,6 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         _rounded_first(schedule, kernel, knobs)
     elif knobs.get("joined"):
         _part_by_part(schedule, kernel, knobs)
-    elif knobs.get("moved"):
-        _channel_by_channel(schedule, kernel, knobs)
     elif not kernel.reductions:
         outputs = _outputs(schedule, kernel)
         for name in kernel.after:
@@ -167,24 +162,6 @@ def _outputs(schedule: Any, kernel: Kernel) -> list[str]:
 def _moves(kernel: Kernel) -> bool:
     """Whether a kernel reads elements in another order than it writes them."""
     return any(move in name for name in kernel.after for move in _MOVES)
-
-
-def _shuffles(kernel: Kernel) -> bool:
-    """Whether a kernel unpacks channels, moves them and packs them again."""
-    return sum("transpose" in name for name in kernel.after) > 2
-
-
-def _channel_by_channel(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
-    """Unroll blocks of channels and their lanes, so that where each comes from is a constant; pixels of a row in a loop below."""
-    last = merge_epilogue(schedule, kernel)
-    assert last is not None
-    batch, channels, height, _, lane = schedule.get_loops(block_ref(schedule, last))
-    schedule.reorder(batch, height, channels)
-    rows = schedule.fuse(batch, height)
-    if knobs["parallel"]:
-        schedule.parallel(rows)
-    schedule.unroll(channels)
-    schedule.unroll(lane)
 
 
 def _by_rows(schedule: Any, name: str, knobs: Knobs) -> None:
