@@ -20,8 +20,8 @@ from tvmflow.kernels.blocks import new_schedule
 from tvmflow.kernels.workloads import extract_workloads, workload_key
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
-from tvmflow.passes.legalize_convolutions import convolution_keys
-from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
+from tvmflow.passes.legalize_convolutions import convolution_keys, packed_convolutions
+from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.passes.schedule_kernels import ScheduleKernels, replay
 from tvmflow.sources.torch_networks import build
 from tvmflow.templates import scheduled

@@ -19,6 +19,7 @@ from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.kernels.workloads import count_calls
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.lane_moves import moved_channels
+from tvmflow.passes.legalize_convolutions import packed_convolutions
 from tvmflow.targets.resolve import ResolvedTarget
 
 HOST = host_backend()
@@ -139,9 +140,11 @@ def test_any_channels_become_a_packed_image(dtype: str, lanes: int, mcpu: str) -
     draw = np.random.default_rng(lanes)
     n, height, width = 2, 3, 5
     counts = [int(count) for count in draw.integers(1, 4, 3)]  # blocks of each image
-    channels = [
+    channels: list[Any] = [
         (image, int(draw.integers(counts[image] * lanes))) for image in draw.integers(0, 3, 5 * lanes - 3).tolist()
     ]
+    channels[lanes : 2 * lanes] = [None] * lanes
+    channels[1::7] = [None] * len(channels[1::7])
     images = [draw.integers(-9, 99, (n, count, height, width, lanes)).astype(dtype) for count in counts]
     builder = relax.BlockBuilder()
     parameters = [relax.Var(f"x{at}", relax.TensorType(image.shape, dtype)) for at, image in enumerate(images)]
@@ -153,5 +156,31 @@ def test_any_channels_become_a_packed_image(dtype: str, lanes: int, mcpu: str) -
     (found,) = machine_of(build_scheduled(builder.get(), target, {}).executable)(tuple(images))
     flat = [image.transpose(0, 1, 4, 2, 3).reshape(n, -1, height, width) for image in images]
     wanted = np.zeros((n, 5 * lanes, height, width), dtype)
-    wanted[:, : len(channels)] = np.stack([flat[image][:, channel] for image, channel in channels], 1)
+    for at, source in enumerate(channels):
+        if source is not None:
+            wanted[:, at] = flat[source[0]][:, source[1]]
     assert np.array_equal(found.transpose(0, 1, 4, 2, 3).reshape(wanted.shape), wanted)
+
+
+class _Groups(nn.Module):
+    """Convolutions in groups of channels that fill no blocks, several outputs of each channel among them."""
+
+    def __init__(self, groups: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        torch.manual_seed(groups)
+        self.first, self.last = nn.Conv2d(3, groups * inputs, 3), nn.Conv2d(groups * outputs, 8, 1)
+        self.middle = nn.Conv2d(groups * inputs, groups * outputs, 3, 2, 1, groups=groups)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.middle(self.first(x))
+        return self.last(torch.relu(y)), y.mean((2, 3))
+
+
+@pytest.mark.parametrize("sizes", [(3, 20, 20), (48, 1, 2), (32, 3, 6), (5, 8, 16), (6, 36, 36), (24, 1, 5), (2, 50, 4), (7, 3, 3)])  # fmt: skip
+def test_convolutions_in_any_groups_are_packed(sizes: tuple[int, int, int]) -> None:
+    network = _Groups(*sizes).eval()
+    operators_of(network, (2, 3, 9, 10))
+    network.float()
+    model = ExportedModel(network, (TensorSpec("x", (1, 3, 9, 10)),))
+    packed, _ = host_backend().pack(canonicalize(model.to_relax()), 16)
+    assert packed_convolutions(packed) == (3, 3)

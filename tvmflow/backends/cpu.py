@@ -48,7 +48,8 @@ class CpuBackend(Backend):
 
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
         """(N, C, H, W) -> (N, C/block, H, W, block), weights packed once and for all."""
-        from tvmflow.passes.pack_channels import PackChannels, packed_convolutions
+        from tvmflow.passes.legalize_convolutions import packed_convolutions
+        from tvmflow.passes.pack_channels import PackChannels
 
         channel_block = block or self.cpu_features().channel_block
         is_x86 = architecture_of(self.target.mtriple) == "x86_64"  # arm64 has an instruction for it

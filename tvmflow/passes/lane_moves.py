@@ -16,6 +16,7 @@ from tvmflow.ir.tvm_names import shape_of, type_of
 from tvmflow.kernels.blocks import IMPORTED_LLVM
 from tvmflow.passes.products import OPAQUE, buffer_of, function_of
 
+Channel = tuple[int, int]  # an image, and a channel of it
 _SMALL_BYTES = 1 << 14  # of an image that one thread has finished before others begin
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -55,10 +56,10 @@ _VECTOR = """  %from{b}_{k} = getelementptr {vector}, ptr %in{source}, i64 {offs
   %sum{b}_{k} = shufflevector {vector} {so_far}, {vector} %value{b}_{k}, <{lanes} x i32> <{places}>"""
 
 
-def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[tuple[int, int]], block: int) -> Any:
+def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[Channel | None], block: int) -> Any:
     """Return a packed image, (N, C / block, H, W, block), zeros where C fills no block.
 
-    images: packed alike, of the same N, H, W and dtype. channels: for each of C which image has it, and where.
+    images: packed alike, of the same N, H, W and dtype. channels: for each of C which image has it, and where; None for zeros.
     """
     n, _, height, width, lanes = shape_of(images[0])
     dtype = str(type_of(images[0]).dtype)
@@ -88,12 +89,13 @@ def _row(name: str, shape: tuple[int, ...]) -> str:
     return f"{name}[at // {height}, 0:{blocks}, at % {height}, 0:{width}, 0:{lanes}]"
 
 
-def _block(at: int, channels: Sequence[tuple[int, int]], pixels: int, width: int, vector: str) -> str:
+def _block(at: int, channels: Sequence[Channel | None], pixels: int, width: int, vector: str) -> str:
     """Return the loop over a row's pixels that makes a block of channels."""
     lanes = int(vector[1:].split()[0])
-    held: dict[tuple[int, int], dict[int, int]] = {}  # a block of an image -> lane here: lane there
-    for lane, (image, channel) in enumerate(channels):
-        held.setdefault((image, channel // lanes), {})[lane] = channel % lanes
+    held: dict[Channel, dict[int, int]] = {}  # a block of an image -> lane here: lane there
+    for lane, source in enumerate(channels):
+        if source is not None:
+            held.setdefault((source[0], source[1] // lanes), {})[lane] = source[1] % lanes
     parts = []
     for k, ((image, block), places) in enumerate(held.items()):
         kept = [str(lanes + places[lane]) if lane in places else str(lane) for lane in range(lanes)]
@@ -103,5 +105,5 @@ def _block(at: int, channels: Sequence[tuple[int, int]], pixels: int, width: int
         ))  # fmt: skip
     return _BLOCK.format(
         b=at, before=f"block{at - 1}" if at else "entry", vectors="\n".join(parts), vector=vector, offset=at * pixels, width=width, after=at + 1,
-        result=f"%sum{at}_{len(held) - 1}",
+        result=f"%sum{at}_{len(held) - 1}" if held else "zeroinitializer",
     )  # fmt: skip

@@ -64,6 +64,12 @@ def convolutions(mod: Any) -> list[Any]:
     return calls
 
 
+def packed_convolutions(mod: Any) -> tuple[int, int]:
+    """Return how many of a module's convolutions write packed channels, and how many there are."""
+    layouts = [str(call.attrs.out_layout) for call in convolutions(mod)]
+    return sum(layout not in ("NCHW", "") for layout in layouts), len(layouts)
+
+
 def convolution_keys(mod: Any) -> list[str]:
     """Return the keys of a module's convolutions that could be computed in another way, each once."""
     return [key for key in dict.fromkeys(convolution_key(call) for call in convolutions(mod)) if key]

@@ -20,10 +20,10 @@ from tvmflow.ir.emit import call_again, constant
 from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.ir.tvm_names import type_of
 from tvmflow.ir.views import keeps_order
-from tvmflow.passes.legalize_convolutions import convolutions
+from tvmflow.passes.lane_moves import moved_channels
 from tvmflow.passes.packed_deconvolution import deconvolution
 from tvmflow.passes.packed_few import image_of_few
-from tvmflow.passes.packed_images import POOLS, pad, pads_image, pool, resize
+from tvmflow.passes.packed_images import POOLS, pad, pads_image, pool, resize, through_padding
 from tvmflow.passes.packed_moves import ChannelMoves
 from tvmflow.passes.packed_norm import NORMS, packed_norm
 from tvmflow.passes.packed_rows import is_dense, pack_rows, pixels_as_rows, rows_as_pixels
@@ -37,6 +37,7 @@ from tvmflow.passes.packed_weights import (
     pack_outputs,
     rows_as_image,
 )
+from tvmflow.passes.spread_groups import spread_groups
 from tvmflow.passes.two_layouts import TwoLayouts
 
 _REDUCTIONS = {"relax.mean", "relax.sum", "relax.max", "relax.min"}
@@ -248,7 +249,7 @@ class _Packer(TwoLayouts):
         if not isinstance(weight, np.ndarray) or str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
             return None
         b, groups = self.block, int(attrs.groups)
-        data, padding = self._through_padding(step)
+        data, padding = through_padding(step, self.steps)
         outputs, inputs = weight.shape[0], weight.shape[1] * groups
         if inputs >= b and sees_little(step, weight, padding, self.shapes[data]):
             return lambda: convolution_by_taps(self.builder, step, weight, padding, self._as_packed(data))
@@ -265,33 +266,34 @@ class _Packer(TwoLayouts):
             return lambda: self._emit_convolution(
                 step, self._as_packed(data), padding, f"NCHW{b}c", pack_both(weight, b), 1
             )
-        if groups == inputs == outputs and weight.shape[1] == 1 and 2 * outputs >= b:
+        if groups == inputs and weight.shape[1] == 1 and 2 * outputs >= b and (inputs == outputs or self.lane_moves):
             filled = self._filled(outputs)
             return lambda: self._emit_convolution(
-                step, self._as_packed(data), padding, f"NCHW{b}c", pack_outputs(weight, b), filled
+                step, self._repeated(data, outputs // inputs), padding, f"NCHW{b}c", pack_outputs(weight, b), filled
             )
         packed = pack_groups(weight, groups, b) if groups > 1 else None
-        if packed is None:
-            return None
-        return lambda: self._emit_convolution(step, self._as_packed(data), padding, f"NCHW{b}c", *packed)
+        if packed is not None:
+            return lambda: self._emit_convolution(step, self._as_packed(data), padding, f"NCHW{b}c", *packed)
+        return self._spread(step, data, padding) if groups > 1 and self.lane_moves and 2 * inputs >= b else None
+
+    def _spread(self, step: Step, data: str, padding: list[int]) -> Callable[[], Any]:
+        spread = spread_groups(np.asarray(step.args[1]), int(step.call.attrs.groups), self.block)
+        weight, layout = pack_both(spread.weight, self.block), f"NCHW{self.block}c"
+        return lambda: spread.around(
+            self.builder, self._as_packed(data), self.block, lambda image: self._emit_convolution(step, image, padding, layout, weight, spread.groups)
+        )  # fmt: skip
+
+    def _repeated(self, name: str, times: int) -> Any:
+        """Return an image packed, each of its channels several times, for convolutions that make several of each."""
+        if times == 1:
+            return self._as_packed(name)
+        channels = [(0, at // times) for at in range(times * self.shapes[name][1])]
+        return self.builder.emit(moved_channels(self.builder, [self._as_packed(name)], channels, self.block))
 
     def _as_few(self, name: str, lanes: int) -> Any:
         """Return an image of few channels with its channels side by side, (N, 1, H, W, lanes)."""
         few = image_of_few(self.builder, self.graph, self._as_plain, name, lanes, self.few_as_words)
         return self.builder.emit(few, f"{name}_few")
-
-    def _through_padding(self, step: Step) -> tuple[str, list[int]]:
-        """Return what a convolution reads and its padding, a zero padding in front of it included."""
-        data, padding = step.refs[0], [int(p) for p in step.call.attrs.padding]
-        before = self.steps.get(data)
-        if before is None or before.op != "relax.nn.pad" or len(before.shape) != 4:
-            return data, padding
-        attrs = before.call.attrs
-        widths = [int(w) for w in attrs.pad_width]
-        if any(widths[:4]) or str(attrs.pad_mode) != "constant" or float(attrs.pad_value) != 0:
-            return data, padding
-        top, bottom, left, right = widths[4:]
-        return before.refs[0], [padding[0] + top, padding[1] + left, padding[2] + bottom, padding[3] + right]
 
     def _emit_convolution(
         self, step: Step, data: Any, padding: list[int], layout: str, weight: Array, groups: int
@@ -392,9 +394,3 @@ class _Packer(TwoLayouts):
 def _axes(step: Step) -> list[int]:
     axes = step.call.attrs.axes
     return [int(axis) for axis in axes] if axes is not None else []
-
-
-def packed_convolutions(mod: Any) -> tuple[int, int]:
-    """Return how many of a module's convolutions write packed channels, and how many there are."""
-    layouts = [str(call.attrs.out_layout) for call in convolutions(mod)]
-    return sum(layout not in ("NCHW", "") for layout in layouts), len(layouts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import relax
@@ -46,3 +47,17 @@ def pad(step: Step, data: Any) -> Any:
     attrs = step.call.attrs
     widths = [int(width) for width in attrs.pad_width]
     return relax.op.nn.pad(data, [*widths, 0, 0], pad_mode=str(attrs.pad_mode), pad_value=float(attrs.pad_value))
+
+
+def through_padding(step: Step, steps: Mapping[str, Step]) -> tuple[str, list[int]]:
+    """Return what a convolution reads and its padding, a zero padding in front of it included."""
+    data, padding = step.refs[0], [int(p) for p in step.call.attrs.padding]
+    before = steps.get(data)
+    if before is None or before.op != "relax.nn.pad" or len(before.shape) != 4:
+        return data, padding
+    attrs = before.call.attrs
+    widths = [int(w) for w in attrs.pad_width]
+    if any(widths[:4]) or str(attrs.pad_mode) != "constant" or float(attrs.pad_value) != 0:
+        return data, padding
+    top, bottom, left, right = widths[4:]
+    return before.refs[0], [padding[0] + top, padding[1] + left, padding[2] + bottom, padding[3] + right]
