@@ -26,6 +26,7 @@ from tvmflow.ir.emit import constant
 from tvmflow.ir.graph import read_graph
 from tvmflow.ir.ir_files import numpy_dtype
 from tvmflow.kernels.workloads import extract_workloads
+from tvmflow.passes.lane_moves import moved_channels
 from tvmflow.passes.legalize_convolutions import convolution_keys
 from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.passes.schedule_kernels import replay
@@ -239,6 +240,29 @@ def test_an_image_is_rounded_in_rows_before_it_is_padded(
     got = np.frombuffer(ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, "cortex-a76", [given]), np.int32)
     expected = run_all(read_graph(module), [given])[0]
     assert np.array_equal(got.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_channels_are_moved_by_vectors(dtype: str, runner: Path, emulated: EmulatedSystem, tmp_path: Path) -> None:
+    """A shuffle of 20 channels of two images, and then none, zeros and the rest of a block."""
+    draw = np.random.default_rng(9)
+    images = [draw.integers(-9, 99, (1, count, 4, 5, 8)).astype(dtype) for count in (2, 1)]
+    channels: list[Any] = [*zip([0, 1] * 10, draw.integers(0, 8, 20).tolist(), strict=True), None, (0, 15)]
+    inputs = [relax.Var(f"x{at}", relax.TensorType(image.shape, dtype)) for at, image in enumerate(images)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            found = builder.emit_output(moved_channels(builder, inputs, channels, 8))
+        builder.emit_func_output(found)
+    backend = backend_of(target("cortex-a76"))
+    path = linked(tmp_path, build_scheduled(builder.get(), backend, {}), 1, backend)
+    got = np.frombuffer(ran(path, runner, emulated, "cortex-a76", images), dtype).reshape(1, 3, 4, 5, 8)
+    flat = [image.transpose(0, 1, 4, 2, 3).reshape(1, -1, 4, 5) for image in images]
+    expected = np.zeros((1, 24, 4, 5), dtype)
+    for at, source in enumerate(channels):
+        if source is not None:
+            expected[:, at] = flat[source[0]][:, source[1]]
+    assert np.array_equal(got.transpose(0, 1, 4, 2, 3).reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize("m", [2, 4])
