@@ -103,15 +103,18 @@ def main() -> None:
 
 
 def _made(name: str, folder: Path, options: argparse.Namespace) -> dict[str, str]:
-    """Write libraries, ONNX models and inputs to a folder; return what is printed of each library, and print why there is none."""
+    """Write libraries, an ONNX model and inputs to a folder; return what is printed of each library, and print why there is none."""
     entry = network_named(name)
     network, samples = entry.make(), entry.samples()
     np.savez(folder / "inputs.npz", *samples)
     exported = ExportedModel(network, entry.inputs)
-    exported.to_onnx(folder / _MODEL)
+    program = _try(f"{name} torch.export", exported.exported)  # before the weights are float64's
+    if program is not None:
+        _try(f"{name} PyTorch's ONNX exporter", lambda: exported.to_onnx(folder / _MODEL))
+    if program is None or not (folder / _MODEL).is_file():  # no peer could run
+        return {}
     if options.precision == "int8":
         _try(f"{name} ONNX Runtime's quantizer", lambda: quantized_onnx(folder / _MODEL, _calibration(entry)))
-    program = exported.exported()  # before the weights are float64's
     expected, other = _exact(network, samples), _exact(network, entry.samples(1))
     network.float()
     peer = _try(
