@@ -8,6 +8,7 @@ from tvmflow.passes import run_pass
 from tvmflow.passes.canonical_norms import CanonicalNorms
 from tvmflow.passes.channels_first import ChannelsFirst
 from tvmflow.passes.clip_lookups import ClipLookups
+from tvmflow.passes.divide_joined import DivideJoined
 from tvmflow.passes.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.fold_constants import FoldConstants
 from tvmflow.passes.fold_known_steps import FoldKnownSteps
@@ -17,10 +18,10 @@ from tvmflow.passes.trim_windows import TrimWindows
 
 
 def canonicalize(mod: Any) -> Any:
-    """Return the module with constants folded, lookups clipped, norms in one form, channels first, signals as images, batch norms in the convolutions, windows no larger than what they see, and
+    """Return the module with constants folded, lookups clipped, norms in one form, channels first, signals as images, convolutions joined as late as can be, batch norms in the convolutions, windows no larger than what they see, and
     less arithmetic."""
     for step in (
-        FoldConstants(), FoldKnownSteps(), ClipLookups(), SimplifyArithmetic(), CanonicalNorms(), ChannelsFirst(), SignalsAsImages(), FoldBatchNorm(), TrimWindows(),
+        FoldConstants(), FoldKnownSteps(), ClipLookups(), SimplifyArithmetic(), CanonicalNorms(), ChannelsFirst(), SignalsAsImages(), DivideJoined(), FoldBatchNorm(), TrimWindows(),
     ):  # fmt: skip
         mod = run_pass(step, mod)
     return mod
