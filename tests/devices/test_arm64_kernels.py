@@ -252,7 +252,7 @@ def test_channels_are_moved_by_vectors(dtype: str, runner: Path, emulated: Emula
     builder = relax.BlockBuilder()
     with builder.function("main", inputs):
         with builder.dataflow():
-            found = builder.emit_output(moved_channels(builder, inputs, channels, 8))
+            found = builder.emit_output(moved_channels(builder, inputs, channels))
         builder.emit_func_output(found)
     backend = backend_of(target("cortex-a76"))
     path = linked(tmp_path, build_scheduled(builder.get(), backend, {}), 1, backend)

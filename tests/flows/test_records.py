@@ -267,9 +267,8 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefe
     assert "version 1 is the champion now (was no champion)" in tvmflow(root, "promote", "digits").stdout
     assert "already" in tvmflow(root, "promote", "digits").stdout
 
-    _edit(
-        root, "channel_block: auto", "channel_block: 4"
-    )  # another library: no x86 processor has blocks of 4 by itself
+    # Another library: no x86 processor has blocks of 4 by itself.
+    _edit(root, "channel_block: auto", "channel_block: 4")
     _edit(root, "trials_per_workload: 2", "trials_per_workload: 0")  # it need not be a good one
     _edit(root, "min_coverage: 0.5", "min_coverage: 0.0")
     _edit(root, "max_spread: 1000000000.0", "max_spread: 1.0e-09")

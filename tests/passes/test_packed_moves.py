@@ -150,7 +150,7 @@ def test_any_channels_become_a_packed_image(dtype: str, lanes: int, mcpu: str) -
     parameters = [relax.Var(f"x{at}", relax.TensorType(image.shape, dtype)) for at, image in enumerate(images)]
     with builder.function("main", parameters):
         with builder.dataflow():
-            out = builder.emit_output(moved_channels(builder, parameters, channels, lanes))
+            out = builder.emit_output(moved_channels(builder, parameters, channels))
         builder.emit_func_output(out)
     target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
     (found,) = machine_of(build_scheduled(builder.get(), target, {}).executable)(tuple(images))

@@ -75,7 +75,8 @@ def _step(value: Any, made: Callable[[Any], Any]) -> tuple[Any, Callable[[Array]
     return call.args[0], lambda x: _MOVES[name](x, call)
 
 
-def _sliced(x: Array, call: Any) -> Array:
+def sliced(x: Array, call: Any) -> Array:
+    """Return what a call of strided_slice takes of an array."""
     axes, begin, end = ([int(getattr(v, "value", v)) for v in call.args[i].fields] for i in (1, 2, 3))
     strides = [int(getattr(v, "value", v)) for v in call.args[4].fields] if len(call.args) > 4 else [1] * len(axes)
     index: list[Any] = [slice(None)] * x.ndim
@@ -94,7 +95,7 @@ def _padded(x: Array, call: Any) -> Array:
 
 
 _MOVES: dict[str, Callable[[Array, Any], Array]] = {
-    "relax.permute_dims": _permuted, "relax.strided_slice": _sliced, "relax.nn.pad": _padded,
+    "relax.permute_dims": _permuted, "relax.strided_slice": sliced, "relax.nn.pad": _padded,
     "relax.broadcast_to": lambda x, call: np.broadcast_to(x, shape_of(call)),
     **{f"relax.{name}": lambda x, call: x.reshape(shape_of(call)) for name in ("reshape", "expand_dims", "squeeze", "flatten")},
 }  # fmt: skip

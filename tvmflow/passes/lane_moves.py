@@ -14,10 +14,9 @@ from tvm import DataType, relax
 
 from tvmflow.ir.tvm_names import shape_of, type_of
 from tvmflow.kernels.blocks import IMPORTED_LLVM
-from tvmflow.passes.products import OPAQUE, buffer_of, function_of
+from tvmflow.passes.products import OPAQUE, buffer_of, function_of, line_loop
 
 Channel = tuple[int, int]  # an image, and a channel of it
-_SMALL_BYTES = 1 << 14  # of an image that one thread has finished before others begin
 _SOURCE = """
 @T.prim_func(s_tir=True)
 def move_channels({parameters}, out: {out}) -> None:
@@ -56,18 +55,18 @@ _VECTOR = """  %from{b}_{k} = getelementptr {vector}, ptr %in{source}, i64 {offs
   %sum{b}_{k} = shufflevector {vector} {so_far}, {vector} %value{b}_{k}, <{lanes} x i32> <{places}>"""
 
 
-def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[Channel | None], block: int) -> Any:
-    """Return a packed image, (N, C / block, H, W, block), zeros where C fills no block.
+def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[Channel | None]) -> Any:
+    """Return a packed image, (N, C / lanes, H, W, lanes), zeros where C fills no block.
 
     images: packed alike, of the same N, H, W and dtype. channels: for each of C which image has it, and where; None for zeros.
     """
     n, _, height, width, lanes = shape_of(images[0])
     dtype = str(type_of(images[0]).dtype)
-    blocks = [channels[begin : begin + block] for begin in range(0, len(channels), block)]
+    blocks = [channels[begin : begin + lanes] for begin in range(0, len(channels), lanes)]
     made = (n, len(blocks), height, width, lanes)
     bits = DataType(dtype).bits
     vector = f"<{lanes} x i{bits}>"
-    text = "".join(_block(at, block, height * width, width, vector) for at, block in enumerate(blocks))
+    text = "".join(_block(at, block, height * width, width, lanes, vector) for at, block in enumerate(blocks))
     sizes = [shape_of(image) for image in images]
     names = [f"in{at}" for at in range(len(images))]
     name = f"tvmflow_move_{hashlib.sha256(f'{sizes} {dtype} {channels}'.encode()).hexdigest()[:16]}"
@@ -77,7 +76,7 @@ def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[Chann
     kernel = function_of(_SOURCE, {
         "parameters": ", ".join(f"{one}: {buffer_of(size, dtype)}" for one, size in zip(names, sizes, strict=True)), "out": buffer_of(made, dtype),
         "pattern": OPAQUE, "imported": IMPORTED_LLVM, "llvm": code, "lines": n * height, "name": name,
-        "loop": "T.parallel" if n * len(channels) * height * width * bits > 8 * _SMALL_BYTES else "T.serial",
+        "loop": line_loop(n * len(channels) * height * width * bits // 8),
         "reads": ", ".join(_row(one, size) for one, size in zip(names, sizes, strict=True)), "whole": _row("out", made),
         "addresses": ", ".join(f"T.address_of({one}[at // {height}, 0, at % {height}, 0, 0])" for one in ("out", *names)),
     })  # fmt: skip
@@ -89,9 +88,8 @@ def _row(name: str, shape: tuple[int, ...]) -> str:
     return f"{name}[at // {height}, 0:{blocks}, at % {height}, 0:{width}, 0:{lanes}]"
 
 
-def _block(at: int, channels: Sequence[Channel | None], pixels: int, width: int, vector: str) -> str:
+def _block(at: int, channels: Sequence[Channel | None], pixels: int, width: int, lanes: int, vector: str) -> str:
     """Return the loop over a row's pixels that makes a block of channels."""
-    lanes = int(vector[1:].split()[0])
     held: dict[Channel, dict[int, int]] = {}  # a block of an image -> lane here: lane there
     for lane, source in enumerate(channels):
         if source is not None:

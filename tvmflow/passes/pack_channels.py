@@ -280,7 +280,7 @@ class _Packer(TwoLayouts):
         spread = spread_groups(np.asarray(step.args[1]), int(step.call.attrs.groups), self.block)
         weight, layout = pack_both(spread.weight, self.block), f"NCHW{self.block}c"
         return lambda: spread.around(
-            self.builder, self._as_packed(data), self.block, lambda image: self._emit_convolution(step, image, padding, layout, weight, spread.groups)
+            self.builder, self._as_packed(data), lambda image: self._emit_convolution(step, image, padding, layout, weight, spread.groups)
         )  # fmt: skip
 
     def _repeated(self, name: str, times: int) -> Any:
@@ -288,7 +288,7 @@ class _Packer(TwoLayouts):
         if times == 1:
             return self._as_packed(name)
         channels = [(0, at // times) for at in range(times * self.shapes[name][1])]
-        return self.builder.emit(moved_channels(self.builder, [self._as_packed(name)], channels, self.block))
+        return self.builder.emit(moved_channels(self.builder, [self._as_packed(name)], channels))
 
     def _as_few(self, name: str, lanes: int) -> Any:
         """Return an image of few channels with its channels side by side, (N, 1, H, W, lanes)."""

@@ -14,11 +14,10 @@ from tvm import relax
 from tvmflow.ir.graph import Graph
 from tvmflow.kernels.blocks import IMPORTED_LLVM
 from tvmflow.passes.packed_images import pads_image
-from tvmflow.passes.products import OPAQUE, buffer_of, function_of, within
+from tvmflow.passes.products import OPAQUE, buffer_of, function_of, line_loop, within
 
 _PIXELS = 16  # of a vector
 _BITS = 8  # of a value: words of wider ones gain nothing
-_SMALL_BYTES = 1 << 14  # of an image that one thread has finished before others begin
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -116,7 +115,7 @@ def _side_by_side(
     )  # fmt: skip
     function = function_of(_SOURCE, {
         "image": buffer_of(shape, dtype), "out": buffer_of(made, dtype), "pattern": OPAQUE, "imported": IMPORTED_LLVM, "llvm": code,
-        "loop": "T.parallel" if n * rows * columns * lanes > _SMALL_BYTES else "T.serial", "lines": n * rows, "rows": rows, "columns": columns, "channels": channels, "lanes": lanes, "height": height,
+        "loop": line_loop(n * rows * columns * lanes), "lines": n * rows, "rows": rows, "columns": columns, "channels": channels, "lanes": lanes, "height": height,
         "width": width, "top": top, "bottom": top + height, "left": left, "right": right, "name": name,
         "padded": within("channel", channels, lanes, f"T.{dtype}({padded})", f"T.{dtype}(0)"),
     })  # fmt: skip

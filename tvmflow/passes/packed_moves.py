@@ -16,6 +16,7 @@ from tvm import relax
 from tvmflow.ir.emit import call_again
 from tvmflow.ir.graph import Array, Graph, Step
 from tvmflow.ir.tvm_names import type_of
+from tvmflow.ir.views import sliced
 from tvmflow.passes.lane_moves import moved_channels
 
 
@@ -72,23 +73,24 @@ class ChannelMoves:
             return int(step.call.attrs.axis) % 4 == 1 and any(shape[1] % self._block for shape in shapes)
         if step.op == "relax.split":
             return int(step.call.attrs.axis) % 4 == 1
-        return step.op == "relax.strided_slice" and _numbers(step, 1) == [1]
+        return step.op == "relax.strided_slice" and [
+            int(getattr(axis, "value", axis)) for axis in step.call.args[1].fields
+        ] == [1]
 
     def packed(self, builder: Any, name: str, packed: Mapping[str, Any]) -> Any:
         """Return a moved image packed, by one kernel that reads the packed images which it consists of."""
         images: list[str] = []
         places = self._places(name, packed, images).tolist()
-        table = [(image, channel) for image, channel in zip(*places, strict=True)]
-        return moved_channels(builder, [packed[one] for one in images], table, self._block)
+        return moved_channels(builder, [packed[one] for one in images], list(zip(*places, strict=True)))
 
     def _places(self, name: str, packed: Container[str], images: list[str]) -> Array:
         """Return for each channel which image has it, and where, (2, C), or (2, G, C / G) of channels in groups; new images are added to the list."""
-        step = self.steps[name] if name not in packed else None
-        if step is None:
+        if name in packed:
             if name not in images:
                 images.append(name)
             channels = np.arange(self._shapes[name][1])
             return np.stack([np.full_like(channels, images.index(name)), channels])
+        step = self.steps[name]
         whole = self.steps.get(step.refs[0])
         if step.op.startswith("get_item.") and whole is not None:
             begin, size = self._begin(step, whole), self._shapes[name][1]
@@ -99,7 +101,7 @@ class ChannelMoves:
         if step.op == "relax.reshape":
             return parts[0].reshape(2, *step.shape[1:-2])
         if step.op == "relax.strided_slice":
-            return parts[0][:, _slice(step)]
+            return sliced(parts[0], step.call)
         return parts[0].swapaxes(1, 2)  # groups exchanged with the channels of a group
 
     @staticmethod
@@ -129,12 +131,3 @@ class ChannelMoves:
         if step.op == "relax.split":
             return len(before) == 4 and int(step.call.attrs.axis) % 4 == 1
         return self._exchanges(step) or step.op.startswith("get_item.")
-
-
-def _numbers(step: Step, argument: int) -> list[int]:
-    return [int(getattr(value, "value", value)) for value in step.call.args[argument].fields]
-
-
-def _slice(step: Step) -> slice:
-    (begin,), (end,) = _numbers(step, 2), _numbers(step, 3)
-    return slice(begin, end, _numbers(step, 4)[0] if len(step.call.args) > 4 else 1)

@@ -13,6 +13,7 @@ from tvmflow.passes.round_bfloat16 import rounded_text
 
 _WIDE = 16  # lanes of AVX-512, whose registers are twice as many, too
 
+_SMALL_BYTES = 1 << 14  # of an image that one thread has finished before others begin
 OPAQUE = 8  # TVM's number for the pattern of a kernel that is fused with nothing
 
 
@@ -51,6 +52,11 @@ def filled_rows(rows: int, lanes: int) -> int:
 def within(column: str, count: int, filled: int, value: str, other: str) -> str:
     """Return a value for columns that there are, another for those that fill up the last block."""
     return value if count == filled else f"T.if_then_else({column} < {count}, {value}, {other})"
+
+
+def line_loop(nbytes: int) -> str:
+    """Return the loop over the lines of an image of so many bytes: over threads where it is not small."""
+    return "T.parallel" if nbytes > _SMALL_BYTES else "T.serial"
 
 
 def function_of(source: str, parts: dict[str, Any]) -> Any:

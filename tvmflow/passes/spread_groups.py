@@ -16,18 +16,17 @@ _MOST_TOGETHER = 8  # groups, between which products are with zeros
 
 @dataclass(frozen=True)
 class SpreadGroups:
-    """weight: (O', I', KH, KW) of a convolution of `groups` groups that fill blocks; inputs, outputs: which channel lies where in them, None for filling."""
+    """weight: (O', I', KH, KW) of a convolution of `groups` groups that fill blocks; inputs: which channel lies where in them, None for filling; outputs: where each output lies."""
 
     weight: Array
     groups: int
     inputs: list[Channel | None]
-    outputs: list[Channel | None]
+    outputs: list[Channel]
 
-    def around(self, builder: Any, image: Any, block: int, convolution: Callable[[Any], Any]) -> Any:
+    def around(self, builder: Any, image: Any, convolution: Callable[[Any], Any]) -> Any:
         """Return the convolution's packed output of a packed image. convolution: of channels that lie in the groups' blocks."""
-        made = builder.emit(convolution(builder.emit(moved_channels(builder, [image], self.inputs, block))))
-        places = {channel: at for at, channel in enumerate(self.outputs) if channel is not None}
-        return moved_channels(builder, [made], [(0, places[channel]) for channel in sorted(places)], block)
+        made = builder.emit(convolution(builder.emit(moved_channels(builder, [image], self.inputs))))
+        return moved_channels(builder, [made], self.outputs)
 
 
 def spread_groups(weight: Array, groups: int, block: int) -> SpreadGroups:
@@ -44,13 +43,12 @@ def spread_groups(weight: Array, groups: int, block: int) -> SpreadGroups:
     left, wide, made = -(-groups // together), filled(together * inputs), filled(together * outputs)
     spread = np.zeros((left * made, wide, *weight.shape[2:]), weight.dtype)
     sources: list[Channel | None] = [None] * (left * wide)
-    targets: list[Channel | None] = [None] * (left * made)
+    targets: list[Channel] = []
     for group in range(groups):
         at, slot = divmod(group, together)
         first, row = slot * inputs, at * made + slot * outputs
         spread[row : row + outputs, first : first + inputs] = weight[group * outputs : (group + 1) * outputs]
         for channel in range(inputs):
             sources[at * wide + first + channel] = (0, group * inputs + channel)
-        for channel in range(outputs):
-            targets[row + channel] = (0, group * outputs + channel)
+        targets += [(0, row + channel) for channel in range(outputs)]
     return SpreadGroups(spread, left, sources, targets)
