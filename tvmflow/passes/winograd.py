@@ -8,6 +8,8 @@ Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -70,23 +72,57 @@ def winograd_error(weight: NDArray[Any], m: int) -> float:
     return float(np.abs(computed - exact).max() / max(np.abs(exact).max(), 1e-30))
 
 
-def _chosen(table: Matrix, row: int, column: Any) -> Any:
-    """Return table[row, column] as an expression of the loop variable `column`; a number where the loop is unrolled."""
-    from tvm import te, tirx
+def _linear(factors: Iterable[float], terms: Sequence[Any]) -> Any:
+    """Return the sum of factors times terms, of which one has the factor 1; others of 0 are left out: TVM multiplies by 0 for the sake of infinities."""
+    from tvm import tirx
 
-    value: Any = tirx.const(float(table[row, 0]), "float32")
-    for index in range(1, table.shape[1]):
-        value = te.if_then_else(column == index, tirx.const(float(table[row, index]), "float32"), value)
-    return value
-
-
-def _combine(table: Matrix, column: Any, term: Any) -> Any:
-    """Return the sum over rows of table[row, column] * term(row)."""
-    total: Any = None
-    for row in range(table.shape[0]):
-        part = term(row) * _chosen(table, row, column)
-        total = part if total is None else total + part
+    known = [float(factor) for factor in factors]
+    first = known.index(1.0)  # so that all others are multiplied and added in one instruction
+    total: Any = terms[first]
+    for at, (factor, term) in enumerate(zip(known, terms, strict=True)):
+        if factor == 0 or at == first:
+            continue
+        part = term if abs(factor) == 1 else term * tirx.const(abs(factor), "float32")
+        total = total + part if factor > 0 else total - part
     return total
+
+
+def _chosen(ways: Sequence[Any], index: Any) -> Any:
+    """Return ways[index], expressions of which a loop variable chooses one: the loop is unrolled."""
+    from tvm import te
+
+    return functools.reduce(
+        lambda found, at: te.if_then_else(index == at, ways[at], found), range(1, len(ways)), ways[0]
+    )
+
+
+def _into_points(table: Matrix, point: Any, term: Callable[[int], Any]) -> Any:
+    """Return the sum over rows of B[row, point] * term(row).
+
+    Points p and -p have the same sums of even and of odd rows, added or subtracted: LLVM computes both once.
+    """
+    size = len(table)
+    terms = [term(row) for row in range(size)]
+    ways = [_linear(table[:, 0], terms)]
+    for column in range(1, size - 1, 2):
+        at = table[-3, column]  # the point: minus the sum of all others
+        both = (_linear(table[::2, column], terms[::2]), _linear(table[1::2, column] / at, terms[1::2]))
+        ways += [_linear((1.0, at), both), _linear((1.0, -at), both)]
+    return _chosen([*ways, _linear(table[:, -1], terms)], point)
+
+
+def _from_points(table: Matrix, column: Any, term: Callable[[int], Any]) -> Any:
+    """Return the sum over points of A[point, column] * term(point).
+
+    What belongs to p and -p is added for even columns and subtracted for odd ones, which LLVM computes once for all of them.
+    """
+    terms = [term(row) for row in range(len(table))]
+    pairs = range(1, len(table) - 1, 2)
+    ways = []
+    for power in range(table.shape[1]):
+        both = [terms[row] + terms[row + 1] if power % 2 == 0 else terms[row] - terms[row + 1] for row in pairs]
+        ways.append(_linear(table[[0, *pairs, -1], power], [terms[0], *both, terms[-1]]))
+    return _chosen(ways, column)
 
 
 def _product(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
@@ -132,25 +168,25 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
     data = topi.nn.pad(data, [0, 0, top, left, 0], [0, 0, fill_h, fill_w, 0], name="pad")
     half = te.compute(
         (alpha, alpha, ic, n * rows, columns, lanes),
-        lambda e, j, i, y, x, v: _combine(
+        lambda e, j, i, y, x, v: _into_points(
             b, e, lambda row: data[y // rows, i, (y % rows) * m + row, x * m + j, v].astype("float32")
         ),
         name="tile_half",
     )  # fmt: skip
     tile = te.compute(
         (alpha, alpha, ic, n * rows, columns, lanes),
-        lambda e, j, i, y, x, v: rounded(_combine(b, j, lambda row: half[e, row, i, y, x, v]), str(weight.dtype)),
+        lambda e, j, i, y, x, v: rounded(_into_points(b, j, lambda row: half[e, row, i, y, x, v]), str(weight.dtype)),
         name="tile",
     )
     product = _product(tile, weight, (alpha, alpha, oc, n * rows, columns, lanes))
     back_half = te.compute(
         (m, alpha, oc, n * rows, columns, lanes),
-        lambda e, j, o, y, x, v: _combine(a, e, lambda row: product[row, j, o, y, x, v]),
+        lambda e, j, o, y, x, v: _from_points(a, e, lambda row: product[row, j, o, y, x, v]),
         name="back_half",
     )
     back = te.compute(
         (m, m, oc, n * rows, columns, lanes),
-        lambda e, j, o, y, x, v: _combine(a, j, lambda row: back_half[e, row, o, y, x, v]),
+        lambda e, j, o, y, x, v: _from_points(a, j, lambda row: back_half[e, row, o, y, x, v]),
         name="back",
     )
     return te.compute(

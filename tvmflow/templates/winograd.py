@@ -145,14 +145,15 @@ def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, A
         c_outer = outermost
     schedule.parallel(outermost)
     schedule.vectorize(written)
-    for name in (kernel.after[1], kernel.after[0]):
-        block = block_ref(schedule, name)
+    back_half, back = (block_ref(schedule, name) for name in kernel.after[:2])
+    for block in (back, back_half):
         schedule.compute_at(block, c_inner, preserve_unit_loops=True)
         schedule.set_scope(block, 0, "local")
         axes = schedule.get_loops(block)[-6:]
         for axis in axes[:2]:
             schedule.unroll(axis)
         schedule.vectorize(axes[-1])
+    _by_columns(schedule, back_half)
     schedule.unroll(dy)
     schedule.unroll(dx)
     return outermost, c_outer
@@ -176,6 +177,12 @@ def _multiply(schedule: Any, anchor: str, channels: Any, knobs: Knobs) -> Any:
     return product
 
 
+def _by_columns(schedule: Any, half: Any) -> None:
+    """Let the first half of a transform make one column of a tile after the other, so that what its rows share stays in registers."""
+    row, column = schedule.get_loops(half)[-6:-4]
+    schedule.reorder(column, row)
+
+
 def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> None:
     """Schedule the padding and the transform of the tiles, for each chunk where `tiles_first` says so."""
     *paddings, half_name, tile_name = kernel.before
@@ -190,6 +197,7 @@ def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> N
         schedule.vectorize(schedule.get_loops(block)[-1])
     for axis in (e, j, *schedule.get_loops(half)[-6:-4]):
         schedule.unroll(axis)
+    _by_columns(schedule, half)
     for name in paddings:
         padding = block_ref(schedule, name)
         if knobs["tiles_first"]:

@@ -22,7 +22,7 @@ from tvmflow.tuning.records import TuningRecord
 
 Speedup = Callable[[dict[str, int], dict[str, int]], float]
 LARGE_WEIGHTS = 9 * 128 * 128  # fewer stay in the caches of any machine, transformed or not
-_TRANSFORMED = 24  # what transforming a value costs, in multiplications of vectors; from instructions counted on arm64
+_TRANSFORMED = 8  # what transforming a value costs, in multiplications of vectors; from times on x86 and instructions counted on arm64
 _LOADED = 20  # what a weight costs that comes from memory: two x86 cores multiply so many times faster than they load, and more cores share the memory
 _GPU_TILES = (
     32  # of fewer tiles a GPU computes as long: weights are loaded for few pixels each; measured on PoCL and lavapipe
