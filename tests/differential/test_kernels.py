@@ -244,15 +244,20 @@ def test_the_plain_kernels_that_schedules_are_compared_with_are_right(winograd: 
     assert error_of(run(compile_lowered(lowered, target), x), model.run(x)[0]) < (10 if winograd else 1) * BOUND
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     size=st.sampled_from([(8, 8), (14, 14), (7, 7), (9, 13)]),
     channels=st.sampled_from([16, 48]),
     m=st.sampled_from(TILES),
+    dilation=st.sampled_from([1, 2, 3]),
+    padding=st.sampled_from([0, 1, 2]),
 )
-def test_winograd_equals_torch_at_any_size(size: tuple[int, int], channels: int, m: int) -> None:
+def test_winograd_equals_torch_at_any_size(
+    size: tuple[int, int], channels: int, m: int, dilation: int, padding: int
+) -> None:
     torch.manual_seed(1)
-    net = torch.nn.Sequential(torch.nn.Conv2d(16, channels, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten())
+    layer = torch.nn.Conv2d(16, channels, 3, padding=max(padding, dilation - 1), dilation=dilation)
+    net = torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Flatten())
     module, model = imported(net, (1, 16, *size))
     packed = PackChannels(16)(module)
     (key,) = convolution_keys(packed)

@@ -21,7 +21,7 @@ from tvmflow.tuning.records import OK, TuningRecord
 LARGE, SMALL = "1x32x7x7x16 32x32x3x3x16x16 p1,1,1,1", "1x4x56x56x16 4x4x3x3x16x16 p1,1,1,1"
 
 
-def _packed(block: int, *convolutions: tuple[int, int, int], dtype: str = "float32") -> Any:
+def _packed(block: int, *convolutions: tuple[int, int, int], dtype: str = "float32", dilation: int = 1) -> Any:
     """Return a packed module of 3x3 convolutions, (channels, output channels, size) each."""
     inputs = [
         relax.Var(f"x{at}", relax.TensorType((1, ic, size, size), dtype))
@@ -33,7 +33,11 @@ def _packed(block: int, *convolutions: tuple[int, int, int], dtype: str = "float
             found = [
                 builder.emit(
                     relax.op.nn.conv2d(
-                        x, constant(draw.standard_normal((oc, ic, 3, 3)), dtype), padding=1, out_dtype="float32"
+                        x,
+                        constant(draw.standard_normal((oc, ic, 3, 3)), dtype),
+                        padding=dilation,
+                        dilation=dilation,
+                        out_dtype="float32",
                     )
                 )
                 for x, (ic, oc, _) in zip(inputs, convolutions, strict=True)
@@ -71,6 +75,16 @@ def test_without_a_measurement_x86_counts_loads_of_weights_too() -> None:
     many = type(many)(replace(many.target, threads=16))  # which multiply more beside the same memory
     chosen = {key.split()[0]: m for key, m in unmeasured(packed, many, {"float32": 2e-5}).items()}
     assert chosen == {"1x4x28x28x16": 4, "1x1x8x8x16": 4}
+
+
+def test_dilated_convolutions_take_it_on_cpus_where_caches_hold_all_tiles_within_each_other() -> None:
+    bound, gpu = {"float32": 2e-5}, {"software": True, "kind": "generic"}
+    for dilation, expected in ((1, {4}), (2, {4}), (4, {4}), (5, set())):
+        cpu = _backend("znver4", "x86_64-linux-gnu")
+        assert set(unmeasured(_packed(16, (64, 64, 28), dilation=dilation), cpu, bound).values()) == expected
+        target = ResolvedTarget("vulkan", "znver4", "x86_64-linux-gnu", (), 1, "cc", gpu)
+        chosen = unmeasured(_packed(4, (64, 64, 28), dilation=dilation), backend_named("vulkan")(target), bound)
+        assert bool(chosen) == (dilation == 1)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("znver4", {2}), ("sapphirerapids", set()), ("haswell", set())])

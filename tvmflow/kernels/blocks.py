@@ -14,6 +14,7 @@ from typing import Any
 import tvm
 from tvm import DataType, s_tir, tirx
 
+DILATION = "dilation"  # key of what a block of Winograd's outputs has, where it is not 1
 IMPORTED_LLVM = "pragma_import_llvm"  # TVM's key for text in LLVM's language that a kernel brings with it
 
 
@@ -33,6 +34,11 @@ def block_ref(schedule: Any, name: str) -> Any:
 
 def is_reduction(schedule: Any, block: Any) -> bool:
     return any(int(variable.iter_type) == 2 for variable in schedule.get(block).iter_vars)
+
+
+def dilation_of(schedule: Any, name: str) -> int:
+    """Return the dilation of a block of Winograd's outputs."""
+    return int(schedule.get(block_ref(schedule, name)).annotations.get(DILATION, 1))
 
 
 def look_at(schedule: Any) -> Kernel:

@@ -27,6 +27,7 @@ from tvmflow.targets.cpu_features import (
 )  # fmt: skip
 from tvmflow.templates.pairs import PAIRED_BYTES, PAIRED_LANES
 
+MOST_DILATION = 4  # of Winograd's tiles: those of larger ones lie within so many others that no cache holds them
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
 
 
@@ -41,14 +42,22 @@ def convolution_key(call: Any) -> str:
     if weight is None or str(attrs.data_layout) == "NCHW" or str(attrs.out_layout) == "NCHW":
         return ""
     shape = tuple(int(d) for d in weight.shape)
-    ones = all(int(v) == 1 for v in (*attrs.strides, *attrs.dilation, attrs.groups))
+    ones = all(int(v) == 1 for v in (*attrs.strides, attrs.groups))
+    down, across = (int(d) for d in attrs.dilation)
     dtype = str(weight.dtype)
-    if len(shape) != 6 or shape[2:4] != (3, 3) or shape[4] != shape[5] or not ones:
+    if (
+        len(shape) != 6
+        or shape[2:4] != (3, 3)
+        or shape[4] != shape[5]
+        or not ones
+        or not down == across <= MOST_DILATION
+    ):
         return ""
     if dtype != "float32" and (dtype != "bfloat16" or _out_dtype(call) != "float32"):
         return ""
     data = "x".join(str(int(d)) for d in type_of(call.args[0]).shape)
     key = f"{data} {'x'.join(map(str, shape))} p{','.join(str(int(p)) for p in attrs.padding)}"
+    key = key if down == 1 else f"{key} d{down}"
     return key if dtype == "float32" else f"{key} {dtype}"
 
 
@@ -138,7 +147,7 @@ def _legalize_conv2d(
         weight = transform_weight(constant.numpy(), m)
         weight = interleave(weight, group) if group else weight
         return builder.call_te(
-            winograd_conv2d, call.args[0], relax.const(weight, str(constant.dtype)), padding, m,
+            winograd_conv2d, call.args[0], relax.const(weight, str(constant.dtype)), padding, m, dilation[0],
             primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
         )  # fmt: skip
     if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":

@@ -16,10 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmflow.kernels.blocks import DILATION
+
 Matrix = NDArray[np.float64]
 _TAPS = 3
 _POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 2.0, -2.0)}
 TILES = tuple(_POINTS)
+
+
+def tiles_along(size: int, m: int, dilation: int) -> int:
+    """Return how many tiles cover so many outputs along an axis, those of all phases of a dilation."""
+    return dilation * -(-size // (dilation * m))
 
 
 @cache
@@ -147,11 +154,12 @@ def _product(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     )
 
 
-def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
+def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int, dilation: int = 1) -> Any:
     """Return the te.Tensor (N, OC, OH, OW, lane) of a 3x3 convolution of stride 1.
 
     data: (N, IC, H, W, b); weight: from `transform_weight`, of bfloat16 interleaved by two input channels, as bf16_dot2 reads it: (OC, alpha,
-    alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32.
+    alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32. dilation: of rows and columns; each tile is of
+    pixels as far apart, so that as many tiles lie within each other.
     """
     from tvm import te, topi
 
@@ -162,14 +170,18 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
     n, ic, height, width, lanes = (int(d) for d in data.shape)
     oc = int(weight.shape[0])
     top, left, bottom, right = padding
-    oh, ow = height + top + bottom - 2, width + left + right - 2
-    rows, columns = -(-oh // m), -(-ow // m)
-    fill_h, fill_w = rows * m + 2 - height - top, columns * m + 2 - width - left
+    oh, ow = height + top + bottom - 2 * dilation, width + left + right - 2 * dilation
+    rows, columns = (tiles_along(size, m, dilation) for size in (oh, ow))
+    fill_h, fill_w = rows * m + 2 * dilation - height - top, columns * m + 2 * dilation - width - left
     data = topi.nn.pad(data, [0, 0, top, left, 0], [0, 0, fill_h, fill_w, 0], name="pad")
+
+    def pixel(tile: Any, at: Any) -> Any:
+        return (tile // dilation * m + at) * dilation + tile % dilation
+
     half = te.compute(
         (alpha, alpha, ic, n * rows, columns, lanes),
         lambda e, j, i, y, x, v: _into_points(
-            b, e, lambda row: data[y // rows, i, (y % rows) * m + row, x * m + j, v].astype("float32")
+            b, e, lambda row: data[y // rows, i, pixel(y % rows, row), pixel(x, j), v].astype("float32")
         ),
         name="tile_half",
     )  # fmt: skip
@@ -189,8 +201,15 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int) -> Any:
         lambda e, j, o, y, x, v: _from_points(a, j, lambda row: back_half[e, row, o, y, x, v]),
         name="back",
     )
+
+    def tile_of(at: Any) -> Any:
+        return at // (m * dilation) * dilation + at % dilation
+
     return te.compute(
         (n, oc, oh, ow, lanes),
-        lambda b_, o, h, w, v: back[h % m, w % m, o, b_ * rows + h // m, w // m, v],
+        lambda b_, o, h, w, v: back[
+            h // dilation % m, w // dilation % m, o, b_ * rows + tile_of(h), tile_of(w), v
+        ],
         name="conv2d_winograd",
-    )
+        attrs={DILATION: dilation} if dilation > 1 else {},
+    )  # fmt: skip

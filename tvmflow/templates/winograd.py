@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.kernels.blocks import IMPORTED_LLVM, Kernel, block_ref, extents
+from tvmflow.kernels.blocks import IMPORTED_LLVM, Kernel, block_ref, dilation_of, extents
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.by_lane import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
 from tvmflow.templates.dot import dot_for, dot_numbered, sum_with
@@ -43,6 +43,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     sizes = _winograd(schedule, kernel)
     assert sizes is not None
     _, _, channels, rows, columns, lanes = sizes[:6]
+    dilation = dilation_of(schedule, kernel.after[2])
     points = [(c, y, x) for c in divisors(channels, 4) for y in divisors(rows, 4) for x in divisors(columns, 16)]
     points = points_of_sums(points, cpu, lanes)
     dot = dot_for(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
@@ -74,7 +75,10 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             for blocks in (1, 2)
             for first, chunk in places
             for (c, y, x), number in ways
-            if max(chunk, y) % y == 0 and rows % max(chunk, y) == 0 and channels % (c * blocks) == 0
+            if max(chunk, y) % y == 0
+            and rows % max(chunk, y) == 0
+            and channels % (c * blocks) == 0
+            and max(chunk, y) % dilation == 0
         ]
     )
     # Stable: where threads have something to do, the order above stays.
@@ -129,13 +133,14 @@ def _multiply_by_lane(schedule: Any, row: ByLane, product: Any, outermost: Any) 
 def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, Any]:
     """Schedule what lies behind the product; return the loop over threads and the loop over blocks of channels."""
     m = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[1])))[0]
+    dilation = dilation_of(schedule, kernel.after[2])
     for name in kernel.after[2:-1]:
         schedule.compute_inline(block_ref(schedule, name))
     out = block_ref(schedule, kernel.after[-1])
     batch, c, h, w, written = packed_loops(schedule, out)
     c_outer, c_inner = schedule.split(c, [None, knobs["c_block"]])
-    y_chunk, y, dy = schedule.split(h, [None, knobs["chunk"], m])
-    x, dx = schedule.split(w, [None, m])
+    y_chunk, y, dy = schedule.split(h, [None, knobs["chunk"] // dilation, m * dilation])
+    x, dx = schedule.split(w, [None, m * dilation])
     if knobs["tiles_first"]:
         schedule.reorder(batch, y_chunk, c_outer, y, x, c_inner, dy, dx, written)
         outermost = schedule.fuse(batch, y_chunk)
@@ -146,16 +151,16 @@ def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, A
     schedule.parallel(outermost)
     schedule.vectorize(written)
     back_half, back = (block_ref(schedule, name) for name in kernel.after[:2])
+    schedule.compute_at(back, c_inner, preserve_unit_loops=True)  # with a dilation, of all tiles within each other
+    e, j, _, ty, tx, _ = schedule.get_loops(back)[-6:]
+    schedule.reorder(ty, tx, e, j)
+    schedule.compute_at(back_half, tx, preserve_unit_loops=True)
     for block in (back, back_half):
-        schedule.compute_at(block, c_inner, preserve_unit_loops=True)
         schedule.set_scope(block, 0, "local")
-        axes = schedule.get_loops(block)[-6:]
-        for axis in axes[:2]:
-            schedule.unroll(axis)
-        schedule.vectorize(axes[-1])
+        schedule.vectorize(schedule.get_loops(block)[-1])
+    for axis in (e, j, *schedule.get_loops(back_half)[-6:-4], *((dy, dx) if dilation == 1 else ())):
+        schedule.unroll(axis)
     _by_columns(schedule, back_half)
-    schedule.unroll(dy)
-    schedule.unroll(dx)
     return outermost, c_outer
 
 

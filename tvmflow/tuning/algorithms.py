@@ -17,7 +17,7 @@ from tvmflow.building.lower import lower
 from tvmflow.ir.tvm_names import constant_value
 from tvmflow.kernels.workloads import Workload, extract_workloads
 from tvmflow.passes.legalize_convolutions import convolution_key, convolutions
-from tvmflow.passes.winograd import TILES, winograd_error
+from tvmflow.passes.winograd import TILES, tiles_along, winograd_error
 from tvmflow.tuning.records import TuningRecord
 
 Speedup = Callable[[dict[str, int], dict[str, int]], float]
@@ -49,7 +49,7 @@ def alternatives(
     max_error: dtype of the weights -> bound; what it does not have is never replaced.
     """
     ways = []
-    for key, weights in _weights_by_key(packed).items():
+    for key, weights in _weights_by_key(packed, backend).items():
         bound = max_error.get(str(weights[0].dtype), 0.0)
         if not bound:
             continue
@@ -63,11 +63,11 @@ def alternatives(
     return ways
 
 
-def _weights_by_key(packed: Any) -> dict[str, list[Any]]:
+def _weights_by_key(packed: Any, backend: Backend) -> dict[str, list[Any]]:
     by_key: dict[str, list[Any]] = {}
     for call in convolutions(packed):
         key, constant = convolution_key(call), constant_value(call.args[1])
-        if key and constant is not None:
+        if key and constant is not None and (backend.is_cpu or int(call.attrs.dilation[0]) == 1):
             by_key.setdefault(key, []).append(constant.numpy())
     return by_key
 
@@ -83,7 +83,7 @@ def _difference(of: list[Workload], without: list[Workload]) -> tuple[Workload, 
 def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) -> dict[str, int]:
     """Return key -> m where nothing is measured: the way of least multiplications and, of large weights on CPUs, loads."""
     chosen = {}
-    for key, weights in _weights_by_key(packed).items():
+    for key, weights in _weights_by_key(packed, backend).items():
         dtype = str(weights[0].dtype)
         if weight_values(key) > backend.winograd_weights(dtype):
             continue
@@ -113,12 +113,14 @@ def carried(winograd: Mapping[str, int], packed: Any, smaller: Sequence[Any]) ->
 
 def _multiplications(key: str, m: int, on_cpu: bool, load: float) -> float:
     """Return what the convolution of a key costs with tiles of m x m, 0 for without, in multiplications: its transforms and loads of weights, `load` each, among them."""
-    data, weight, padding = (part.lstrip("p").replace(",", "x").split("x") for part in key.split()[:3])
+    parts = key.split()
+    data, weight, padding = (part.lstrip("p").replace(",", "x").split("x") for part in parts[:3])
+    dilation = next((int(part[1:]) for part in parts[3:] if part.startswith("d")), 1)
     n, blocks, height, width, lanes = (int(d) for d in data)
     inputs, outputs, (top, left, bottom, right) = blocks * lanes, int(weight[0]) * lanes, (int(p) for p in padding)
-    rows, columns = height + top + bottom - 2, width + left + right - 2
+    rows, columns = height + top + bottom - 2 * dilation, width + left + right - 2 * dilation
     taps = (m + 2) ** 2 if m else 9
-    places = n * -(-rows // (m or 1)) * -(-columns // (m or 1))
+    places = n * tiles_along(rows, m, dilation) * tiles_along(columns, m, dilation) if m else n * rows * columns
     if m and not on_cpu:
         places = max(places, _GPU_TILES)
     values = inputs * outputs + (_TRANSFORMED * (inputs + outputs) if m else 0)
