@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import tvm
 from torch import nn
 from torch.nn import functional as F
+from tvm import tirx
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner, build_scheduled
@@ -125,3 +127,31 @@ def test_kernels_of_several_outputs_have_a_schedule(split: Values) -> None:
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     for ours, theirs in zip(LocalRunner(packed, backend).run(x), exported.run(x), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+class Heads(nn.Module):
+    """Parts of tokens moved apart, as attention does with its queries, keys and values; heads of so many channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, x: Any) -> Any:
+        parts = x[:, 1:, : 3 * 4 * self.channels].reshape(1, x.shape[1] - 1, 3, 4, self.channels).permute(2, 0, 3, 1, 4)
+        return parts, parts[1].transpose(1, 2) * 2.0
+
+
+@pytest.mark.parametrize(("channels", "lanes"), [(13, 13), (16, 16), (17, 16), (19, 16), (37, 16), (50, 10)])
+def test_heads_of_any_number_of_channels_are_moved_by_vectors(channels: int, lanes: int) -> None:
+    shape = (1, 30, 12 * channels + 3)
+    model = ExportedModel(Heads(channels).eval(), (TensorSpec("x", shape),))
+    backend = host_backend()
+    packed, _ = backend.pack(canonicalize(model.to_relax()), None)
+    x = np.random.default_rng(channels).standard_normal(shape, dtype=np.float32)
+    for found, expected in zip(LocalRunner(packed, backend).run(x), model.run(x), strict=True):
+        assert np.array_equal(found, expected)
+    kernels = [
+        f for f in build_scheduled(packed, backend, {}).module.functions.values() if isinstance(f, tirx.PrimFunc)
+    ]
+    widths = [set(map(int, re.findall(r"T\.vectorized\((?:T\.int64\()?(\d+)", str(f)))) for f in kernels]
+    assert widths and all(lanes in found for found in widths), widths

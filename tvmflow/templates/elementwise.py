@@ -26,7 +26,7 @@ from tvmflow.templates.primitives import (
 
 _PACKED_AXES = 5  # (n, c, h, w, lane)
 _RESIZE = "resize"  # a block whose table of rows has one place for a vector that does not cross them
-_MOVES = ("transpose", "strided_slice", "split", "concat")  # in names of blocks
+_MOVES = ("transpose", "strided_slice", "split", "concat", "take")  # in names of blocks
 _FEW = 4  # values of a last axis that is too short for a vector: the axis before it goes into one
 
 
@@ -65,7 +65,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[-1])))
     if not sizes:  # a number
         return [{"parallel": 0, "rows": 0, "rows_first": 0}]
-    packed_image = len(sizes) == _PACKED_AXES and sizes[2] > 1
+    packed_image = len(sizes) == _PACKED_AXES and sizes[2] > 1 and SPREAD_LANES % sizes[-1] == 0
     by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after or (_moves(kernel) and not packed_image)
     ways = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
     if len(sizes) == _PACKED_AXES and sizes[1] > 1:
@@ -179,14 +179,22 @@ def _by_rows(schedule: Any, name: str, knobs: Knobs) -> None:
         inner, last = [last], row
     else:
         outer.append(row)
-    left, lanes = schedule.split(last, [None, max(divisors(extents(schedule, [last])[0], SPREAD_LANES))])
-    schedule.reorder(*outer, left, *inner, lanes)
-    for axis in inner:
-        schedule.unroll(axis)
-    schedule.vectorize(lanes)
+    [size] = extents(schedule, [last])
+    width = max(divisors(size, SPREAD_LANES))
+    ragged = width < SPREAD_LANES // 2 and size > SPREAD_LANES and not inner
+    if not ragged:
+        left, lanes = schedule.split(last, [None, width])
+        schedule.reorder(*outer, left, *inner, lanes)
+        for axis in inner:
+            schedule.unroll(axis)
+        schedule.vectorize(lanes)
     rows = schedule.fuse(*outer)
     if knobs["parallel"]:
         schedule.parallel(rows)
+    if ragged:  # whole vectors, and what is left over
+        whole, rest = schedule.loop_partition(last, [size // SPREAD_LANES * SPREAD_LANES, None])
+        schedule.vectorize(schedule.split(whole, [None, SPREAD_LANES])[-1])
+        schedule.vectorize(rest)
 
 
 ELEMENTWISE = Template("elementwise", lambda _schedule, _kernel: True, _candidates, _apply)
