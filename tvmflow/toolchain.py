@@ -37,7 +37,7 @@ _PACKAGES = {
 _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",)}  # the same code under another name
 # Raised when what we do to a kernel after its schedule makes it faster or slower: what was measured before is then replayed,
 # as after an upgrade of TVM, and not believed. 2: rounding in vectors.
-# 3: bfloat16 rounded by one instruction. 4: exp in vectors. 6: sums that lie on the stack, tiles of arm64. 8: limits and depthwise sums of arm64. 10: copies of a padding, pixel by pixel. 12: bytes of arm64 by narrowing. 14: sums of arm64 from offsets. 16: max pools of arm64. 18: Winograd of arm64 by lanes. 25: attention, batched products and norms of packed rows, erf as a quotient. 27: tiles of AMX that get their shapes once. 34: norms of packed images. 35: tanh as a quotient, limits by instruction.
+# 3: bfloat16 rounded by one instruction. 4: exp in vectors. 6: sums that lie on the stack, tiles of arm64. 8: limits and depthwise sums of arm64. 10: copies of a padding, pixel by pixel. 12: bytes of arm64 by narrowing. 14: sums of arm64 from offsets. 16: max pools of arm64. 18: Winograd of arm64 by lanes. 25: attention, batched products and norms of packed rows, erf as a quotient. 27: tiles of AMX that get their shapes once. 34: norms of packed images. 35: tanh as a quotient, limits by instruction. 37: Winograd's transforms without zeros, by columns.
 _CODEGEN = "37"
 # LLVM's extensions that schedules and vectors rest on, under the names that Linux has for them.
 _EXTENSIONS = {

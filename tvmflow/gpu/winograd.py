@@ -17,6 +17,7 @@ from tvmflow.gpu.templates import (
 from tvmflow.kernels.blocks import Kernel, block_ref, extents
 from tvmflow.targets.gpu_features import GpuFeatures
 from tvmflow.templates.primitives import Knobs, Template, distinct, divisors
+from tvmflow.templates.winograd import by_columns
 
 _AXES = 6  # of a product: place in the tile (two), channels, rows and columns of tiles, lane
 
@@ -78,20 +79,10 @@ def _transform(schedule: Any, kernel: Kernel, group: int) -> None:
     schedule.unroll(j)
     schedule.set_scope(half, 0, "local")
     schedule.compute_at(half, thread, preserve_unit_loops=True)
-    column = _by_columns(schedule, half)
+    column = by_columns(schedule, half)
     schedule.set_scope(paddings[-1], 0, "local")
     schedule.compute_at(paddings[-1], column, preserve_unit_loops=True)
     _in_registers(schedule, paddings[-1])
-
-
-def _by_columns(schedule: Any, half: Any) -> Any:
-    """Unroll what is transformed along columns, one after the other; return the loop over them."""
-    e, j, *_, lanes = schedule.get_loops(half)[-_AXES:]
-    schedule.reorder(j, e)
-    schedule.unroll(e)
-    schedule.unroll(j)
-    schedule.vectorize(lanes)
-    return j
 
 
 def _in_registers(schedule: Any, block: Any) -> None:
@@ -153,7 +144,7 @@ def _transform_back(schedule: Any, kernel: Kernel, group: int) -> None:
         schedule.compute_at(block, thread, preserve_unit_loops=True)
     _in_registers(schedule, back)
     product = schedule.cache_read(half, 0, "local")
-    schedule.compute_at(product, _by_columns(schedule, half), preserve_unit_loops=True)
+    schedule.compute_at(product, by_columns(schedule, half), preserve_unit_loops=True)
     _in_registers(schedule, product)
 
 

@@ -27,7 +27,7 @@ from tvmflow.targets.cpu_features import (
 )  # fmt: skip
 from tvmflow.templates.pairs import PAIRED_BYTES, PAIRED_LANES
 
-MOST_DILATION = 4  # of Winograd's tiles: those of larger ones lie within so many others that no cache holds them
+_MOST_DILATION = 4  # of Winograd's tiles: those of larger ones lie within so many others that no cache holds them
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
 
 
@@ -50,7 +50,7 @@ def convolution_key(call: Any) -> str:
         or shape[2:4] != (3, 3)
         or shape[4] != shape[5]
         or not ones
-        or not down == across <= MOST_DILATION
+        or not down == across <= _MOST_DILATION
     ):
         return ""
     if dtype != "float32" and (dtype != "bfloat16" or _out_dtype(call) != "float32"):

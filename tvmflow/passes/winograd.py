@@ -8,9 +8,8 @@ Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -98,9 +97,7 @@ def _chosen(ways: Sequence[Any], index: Any) -> Any:
     """Return ways[index], expressions of which a loop variable chooses one: the loop is unrolled."""
     from tvm import te
 
-    return functools.reduce(
-        lambda found, at: te.if_then_else(index == at, ways[at], found), range(1, len(ways)), ways[0]
-    )
+    return reduce(lambda found, at: te.if_then_else(index == at, ways[at], found), range(1, len(ways)), ways[0])
 
 
 def _into_points(table: Matrix, point: Any, term: Callable[[int], Any]) -> Any:

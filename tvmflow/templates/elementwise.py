@@ -181,20 +181,19 @@ def _by_rows(schedule: Any, name: str, knobs: Knobs) -> None:
         outer.append(row)
     [size] = extents(schedule, [last])
     width = max(divisors(size, SPREAD_LANES))
-    ragged = width < SPREAD_LANES // 2 and size > SPREAD_LANES and not inner
-    if not ragged:
-        left, lanes = schedule.split(last, [None, width])
-        schedule.reorder(*outer, left, *inner, lanes)
-        for axis in inner:
-            schedule.unroll(axis)
-        schedule.vectorize(lanes)
     rows = schedule.fuse(*outer)
     if knobs["parallel"]:
         schedule.parallel(rows)
-    if ragged:  # whole vectors, and what is left over
+    if width < SPREAD_LANES // 2 and size > SPREAD_LANES and not inner:  # whole vectors, and what is left over
         whole, rest = schedule.loop_partition(last, [size // SPREAD_LANES * SPREAD_LANES, None])
         schedule.vectorize(schedule.split(whole, [None, SPREAD_LANES])[-1])
         schedule.vectorize(rest)
+        return
+    left, lanes = schedule.split(last, [None, width])
+    schedule.reorder(left, *inner, lanes)
+    for axis in inner:
+        schedule.unroll(axis)
+    schedule.vectorize(lanes)
 
 
 ELEMENTWISE = Template("elementwise", lambda _schedule, _kernel: True, _candidates, _apply)

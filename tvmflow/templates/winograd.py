@@ -157,10 +157,10 @@ def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, A
     schedule.compute_at(back_half, tx, preserve_unit_loops=True)
     for block in (back, back_half):
         schedule.set_scope(block, 0, "local")
-        schedule.vectorize(schedule.get_loops(block)[-1])
-    for axis in (e, j, *schedule.get_loops(back_half)[-6:-4], *((dy, dx) if dilation == 1 else ())):
+    for axis in (e, j, *((dy, dx) if dilation == 1 else ())):
         schedule.unroll(axis)
-    _by_columns(schedule, back_half)
+    schedule.vectorize(schedule.get_loops(back)[-1])
+    by_columns(schedule, back_half)
     return outermost, c_outer
 
 
@@ -182,10 +182,14 @@ def _multiply(schedule: Any, anchor: str, channels: Any, knobs: Knobs) -> Any:
     return product
 
 
-def _by_columns(schedule: Any, half: Any) -> None:
-    """Let the first half of a transform make one column of a tile after the other, so that what its rows share stays in registers."""
-    row, column = schedule.get_loops(half)[-6:-4]
+def by_columns(schedule: Any, half: Any) -> Any:
+    """Unroll the first half of a transform, one column of a tile after the other, so that what its rows share stays in registers; return the loop over columns."""
+    row, column, *_, lanes = schedule.get_loops(half)[-6:]
     schedule.reorder(column, row)
+    schedule.unroll(row)
+    schedule.unroll(column)
+    schedule.vectorize(lanes)
+    return column
 
 
 def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> None:
@@ -198,11 +202,10 @@ def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> N
     schedule.reorder(i, ty, tx, e, j, v)
     schedule.compute_at(half, tx, preserve_unit_loops=True)
     schedule.set_scope(half, 0, "local")
-    for block in (tile, half):
-        schedule.vectorize(schedule.get_loops(block)[-1])
-    for axis in (e, j, *schedule.get_loops(half)[-6:-4]):
+    for axis in (e, j):
         schedule.unroll(axis)
-    _by_columns(schedule, half)
+    schedule.vectorize(v)
+    by_columns(schedule, half)
     for name in paddings:
         padding = block_ref(schedule, name)
         if knobs["tiles_first"]:
