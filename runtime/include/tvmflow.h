@@ -26,7 +26,8 @@ extern "C" {
 
 /* Raised when something here changes its meaning; what is new comes last in its struct. */
 #define TVMFLOW_ABI_VERSION 1
-/* Bytes: an input or output at such an address is used in place, any other is copied. */
+/* Bytes: an output at such an address is written in place, any other is copied; so is what an accelerator reads. Other inputs are read in place at any
+ * address that the size of an element divides. */
 #define TVMFLOW_ALIGNMENT 64
 
 typedef enum {

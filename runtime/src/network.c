@@ -379,7 +379,13 @@ void tvmflow_destroy(tvmflow_instance *instance) {
 
 /* -- running -- */
 
-static int is_aligned(const void *memory) { return (uintptr_t)memory % TVMFLOW_ALIGNMENT == 0; }
+static int is_aligned(const void *memory, size_t alignment) { return (uintptr_t)memory % alignment == 0; }
+
+/* Kernels take inputs at any address of an element; an accelerator's programs copy whole lines. */
+static size_t input_alignment(const tvmflow_instance *instance, const tvmflow_tensor *input) {
+  static const uint8_t sizes[] = {4, 2, 2, 1, 1, 4, 8, 1}; /* of elements, by tvmflow_dtype */
+  return instance->now->program_count ? TVMFLOW_ALIGNMENT : sizes[input->dtype];
+}
 
 static void *own_memory(tvmflow_instance *instance, place *at, size_t size) {
   if (!at->own) at->own = allocate(instance, size);
@@ -387,9 +393,9 @@ static void *own_memory(tvmflow_instance *instance, place *at, size_t size) {
 }
 
 /* Let the kernels use this memory, or ours where it is NULL or not aligned. */
-static tvmflow_status settle(tvmflow_instance *instance, place *at, const void *memory, size_t size) {
-  if (!memory || (!is_aligned(memory) && !plan.gpu)) memory = own_memory(instance, at, size);
-  if (!memory) return told(TVMFLOW_NO_MEMORY, "no memory for an input or output that is not aligned to TVMFLOW_ALIGNMENT", NULL);
+static tvmflow_status settle(tvmflow_instance *instance, place *at, const void *memory, size_t size, size_t alignment) {
+  if (!memory || (!is_aligned(memory, alignment) && !plan.gpu)) memory = own_memory(instance, at, size);
+  if (!memory) return told(TVMFLOW_NO_MEMORY, "no memory for an input or output that is not aligned", NULL);
   instance->moved |= at->used != memory;
   at->used = (unsigned char *)(uintptr_t)memory;
   return TVMFLOW_OK;
@@ -401,7 +407,7 @@ static tvmflow_status settle_inputs(tvmflow_instance *instance, const int64_t *s
     place *at = &instance->places[i];
     const tvmflow_tensor *wanted = &instance->now->inputs[i];
     const int exact = sizes_are_exact(i, wanted, sizes);
-    tvmflow_status status = settle(instance, at, exact ? inputs[i] : NULL, plan.inputs[i].size);
+    tvmflow_status status = settle(instance, at, exact ? inputs[i] : NULL, plan.inputs[i].size, input_alignment(instance, wanted));
     if (status) return status;
     if (!exact) sizes_pad(i, wanted, sizes, inputs[i], at->used);
     else if (at->used != inputs[i]) memcpy(at->used, inputs[i], wanted->size);
@@ -414,7 +420,7 @@ static tvmflow_status settle_outputs(tvmflow_instance *instance, const int64_t *
   for (uint32_t i = 0; i < plan_api.outputs; ++i) {
     const uint32_t tensor = plan_api.inputs + i;
     void *given = outputs && sizes_are_exact(tensor, &instance->now->outputs[i], sizes) ? outputs[i] : NULL;
-    tvmflow_status status = settle(instance, &instance->places[tensor], given, plan.outputs[i].size);
+    tvmflow_status status = settle(instance, &instance->places[tensor], given, plan.outputs[i].size, TVMFLOW_ALIGNMENT);
     if (status) return status;
   }
   return TVMFLOW_OK;
@@ -567,7 +573,7 @@ static void *memory_for(tvmflow_instance *instance, const tvmflow_image *image) 
 /* Settle the one input: images as the network wants them, in memory of ours. */
 static tvmflow_status settle_images(tvmflow_instance *instance, const tvmflow_image *images) {
   uint64_t begin = instance->profiling ? now_ns() : 0;
-  tvmflow_status status = settle(instance, instance->places, NULL, plan.inputs[0].size);
+  tvmflow_status status = settle(instance, instance->places, NULL, plan.inputs[0].size, TVMFLOW_ALIGNMENT);
   for (uint32_t i = 0; i < plan_api.images && !status; ++i) {
     void *memory = memory_for(instance, &images[i]);
     if (!memory) return told(TVMFLOW_NO_MEMORY, "no memory to resize an image", NULL);

@@ -20,6 +20,7 @@ from tvmflow.passes.read_booleans import with_booleans_read
 from tvmflow.passes.rename_kernels import RenameKernels
 from tvmflow.passes.round_bfloat16 import with_rounding
 from tvmflow.passes.schedule_kernels import Choice, ScheduleKernels
+from tvmflow.passes.unaligned_inputs import with_inputs_named
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
@@ -37,7 +38,7 @@ class Scheduled(NamedTuple):
 def prepared(mod: Any, target: Any) -> Any:
     """Return a module of scheduled kernels as TVM's compiler is given it; it knows our intrinsics from here on."""
     intrinsics.register()
-    return with_rounding(with_prefetching(with_booleans_read(mod)), target)
+    return with_rounding(with_prefetching(with_booleans_read(with_inputs_named(mod))), target)
 
 
 def compile_module(mod: Any, backend: Backend) -> Any:

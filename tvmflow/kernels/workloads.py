@@ -73,7 +73,7 @@ def count_calls(lowered: Any) -> Counter[str]:
     calls: Counter[str] = Counter()
 
     def visit(expression: Any) -> None:
-        if (call := _called(expression)) is not None:
+        if (call := called(expression)) is not None:
             calls[call[0]] += 1
 
     relax.analysis.post_order_visit(lowered["main"], visit)
@@ -87,7 +87,7 @@ def kernel_keys(lowered: Any) -> dict[str, str]:
     }
 
 
-def _called(expression: Any) -> tuple[str, Any] | None:
+def called(expression: Any) -> tuple[str, Any] | None:
     """Return the name of the kernel that an expression calls and what it is given, None for any other expression."""
     if not isinstance(expression, relax.Call):
         return None
@@ -154,7 +154,7 @@ def constants_of(lowered: Any) -> dict[str, list[tuple[int, int]]]:
     seen = set()
 
     def visit(expression: Any) -> None:
-        if (call := _called(expression)) is None:
+        if (call := called(expression)) is None:
             return
         name, arguments = call
         for given in arguments:

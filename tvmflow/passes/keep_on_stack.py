@@ -18,6 +18,7 @@ from tvm.tirx import compilation_pipeline
 from tvmflow.kernels.sound_indices import lowered_soundly
 from tvmflow.passes.hoist_tiles import HoistTiles
 from tvmflow.passes.statements import calls, rewritten_kernels
+from tvmflow.passes.unaligned_inputs import UnalignedInputs
 from tvmflow.templates.tiles import STORED
 
 _SCOPE = "local"  # of memory, TVM's name
@@ -57,7 +58,7 @@ def pipeline() -> tuple[Any, Any, Any]:
     lower, of_host, of_device = compilation_pipeline.get_tir_pipeline("default")
     return (
         lowered_soundly(lower),
-        lambda: tvm.ir.transform.Sequential([KeepOnStack(), HoistTiles(), of_host()]),
+        lambda: tvm.ir.transform.Sequential([KeepOnStack(), HoistTiles(), UnalignedInputs(), of_host()]),
         of_device,
     )
 
