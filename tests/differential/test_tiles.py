@@ -169,3 +169,64 @@ def test_a_network_of_bytes_in_tiles_equals_its_definition(emulator: Any) -> Non
     for sample in samples[:2]:
         assert np.array_equal(runner.run(sample[None])[0], run_graph(graph, sample[None]))
     assert emulator.amx_executed() > before or "amx_tile" in FLAGS
+
+
+class _Stem(torch.nn.Module):
+    def __init__(self, channels: int, kernel: tuple[int, int], stride: int, dilation: int, padding: int) -> None:
+        super().__init__()
+        torch.manual_seed(channels)
+        self.first = torch.nn.Conv2d(channels, 24, kernel, stride, padding, dilation)
+        self.second = torch.nn.Conv2d(24, 8, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x).relu())
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0])  # of the image, whose zero is not the least byte
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "dilation", "padding", "size"),
+    [
+        (3, (7, 7), 2, 1, 3, (38, 33)),  # two rows side by side, the eighth of zeros
+        (3, (5, 5), 2, 1, 2, (24, 21)),
+        (3, (7, 7), 2, 1, 0, (17, 40)),
+        (3, (5, 5), 1, 1, 2, (12, 19)),  # each row lies in two places
+        (3, (5, 5), 1, 2, 4, (15, 19)),
+        (1, (7, 7), 1, 1, 3, (9, 28)),  # all rows side by side
+        (1, (9, 3), 2, 1, 1, (20, 18)),
+        (2, (6, 6), 2, 1, 2, (18, 18)),
+        (4, (4, 7), 2, 1, 2, (16, 22)),
+    ],
+)
+def test_rows_of_few_channels_are_summed_together(
+    emulator: Any, channels: int, kernel: tuple[int, int], stride: int, dilation: int, padding: int,
+    size: tuple[int, int], offset: float,
+) -> None:  # fmt: skip
+    network, shape = _Stem(channels, kernel, stride, dilation, padding).eval(), (1, channels, *size)
+    module = canonicalize(ExportedModel(network, one_input("input", shape)).to_relax())
+    samples = np.random.default_rng(0).standard_normal((6, *shape[1:]), dtype=np.float32) + np.float32(offset)
+    quantized, _ = quantize_int8(module, samples, None, Int8Options())
+    executed = []
+    for packed in (PackChannels(16, few_as_words=True)(quantized), BACKEND.pack(quantized, None)[0]):
+        before = emulator.amx_executed()
+        found = LocalRunner(packed, BACKEND).run(samples[:1])[0]
+        assert np.array_equal(found, run_graph(read_graph(quantized), samples[:1]))
+        executed.append(emulator.amx_executed() - before)
+    # Of less than three channels, vectors sum the first layer without these rows.
+    assert executed[1] < executed[0] or channels < 3 or "amx_tile" in FLAGS
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride"),
+    [(3, (2, 16), 2), (3, (16, 16), 16), (5, (7, 7), 2), (3, (1, 7), 1), (3, (4, 4), 4), (3, (3, 3), 2)],  # would save too few products, or no row fits
+)  # fmt: skip
+def test_other_rows_stay_apart(channels: int, kernel: tuple[int, int], stride: int) -> None:
+    network, shape = _Stem(channels, kernel, stride, 1, 0).eval(), (1, channels, 32, 32)
+    module = canonicalize(ExportedModel(network, one_input("input", shape)).to_relax())
+    samples = np.random.default_rng(0).standard_normal((2, *shape[1:]), dtype=np.float32)
+    quantized, _ = quantize_int8(module, samples, None, Int8Options())
+    packed, same = BACKEND.pack(quantized, None)[0], PackChannels(16, few_as_words=True)(quantized)
+    filters = [
+        [np.shape(step.args[1]) for step in read_graph(mod).steps if step.op == "relax.nn.conv2d"]
+        for mod in (packed, same)
+    ]
+    assert filters[0] and filters[0] == filters[1]

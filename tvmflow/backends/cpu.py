@@ -53,7 +53,10 @@ class CpuBackend(Backend):
 
         channel_block = block or self.cpu_features().channel_block
         is_x86 = architecture_of(self.target.mtriple) == "x86_64"  # arm64 has an instruction for it
-        step: Any = PackChannels(channel_block, few_as_words=is_x86, lane_moves=self.target.kind == "llvm")
+        step: Any = PackChannels(
+            channel_block, few_as_words=is_x86, lane_moves=self.target.kind == "llvm",
+            tiles=TILES_FOR["int8"] in self.cpu_features().dots,
+        )  # fmt: skip
         mod = step(mod)
         packed, convolutions = packed_convolutions(mod)
         return mod, {"packed_convolutions": packed, "convolutions": convolutions, "block": channel_block}
@@ -71,6 +74,7 @@ class CpuBackend(Backend):
         from tvmflow.passes.limit_inlining import LimitInlining
         from tvmflow.passes.narrow_by_instruction import NarrowByInstruction
         from tvmflow.passes.packed_norm import NORMS, legalize_norm
+        from tvmflow.passes.pixel_major import PixelMajor
         from tvmflow.passes.round_bfloat16 import legalize_astype
         from tvmflow.templates.dot import dot_for
 
@@ -90,6 +94,7 @@ class CpuBackend(Backend):
             ("fuse_operators", relax.transform.FuseOps()),
             ("fuse_kernels", relax.transform.FuseTIR()),
             ("drop_dead_code", relax.transform.DeadCodeElimination(["main"])),
+            *([("pixel_major", PixelMajor())] if set(TILES_FOR.values()) & set(self.cpu_features().dots) else []),
             ("concatenate_in_place", ConcatenateInPlace()),
         ]
 

@@ -22,7 +22,7 @@ from tvmflow.ir.tvm_names import type_of
 from tvmflow.ir.views import keeps_order
 from tvmflow.passes.lane_moves import moved_channels
 from tvmflow.passes.packed_deconvolution import deconvolution
-from tvmflow.passes.packed_few import image_of_few
+from tvmflow.passes.packed_few import few_rows, image_of_few
 from tvmflow.passes.packed_images import POOLS, pad, pads_image, pool, resize, through_padding
 from tvmflow.passes.packed_moves import ChannelMoves
 from tvmflow.passes.packed_norm import NORMS, packed_norm
@@ -45,26 +45,26 @@ _REDUCTIONS = {"relax.mean", "relax.sum", "relax.max", "relax.min"}
 
 @tvm.transform.module_pass(opt_level=0, name="PackChannels")
 class PackChannels:
-    """IRModule -> IRModule; `block` channels side by side. few_as_words: images of bytes with few channels are moved by words; lane_moves: so are channels that fill no blocks, by vectors."""
+    """IRModule -> IRModule; `block` channels side by side. few_as_words: images of bytes with few channels are moved by words; lane_moves: so are channels that fill no blocks, by vectors;
+    tiles: matrix tiles sum int8."""
 
-    def __init__(self, block: int, few_as_words: bool = False, lane_moves: bool = True) -> None:
-        self.block = block
-        self.few_as_words = few_as_words
-        self.lane_moves = lane_moves
+    def __init__(self, block: int, few_as_words: bool = False, lane_moves: bool = True, tiles: bool = False) -> None:
+        self.block, self.few_as_words, self.lane_moves, self.tiles = block, few_as_words, lane_moves, tiles
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return _Packer(read_graph(mod), self.block, self.few_as_words, self.lane_moves).module()
+        return _Packer(read_graph(mod), self).module()
 
 
 class _Packer(TwoLayouts):
-    def __init__(self, graph: Graph, block: int, few_as_words: bool, lane_moves: bool) -> None:
+    def __init__(self, graph: Graph, options: PackChannels) -> None:
         super().__init__(graph)
-        self.block, self.few_as_words, self.lane_moves = block, few_as_words, lane_moves
+        self.block, self.few_as_words = options.block, options.few_as_words
+        self.lane_moves, self.tiles = options.lane_moves, options.tiles
         self.packed: dict[str, Any] = {}
         self.rows: dict[str, Any] = {}  # packed rows of values (A, B, D, C), which are rows and no images
         self.flat: dict[str, str] = {}  # values (1, C, H * W), by the names of the images (1, C, H, W) that they are
         self.steps = {step.name: step for step in graph.steps}
-        self.moves = ChannelMoves(graph, block, lane_moves)
+        self.moves = ChannelMoves(graph, self.block, self.lane_moves)
 
     # -- the two layouts of a value --
 
@@ -255,6 +255,9 @@ class _Packer(TwoLayouts):
             return lambda: convolution_by_taps(self.builder, step, weight, padding, self._as_packed(data))
         if groups == 1 and (2 * outputs >= b or data in self.packed):
             few = few_lanes(inputs, weight.dtype, b)
+            rows = few_rows(self.graph, data, step, padding) if self.tiles and data not in self.packed else None
+            if rows is not None:
+                return lambda: rows.convolution(self.builder, self._as_plain(rows.source.name), b, step.dtype)
             if data not in self.packed and few:
                 return lambda: self._emit_convolution(
                     step, self._as_few(data, few), padding, f"NCHW{few}c", pack_both(weight, b, few), 1

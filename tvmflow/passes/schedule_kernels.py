@@ -126,7 +126,7 @@ class ScheduleKernels:
         if schedule is None and (made := default_schedule(function, match)):
             how, schedule = "default", made[0]
         self._chose(name, key, how, template, function)
-        return function if schedule is None else _with_attributes(schedule.mod["main"], function)
+        return function if schedule is None else with_attributes(schedule.mod["main"], function)
 
     def _chose(self, name: str, key: str, how: str, template: str, function: Any) -> None:
         work = operations(function)
@@ -139,7 +139,8 @@ class ScheduleKernels:
         )
 
 
-def _with_attributes(new: Any, old: Any) -> Any:
+def with_attributes(new: Any, old: Any) -> Any:
+    """Return a scheduled kernel with the attributes of the kernel that it was made of."""
     for key in ("global_symbol", "tirx.noalias", "tir.noalias"):
         if old.attrs is not None and key in old.attrs:
             new = new.with_attr(key, old.attrs[key])

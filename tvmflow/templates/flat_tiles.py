@@ -19,7 +19,7 @@ from tvmflow.templates.primitives import (
     spread_pixels,
     work_of,
 )
-from tvmflow.templates.tiles import FLAT_CONVOLUTION, pixels_together, sum_in_tiles, tile_knobs
+from tvmflow.templates.tiles import is_flat, pixels_together, sum_in_tiles, tile_knobs
 
 _WIDEST = 16  # pixels of a tile
 
@@ -31,7 +31,7 @@ def rows_and_columns(pixels: int) -> tuple[int, int]:
 
 
 def _covers(_schedule: Any, kernel: Kernel) -> bool:
-    return kernel.anchor is not None and kernel.anchor.startswith(FLAT_CONVOLUTION) and bool(kernel.after)
+    return is_flat(kernel) and bool(kernel.after)
 
 
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:

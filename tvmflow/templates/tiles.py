@@ -14,14 +14,14 @@ from dataclasses import astuple, dataclass, fields
 from functools import cache
 from typing import Any
 
+from tvmflow.ir.ir_files import bytes_of
+from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 from tvmflow.templates.primitives import Knobs, divisors, meaning_of_axes, register_intrinsic, steps_of, tensorize_tile
 
 TILED_CONVOLUTION = "conv2d_tiles"  # name of the block whose weights lie (OC, KH, KW, IC, ...)
-FLAT_CONVOLUTION = (
-    "conv2d_flat"  # the same, of an image whose rows are one; names are part of the keys of tuning records
-)
+FLAT_CONVOLUTION = "conv2d_flat"  # of an image whose rows are one; names are part of the keys of records
 _CONVOLUTIONS = (TILED_CONVOLUTION, FLAT_CONVOLUTION)
 _LANES = 16  # channels of a block; int32 or float32 values in a row of a tile
 _ROWS, _ROW_BYTES, _REGISTERS = 16, 64, 8
@@ -156,12 +156,12 @@ class _Tile:
     @property
     def run(self) -> int:
         """Return how many words of four bytes lie side by side for a pixel, and are summed."""
-        return _run(self.kw if self.joined else 1, self.blocks * self.inner * self.size)
+        return (self.kw if self.joined else 1) * self.blocks * self.inner * self.size // 4
 
     @property
     def depth(self) -> int:
         """Return how many words of four bytes one instruction sums."""
-        return _depth(self.run)
+        return tile_depth(self.run)
 
     @property
     def configure(self) -> str:
@@ -240,11 +240,8 @@ def _registers(c: int, h: int) -> int:
     return c * h + min(c, h) + 1
 
 
-def _run(columns: int, pixel_bytes: int) -> int:
-    return columns * pixel_bytes // 4
-
-
-def _depth(run: int) -> int:
+def tile_depth(run: int) -> int:
+    """Return how many of so many words of four bytes one instruction sums."""
     return max(divisors(run, _ROW_BYTES // 4))
 
 
@@ -253,10 +250,26 @@ def _joined(columns: int, dilation: int, blocks: int, of_image: int) -> int:
     return int(columns > 1 and dilation == 1 and blocks == of_image)
 
 
+def is_in_tiles(kernel: Kernel) -> bool:
+    """Whether a kernel's convolution has its weights as tiles read them."""
+    return kernel.anchor is not None and kernel.anchor.startswith(_CONVOLUTIONS)
+
+
+def is_flat(kernel: Kernel) -> bool:
+    """Whether the rows of a convolution's image are one."""
+    return kernel.anchor is not None and kernel.anchor.startswith(FLAT_CONVOLUTION)
+
+
+def _is_pixel_major(image: Any, block: Any) -> bool:
+    """Whether a convolution's image is (N, H, W, C/16, 16), as its columns say."""
+    return steps_of(image, 2, block, (3, 6))[0] > 0
+
+
 def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) -> list[Knobs]:
     """Return the tiles of outputs worth trying, the likelier first: c_tile, h_tile, w_tile. Empty where there are none."""
-    if reduced != 5 or kernel.anchor is None or not kernel.anchor.startswith(_CONVOLUTIONS):
+    if reduced != 5 or not is_in_tiles(kernel):
         return []
+    assert kernel.anchor is not None
     block = schedule.get(block_ref(schedule, kernel.anchor))
     image = block.reads[0]
     data = str(region_buffer(image).dtype)
@@ -265,8 +278,11 @@ def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) ->
     )
     if TILES_FOR.get(data, "") not in cpu.dots or lanes != _LANES:
         return []
-    joined = _joined(columns, steps_of(image, 3, block, (3, 6))[1], blocks, int(region_buffer(image).shape[1]))
-    rows = _depth(_run(columns if joined else 1, blocks * words * 4))
+    column, channel = (2, 3) if _is_pixel_major(image, block) else (3, 1)
+    joined = _joined(
+        columns, steps_of(image, column, block, (3, 6))[1], blocks, int(region_buffer(image).shape[channel])
+    )
+    rows = tile_depth((columns if joined else 1) * blocks * words)
 
     def cycles(tile: tuple[int, int, int]) -> float:
         """Cycles per useful row: an instruction takes one for each of its pixels, a register one for two of its rows; and what both load."""
@@ -281,18 +297,35 @@ def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) ->
         for w in divisors(width, _ROWS)
         if _registers(c, h) <= _REGISTERS
     ]
-    tiles.sort(key=lambda tile: (cycles(tile), -tile[0] * tile[1] * tile[2]))
+    line = _blocks_of_line(schedule, kernel)
+    tiles.sort(
+        key=lambda tile: (channels % line == 0 and tile[0] % line > 0, cycles(tile), -tile[0] * tile[1] * tile[2])
+    )
     return [{"c_tile": c, "h_tile": h, "w_tile": w} for c, h, w in tiles[:12]]
+
+
+def _blocks_of_line(schedule: Any, kernel: Kernel) -> int:
+    """Return how many blocks of a pixel's channels fill a line of the cache where the outputs are (N, H, W, C/16, 16), else 1."""
+    if not kernel.after:
+        return 1
+    last = schedule.get(block_ref(schedule, kernel.after[-1]))
+    output, columns = last.writes[0], last.iter_vars[3:4]
+    if len(last.iter_vars) != 5 or not linear_factors(output.region[2].min, [column.var for column in columns])[0]:
+        return 1
+    return max(_ROW_BYTES // (_LANES * bytes_of((1,), str(region_buffer(output).dtype))), 1)
 
 
 def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], bool]:
     """Let a convolution read a copy of its image, (N, H, W, C/16, 16); return the names of the blocks that pad or copy, and whether it is plain.
 
-    An image of one block is plain: its pixels are together, and it is read as it is.
+    An image of one block is plain: its pixels are together, and it is read as it is; so is one that came so (PixelMajor).
     """
     assert kernel.anchor is not None
     anchor = block_ref(schedule, kernel.anchor)
-    if int(region_buffer(schedule.get(anchor).reads[0]).shape[1]) == 1:
+    block = schedule.get(anchor)
+    if _is_pixel_major(block.reads[0], block):
+        return kernel.before, False
+    if int(region_buffer(block.reads[0]).shape[1]) == 1:
         return kernel.before, True
     copy = block_ref(schedule, kernel.before[-1]) if kernel.before else schedule.cache_read(anchor, 0, "global")
     schedule.transform_layout(copy, ("write", 0), lambda n, c, h, w, v: (n, h, w, c, v))
