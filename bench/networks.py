@@ -6,7 +6,7 @@ Networks of bench/zoo.py, or any other of torchvision's and timm's (torchvision/
 the conversion to the precision, and to build; the largest error of our outputs and of ONNX Runtime's, each output relative to its largest number in PyTorch in float64, and how far
 apart outputs of two inputs are in the same measure; medians, and the ratio within rounds of turns in processes of their own, below 1 where tvmflow is faster. In int8 ONNX Runtime and
 OpenVINO run what ONNX Runtime's quantizer makes with the same calibration samples; in bfloat16 OpenVINO runs as it comes and PyTorch in bfloat16; what has no such mode stays in
-float32. What cannot be imported is said with its reason.
+float32. LiteRT runs what the package litert-torch 0.10 converts, which nothing here installs: its pins are not ours (an environment of its own, or a folder on PYTHONPATH). What cannot be imported is said with its reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import openvino_of, quantized_onnx, torch_runner
+from bench.peers import litert_of_torch, openvino_of, quantized_onnx, torch_runner
 from bench.side_by_side import (
     LEAST_RUNS,
     TURN_S,
@@ -56,7 +56,7 @@ from tvmflow.targets.resolve import Processor, host_target
 from tvmflow.tuning.algorithms import unmeasured
 
 SOURCES = ("torch", "onnx")
-PEERS = ("onnxruntime", "openvino", "torch", "torch_compile")
+PEERS = ("onnxruntime", "openvino", "torch", "torch_compile", "litert")
 _MODEL = "network.onnx"
 _FIRST_CALIBRATION, _CALIBRATION = 10, 16  # seeds of the samples for int8
 
@@ -227,6 +227,8 @@ def _runner(runner: str, name: str, folder: Path, options: argparse.Namespace) -
     if runner == "openvino":
         _, request = openvino_of(file, _inputs(folder), options.precision, options.threads)
         return lambda *_: request.infer()
+    if runner == "litert":
+        return litert_of_torch(network_named(name).make().float(), _inputs(folder), options.threads)
     if runner in PEERS:
         network, inputs = network_named(name).make().float(), _inputs(folder)
         run = torch_runner(network, inputs, options.precision, options.threads, runner == "torch_compile")

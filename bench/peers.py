@@ -296,6 +296,24 @@ def _litert(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[
     return invoke
 
 
+def litert_of_torch(module: Any, inputs: Sequence[Any], threads: int) -> Callable[[], Any]:
+    """Return what runs a PyTorch module by LiteRT, in float32, its inputs set once."""
+    import litert_torch
+    import torch
+    from ai_edge_litert.interpreter import Interpreter
+
+    converted = litert_torch.convert(module.eval(), tuple(torch.from_numpy(x.copy()) for x in inputs))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.tflite"
+        converted.export(str(file))
+        interpreter = Interpreter(str(file), num_threads=threads)
+        interpreter.allocate_tensors()
+    for given, x in zip(sorted(interpreter.get_input_details(), key=lambda one: str(one["name"])), inputs, strict=True):
+        interpreter.set_tensor(given["index"], x.astype(given["dtype"]))
+    invoke: Callable[[], Any] = interpreter.invoke
+    return lambda *_: invoke()
+
+
 _RUNNERS: dict[str, Callable[[Workspace, Cell, Any, int], Callable[[], Any]]] = {
     "tvmflow": _tvmflow, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch,
     "torch_compile": _torch_compile, "litert": _litert,
