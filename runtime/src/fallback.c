@@ -80,13 +80,8 @@ static double bound_with(const tvmflow_api *api) {
   return api->tolerance > plan_api.tolerance ? api->tolerance : plan_api.tolerance;
 }
 
-static uint32_t width_of(tvmflow_dtype dtype) {
-  static const uint8_t widths[] = {4, 2, 2, 1, 1, 4, 8, 1};
-  return widths[dtype];
-}
-
 static int integers_differ(const tvmflow_tensor *info, const void *found, const void *expected, char *why) {
-  const size_t width = width_of(info->dtype), count = info->size / width;
+  const size_t width = plan_width_of(info->dtype), count = info->size / width;
   const unsigned char *a = found, *b = expected;
   size_t equal = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -101,12 +96,12 @@ static int integers_differ(const tvmflow_tensor *info, const void *found, const 
 
 static double number_at(const tvmflow_tensor *info, const void *from, size_t at) {
   float number = 0;
-  scores_read(info, (const char *)from + at * width_of(info->dtype), &number, 1);
+  scores_read(info, (const char *)from + at * plan_width_of(info->dtype), &number, 1);
   return number;
 }
 
 static int floats_differ(const tvmflow_tensor *info, const void *found, const void *expected, double bound, char *why) {
-  const size_t count = info->size / width_of(info->dtype);
+  const size_t count = info->size / plan_width_of(info->dtype);
   double sum = 0, squares = 0, largest = 0, error = 0, noise = 0;
   size_t numbers = 0;
   for (size_t i = 0; i < count; ++i) {

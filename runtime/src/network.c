@@ -383,8 +383,7 @@ static int is_aligned(const void *memory, size_t alignment) { return (uintptr_t)
 
 /* Kernels take inputs at any address of an element; an accelerator's programs copy whole lines. */
 static size_t input_alignment(const tvmflow_instance *instance, const tvmflow_tensor *input) {
-  static const uint8_t sizes[] = {4, 2, 2, 1, 1, 4, 8, 1}; /* of elements, by tvmflow_dtype */
-  return instance->now->program_count ? TVMFLOW_ALIGNMENT : sizes[input->dtype];
+  return instance->now->program_count ? TVMFLOW_ALIGNMENT : plan_width_of(input->dtype);
 }
 
 static void *own_memory(tvmflow_instance *instance, place *at, size_t size) {

@@ -4,6 +4,12 @@
 
 #include "tvmflow.h"
 
+/* Bytes of an element. */
+static inline uint32_t plan_width_of(tvmflow_dtype dtype) {
+  static const uint8_t widths[] = {4, 2, 2, 1, 1, 4, 8, 1};
+  return widths[dtype];
+}
+
 /* DLTensor of DLPack and TVMFFIAny of TVM's FFI: layouts are part of their ABI. */
 typedef struct {
   void *data;

@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmflow.ir.tvm_names import buffer_of, return_type, shape_of, type_of, variable_name
+from tvmflow.ir.tvm_names import buffer_of, operator_of, return_type, shape_of, type_of, variable_name
 from tvmflow.kernels.blocks import block_ref, extents, look_at, new_schedule, region_buffer
 from tvmflow.passes.schedule_kernels import with_attributes
 from tvmflow.templates.tiles import is_flat, is_in_tiles
@@ -48,7 +48,7 @@ class _Call:
 def _call(mod: Any, binding: Any) -> _Call | None:
     """Return the convolution in tiles that a binding calls, None where it is anything else."""
     value = binding.value
-    if not isinstance(value, relax.Call) or getattr(value.op, "name", "") != "relax.call_tir":
+    if operator_of(value) != "relax.call_tir":
         return None
     function = mod[value.args[0]]
     schedule = new_schedule(function)

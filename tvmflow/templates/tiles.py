@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any
 
 from tvmflow.ir.ir_files import bytes_of
-from tvmflow.ir.tvm_names import linear_factors
 from tvmflow.kernels.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 from tvmflow.templates.primitives import Knobs, divisors, meaning_of_axes, register_intrinsic, steps_of, tensorize_tile
@@ -261,8 +260,8 @@ def is_flat(kernel: Kernel) -> bool:
 
 
 def _is_pixel_major(image: Any, block: Any) -> bool:
-    """Whether a convolution's image is (N, H, W, C/16, 16), as its columns say."""
-    return steps_of(image, 2, block, (3, 6))[0] > 0
+    """Whether an image that a block on packed channels reads or writes is (N, H, W, C/16, 16), as its columns say."""
+    return steps_of(image, 2, block, (3, 4))[0] > 0
 
 
 def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) -> list[Knobs]:
@@ -309,8 +308,8 @@ def _blocks_of_line(schedule: Any, kernel: Kernel) -> int:
     if not kernel.after:
         return 1
     last = schedule.get(block_ref(schedule, kernel.after[-1]))
-    output, columns = last.writes[0], last.iter_vars[3:4]
-    if len(last.iter_vars) != 5 or not linear_factors(output.region[2].min, [column.var for column in columns])[0]:
+    output = last.writes[0]
+    if len(last.iter_vars) != 5 or not _is_pixel_major(output, last):
         return 1
     return max(_ROW_BYTES // (_LANES * bytes_of((1,), str(region_buffer(output).dtype))), 1)
 
@@ -318,7 +317,7 @@ def _blocks_of_line(schedule: Any, kernel: Kernel) -> int:
 def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], bool]:
     """Let a convolution read a copy of its image, (N, H, W, C/16, 16); return the names of the blocks that pad or copy, and whether it is plain.
 
-    An image of one block is plain: its pixels are together, and it is read as it is; so is one that came so (PixelMajor).
+    An image of one block is plain: its pixels are together, and it is read as it is. One that came as (N, H, W, C/16, 16) is not copied again (PixelMajor).
     """
     assert kernel.anchor is not None
     anchor = block_ref(schedule, kernel.anchor)
