@@ -37,7 +37,7 @@ from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.quantizer import quantize_int8
 from tvmflow.sources.torch_networks import build
 from tvmflow.targets.resolve import host_target
-from tvmflow.templates import scheduled, tiles
+from tvmflow.templates import scheduled, tile_intrinsics
 from tvmflow.tuning.traces import trace_json
 
 FLAGS = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if Path("/proc/cpuinfo").exists() else []
@@ -99,6 +99,8 @@ SHAPES = (  # channels, kernel, stride, size
     ((64, 64), 3, 1, 7),  # narrower than a tile, which goes on to the next row
     ((64, 48), 1, 1, 7),
     ((16, 32), 5, 1, 4),
+    ((1024, 32), 3, 1, 7),  # windows larger than the first cache
+    ((1024, 32), 3, 2, 14),
 )
 
 
@@ -128,7 +130,7 @@ def test_every_kind_of_tile_keeps_the_output(
     packed = x.reshape(1, -1, min(channels[0], 16), size, size).transpose(0, 1, 3, 4, 2)
     for knobs in tiled[:: max(len(tiled) // 4, 1)]:
         trace = trace_json(scheduled(workload.function, match[0], knobs))
-        tiles._intrinsic.cache_clear()  # as in a process that has scheduled nothing
+        tile_intrinsics.intrinsic_of.cache_clear()  # as in a process that has scheduled nothing
         executable, choices, *_ = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
         assert [choice.how for choice in choices] == ["record"]
         before, configured = emulator.amx_executed(), emulator.amx_configured()

@@ -17,7 +17,7 @@ from tvmflow.errors import StoreError
 from tvmflow.templates.columns import columns_in
 from tvmflow.templates.dot import AVX512_BF16
 from tvmflow.templates.pairs import pairs_in
-from tvmflow.templates.tiles import tiles_in
+from tvmflow.templates.tile_intrinsics import tiles_in
 from tvmflow.tuning.record_format import MAX_LINE_BYTES, is_cut_off, parse_line
 from tvmflow.tuning.records import OK, TuningRecord, append_record, merge_records, read_records, record_of
 

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from tvmflow.kernels.blocks import IMPORTED_LLVM
 from tvmflow.passes.statements import rewritten, rewritten_kernels, with_body
-from tvmflow.templates.tiles import CONFIGURED, RELEASED
+from tvmflow.templates.tile_intrinsics import CONFIGURED, RELEASED
 
 
 @tvm.transform.module_pass(opt_level=0, name="HoistTiles")

@@ -19,7 +19,7 @@ from tvmflow.kernels.sound_indices import lowered_soundly
 from tvmflow.passes.hoist_tiles import HoistTiles
 from tvmflow.passes.statements import calls, rewritten_kernels
 from tvmflow.passes.unaligned_inputs import UnalignedInputs
-from tvmflow.templates.tiles import STORED
+from tvmflow.templates.tile_intrinsics import STORED
 
 _SCOPE = "local"  # of memory, TVM's name
 _MOST_BYTES = 4096  # of one buffer

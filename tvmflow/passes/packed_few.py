@@ -20,7 +20,7 @@ from tvmflow.kernels.blocks import IMPORTED_LLVM
 from tvmflow.passes.packed_images import pads_image
 from tvmflow.passes.packed_weights import pack_both
 from tvmflow.passes.products import OPAQUE, buffer_of, function_of, line_loop, within
-from tvmflow.templates.tiles import tile_depth
+from tvmflow.templates.tile_intrinsics import tile_depth
 
 _PIXELS = 16  # of a vector
 _BITS = 8  # of a value: words of wider ones gain nothing

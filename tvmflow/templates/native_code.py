@@ -6,7 +6,7 @@ from tvmflow.templates.by_lane import lanes_in, register_lanes_in
 from tvmflow.templates.columns import columns_in, register_columns_in
 from tvmflow.templates.dot import dots_in, register_dots_in
 from tvmflow.templates.pairs import pairs_in, register_pairs_in
-from tvmflow.templates.tiles import register_tiles_in, tiles_in
+from tvmflow.templates.tile_intrinsics import register_tiles_in, tiles_in
 
 
 def register_all_in(trace: str) -> None:
