@@ -28,6 +28,7 @@ from tvmflow.targets.cpu_features import (
 from tvmflow.templates.pairs import PAIRED_BYTES, PAIRED_LANES
 
 _MOST_DILATION = 4  # of Winograd's tiles: those of larger ones lie within so many others that no cache holds them
+_HALVED = 16  # channels of a block whose halves are summed one by one where the last one is all filling
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
 
 
@@ -161,6 +162,8 @@ def _legalize_conv2d(
             weight, strides, padding = _in_pairs(constant.numpy(), group, shape_of(data)[3], strides, padding, dilation)
         else:
             weight = _weight_of(call, group, tiled)
+        if not group and not in_parts and int(attrs.groups) == 1:
+            weight = _without_filling(weight)
         how = (strides, padding, dilation, int(attrs.groups), _out_dtype(call), tiled, filling)
         found = _packed(builder, data, weight, how, None)
         if _out_dtype(call) == "int32" and multiplies_by_lane(_target()):
@@ -176,6 +179,25 @@ def _legalize_conv2d(
 def _takes_tiles(weight: Sequence[int]) -> bool:
     """Whether a weight (OC, IC, KH, KW, b of I, b of O) has blocks of 16 channels; of a first layer's image all channels are one block."""
     return int(weight[-1]) == 16 and (int(weight[-2]) == 16 or int(weight[1]) == 1)
+
+
+def _without_filling(weight: Any) -> Any:
+    """Return a weight (OC, IC, KH, KW, b of I, b of O) without the half of its last block of input channels that are all filling, its blocks halved; else as it is.
+
+    Of 24 channels in blocks of 16 a quarter of all multiplications were by zero.
+    """
+    values: Any = constant_value(weight)
+    shape = tuple(int(d) for d in values.shape)
+    if len(shape) != 6 or shape[1] < 2 or shape[4:] != (_HALVED, _HALVED):
+        return weight
+    half, array = _HALVED // 2, values.numpy()
+    if array[:, -1, :, :, half:].any():
+        return weight
+    oc, ic, kh, kw = shape[:4]
+    halves = array.reshape(oc, ic, kh, kw, 2, half, _HALVED).transpose(0, 1, 4, 2, 3, 5, 6)
+    return relax.const(
+        np.ascontiguousarray(halves.reshape(oc, 2 * ic, kh, kw, half, _HALVED)[:, :-1]), str(array.dtype)
+    )
 
 
 def _in_pairs(

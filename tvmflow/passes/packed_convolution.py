@@ -158,10 +158,15 @@ def _whole(
 
     together = int(weight.shape[6]) if len(weight.shape) == 7 else 1
     part = int(weight.shape[4]) * together  # of a block: all of it, or the channels of a group
-    in_parts = part < int(data.shape[4])
+    parts = int(data.shape[4]) // part
 
     def pixel(b: Any, o: Any, h: Any, w: Any, v: Any, lane: Any) -> Any:
-        block, first = (o, v // part * part) if in_parts else (i if groups == 1 else (o // per_group) * ic + i, 0)
+        if parts > 1 and groups == 1:
+            block, first = i // parts, i % parts * part
+        elif parts > 1:
+            block, first = o, v // part * part
+        else:
+            block, first = i if groups == 1 else (o // per_group) * ic + i, 0
         return data[b, block, h * sh + y * dh, w * sw + x * dw, first + lane]
 
     if len(weight.shape) == 6:
