@@ -75,6 +75,18 @@ def _one_convolution(size: int = _SIZE) -> Any:
     return _module((1, 32, size, size), "float32", body)
 
 
+def _inverted() -> Any:
+    """24 channels, half of whose last block is filling, widened and summed by windows."""
+
+    def body(x: Any, emit: Callable[..., Any]) -> Any:
+        op = relax.op
+        x = emit(op.nn.relu(emit(op.nn.conv2d(x, _weight(24, 16, 1, 1)))))
+        y = emit(op.clip(emit(op.nn.conv2d(x, _weight(64, 24, 1, 1))), 0.0, 6.0))
+        return op.nn.relu(emit(op.nn.conv2d(y, _weight(64, 1, 3, 3), padding=1, groups=64)))
+
+    return _module((1, 16, 2 * _SIZE, 2 * _SIZE), "float32", body)
+
+
 def _beside_convolutions() -> Any:
     """What no convolution is part of: a layer norm, a sum over the first axis, a hyperbolic tangent."""
 
@@ -139,6 +151,7 @@ def cases(target: ResolvedTarget) -> Iterator[Case]:
 
 _NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
     "float32": (_float32, 0),
+    "inverted": (_inverted, 0),
     "beside": (_beside_convolutions, 0),
     "attention": (_attention, 0),
     "winograd2": (_one_convolution, 2),

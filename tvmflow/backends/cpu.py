@@ -68,6 +68,7 @@ class CpuBackend(Backend):
         from tvmflow.passes.clip_by_instruction import clips
         from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
         from tvmflow.passes.fuse_attention import FuseAttention
+        from tvmflow.passes.fuse_expansions import FuseExpansions
         from tvmflow.passes.legalize_convolutions import legalize_convolutions
         from tvmflow.passes.legalize_pools import legalize_max_pool2d
         from tvmflow.passes.legalize_resize import legalize_resize2d
@@ -94,6 +95,11 @@ class CpuBackend(Backend):
             ("fuse_operators", relax.transform.FuseOps()),
             ("fuse_kernels", relax.transform.FuseTIR()),
             ("drop_dead_code", relax.transform.DeadCodeElimination(["main"])),
+            *(
+                [("fuse_expansions", FuseExpansions(self.cpu_features()))]
+                if "madd512" in self.cpu_features().dots
+                else []
+            ),
             *([("pixel_major", PixelMajor())] if set(TILES_FOR.values()) & set(self.cpu_features().dots) else []),
             ("concatenate_in_place", ConcatenateInPlace()),
         ]

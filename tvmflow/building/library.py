@@ -15,6 +15,7 @@ from tvmflow.building.in_pieces import compile_in_pieces, make_code
 from tvmflow.building.lower import lower
 from tvmflow.errors import StageError, last_line
 from tvmflow.passes import keep_on_stack, run_pass
+from tvmflow.passes.fill_edges import with_edges_filled
 from tvmflow.passes.prefetch_weights import with_prefetching
 from tvmflow.passes.read_booleans import with_booleans_read
 from tvmflow.passes.rename_kernels import RenameKernels
@@ -38,7 +39,7 @@ class Scheduled(NamedTuple):
 def prepared(mod: Any, target: Any) -> Any:
     """Return a module of scheduled kernels as TVM's compiler is given it; it knows our intrinsics from here on."""
     intrinsics.register()
-    return with_rounding(with_prefetching(with_booleans_read(with_inputs_named(mod))), target)
+    return with_rounding(with_prefetching(with_edges_filled(with_booleans_read(with_inputs_named(mod)))), target)
 
 
 def compile_module(mod: Any, backend: Backend) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from tvmflow.kernels.blocks import look_at, new_schedule
 from tvmflow.templates.attention import ATTENTION
 from tvmflow.templates.elementwise import ELEMENTWISE
+from tvmflow.templates.expansion import EXPANDED
 from tvmflow.templates.flat_tiles import FLAT_TILES
 from tvmflow.templates.packed_norm import PACKED_NORM
 from tvmflow.templates.primitives import Knobs, Template
@@ -21,7 +22,7 @@ from tvmflow.templates.rows import ROWS
 from tvmflow.templates.window import WINDOW
 from tvmflow.templates.winograd import WINOGRAD
 
-TEMPLATES = (ATTENTION, PRODUCTS, PACKED_NORM, WINOGRAD, FLAT_TILES, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
+TEMPLATES = (EXPANDED, ATTENTION, PRODUCTS, PACKED_NORM, WINOGRAD, FLAT_TILES, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
 
 __all__ = ["TEMPLATES", "Knobs", "Template", "scheduled", "template_for", "template_named"]
 

@@ -17,6 +17,7 @@ MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first t
 SPREAD_LANES = 16  # of element-wise loops; LLVM makes of them what the target has
 SMALL_WORK = 20_000  # element operations below which waking a second thread costs more than it saves
 PREFETCHED = "tvmflow_prefetched"  # mark of a loop over what a tile sums: blocks of channels in a tile, and how many shares in a row have the same
+FILLED = "tvmflow_filled"  # mark of a loop over the columns of a padding: first row, rows, first column and columns of what is written over it
 _MOST_IDLE = 0.3  # of the threads' time: schedules that leave more of it unused are tried last
 
 
@@ -110,6 +111,24 @@ def spread_rows(schedule: Any, name: str, parallel: int) -> None:
     if parallel:
         schedule.parallel(rows)
     schedule.vectorize(lane)
+
+
+def tile_image(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, Any]:
+    """Tile what is written on packed channels; return the loop over threads, and those over blocks of channels, rows and columns."""
+    batch, c, h, w, lane = packed_loops(schedule, out)
+    c_outer, c_tile = schedule.split(c, [None, knobs["c_tile"]])
+    h_chunk, h_outer, h_tile = schedule.split(h, [None, knobs["chunk"] // knobs["h_tile"], knobs["h_tile"]])
+    w_outer, w_tile = schedule.split(w, [None, knobs["w_tile"]])
+    if knobs["rows_first"]:
+        schedule.reorder(batch, h_chunk, c_outer, h_outer, w_outer, c_tile, h_tile, w_tile, lane)
+        rows = schedule.fuse(batch, h_chunk)
+    else:
+        schedule.reorder(batch, c_outer, h_chunk, h_outer, w_outer, c_tile, h_tile, w_tile, lane)
+        rows = schedule.fuse(batch, c_outer, h_chunk)
+    if knobs["parallel"]:
+        schedule.parallel(rows)
+    schedule.vectorize(lane)
+    return rows, c_outer, h_outer, w_outer
 
 
 def points_of_sums(

@@ -27,13 +27,13 @@ from tvmflow.templates.primitives import (
     leaves_idle,
     merge_epilogue,
     order_of_tile,
-    packed_loops,
     parallel_first,
     pixels_first,
     points_of_sums,
     spread_pixels,
     spread_rows,
     steps_of,
+    tile_image,
     weight_bytes,
     work_of,
 )
@@ -193,7 +193,10 @@ def _columns(schedule: Any, kernel: Kernel) -> tuple[int, int]:
 
 
 def _part(schedule: Any, anchor: str, reduced: int) -> int:
-    """Return how many neighbouring output channels read the same input channels: a block of them, or those of a group that is part of one."""
+    """Return how many neighbouring output channels read the same input channels: a block of them, or those of a group that is part of one.
+
+    Of several parts of blocks the outputs read all, one after the other.
+    """
     block = block_ref(schedule, anchor)
     sizes = extents(schedule, schedule.get_loops(block))
     if reduced < 4:
@@ -202,7 +205,7 @@ def _part(schedule: Any, anchor: str, reduced: int) -> int:
         math.prod(sizes[-1 if reduced == 4 else -2 :]),
         int(region_buffer(_factors(schedule.get(block))[0]).shape[-1]),
     )
-    return sizes[4] if read == inside else read
+    return sizes[4] if read == inside or sizes[5] > 1 else read
 
 
 def _factors(block: Any) -> list[Any]:
@@ -247,7 +250,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
                 after = last
             last = None
     out = schedule.cache_write(anchor, 0, "local") if last is None else block_ref(schedule, last)
-    rows, c_outer, h_outer, w_outer = _tile(schedule, out, knobs)
+    rows, c_outer, h_outer, w_outer = tile_image(schedule, out, knobs)
     schedule.compute_at(anchor, w_outer, preserve_unit_loops=True)
     if last is not None:
         schedule.set_scope(anchor, 0, "local")
@@ -268,24 +271,6 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         _sum(schedule, anchor, reduced, rows, knobs, part)
         if knobs.get("prefetch"):
             schedule.annotate(outermost, PREFETCHED, [knobs["c_tile"], knobs["prefetch"]])
-
-
-def _tile(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, Any]:
-    """Tile what is written; return the loop over threads, and those over blocks of channels, rows and columns."""
-    batch, c, h, w, lane = packed_loops(schedule, out)
-    c_outer, c_tile = schedule.split(c, [None, knobs["c_tile"]])
-    h_chunk, h_outer, h_tile = schedule.split(h, [None, knobs["chunk"] // knobs["h_tile"], knobs["h_tile"]])
-    w_outer, w_tile = schedule.split(w, [None, knobs["w_tile"]])
-    if knobs["rows_first"]:
-        schedule.reorder(batch, h_chunk, c_outer, h_outer, w_outer, c_tile, h_tile, w_tile, lane)
-        rows = schedule.fuse(batch, h_chunk)
-    else:
-        schedule.reorder(batch, c_outer, h_chunk, h_outer, w_outer, c_tile, h_tile, w_tile, lane)
-        rows = schedule.fuse(batch, c_outer, h_chunk)
-    if knobs["parallel"]:
-        schedule.parallel(rows)
-    schedule.vectorize(lane)
-    return rows, c_outer, h_outer, w_outer
 
 
 def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
