@@ -228,7 +228,11 @@ def _runner(runner: str, name: str, folder: Path, options: argparse.Namespace) -
         _, request = openvino_of(file, _inputs(folder), options.precision, options.threads)
         return lambda *_: request.infer()
     if runner == "litert":
-        return litert_of_torch(network_named(name).make().float(), _inputs(folder), options.threads)
+        if options.precision not in ("float32", "int8"):
+            raise SystemExit(f"LiteRT computes on CPUs in float32 and int8, not in {options.precision}")
+        entry = network_named(name)
+        samples = _calibration(entry) if options.precision == "int8" else ()
+        return litert_of_torch(entry.make().float(), _inputs(folder), options.threads, samples)
     if runner in PEERS:
         network, inputs = network_named(name).make().float(), _inputs(folder)
         run = torch_runner(network, inputs, options.precision, options.threads, runner == "torch_compile")

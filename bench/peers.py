@@ -296,8 +296,10 @@ def _litert(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[
     return invoke
 
 
-def litert_of_torch(module: Any, inputs: Sequence[Any], threads: int) -> Callable[[], Any]:
-    """Return what runs a PyTorch module by LiteRT, in float32, its inputs set once."""
+def litert_of_torch(
+    module: Any, inputs: Sequence[Any], threads: int, calibration: Sequence[Sequence[Any]] = ()
+) -> Callable[[], Any]:
+    """Return what runs a PyTorch module by LiteRT, its inputs set once: in float32, or, calibrated by samples, in int8 where its quantizer knows how."""
     import litert_torch
     import torch
     from ai_edge_litert.interpreter import Interpreter
@@ -306,12 +308,32 @@ def litert_of_torch(module: Any, inputs: Sequence[Any], threads: int) -> Callabl
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.tflite"
         converted.export(str(file))
+        if calibration:
+            _quantize_tflite(file, calibration)
         interpreter = Interpreter(str(file), num_threads=threads)
         interpreter.allocate_tensors()
-    for given, x in zip(sorted(interpreter.get_input_details(), key=lambda one: str(one["name"])), inputs, strict=True):
+    for given, x in zip(_by_name(interpreter.get_input_details()), inputs, strict=True):
         interpreter.set_tensor(given["index"], x.astype(given["dtype"]))
     invoke: Callable[[], Any] = interpreter.invoke
     return lambda *_: invoke()
+
+
+def _by_name(details: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(details, key=lambda one: str(one["name"]))
+
+
+def _quantize_tflite(file: Path, calibration: Sequence[Sequence[Any]]) -> None:
+    """Quantize a model to int8 weights and activations, which go in and out as float32."""
+    from ai_edge_litert.interpreter import Interpreter
+    from ai_edge_quantizer import quantizer, recipe
+
+    runner = Interpreter(str(file)).get_signature_runner()
+    names = [name for name, _ in sorted(runner.get_input_details().items(), key=lambda one: str(one[1]["name"]))]
+    made = quantizer.Quantizer(str(file))
+    made.load_quantization_recipe(recipe.static_wi8_ai8())
+    samples = [dict(zip(names, sample, strict=True)) for sample in calibration]
+    found = made.calibrate({"serving_default": samples}, num_threads=1)
+    made.quantize(found, enable_progress_report=False).export_model(str(file), overwrite=True)
 
 
 _RUNNERS: dict[str, Callable[[Workspace, Cell, Any, int], Callable[[], Any]]] = {
