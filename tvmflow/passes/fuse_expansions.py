@@ -91,15 +91,17 @@ def _expands(function: Any) -> bool:
     """Whether a kernel is a 1x1 convolution of float32 on packed channels, and what is computed of each of its outputs."""
     schedule = new_schedule(function)
     kernel = look_at(schedule)
-    return is_expansion(schedule, kernel) and _keeps_pixels(schedule, kernel)
+    return kernel.anchor is not None and _keeps_pixels(schedule, kernel) and is_expansion(schedule, kernel)
 
 
 def _keeps_pixels(schedule: Any, kernel: Kernel) -> bool:
-    """Whether what follows a convolution has its pixels, none of them left out."""
+    """Whether what follows a convolution has its pixels, none of them left out; not where their number is unknown."""
     assert kernel.anchor is not None
-    sizes = [
-        extents(schedule, schedule.get_loops(block_ref(schedule, name))[:5]) for name in (kernel.anchor, *kernel.after)
-    ]
+    loops = (schedule.get_loops(block_ref(schedule, name))[:5] for name in (kernel.anchor, *kernel.after))
+    try:
+        sizes = [extents(schedule, of_block) for of_block in loops]
+    except ValueError:
+        return False
     return all(size == sizes[0] for size in sizes)
 
 
