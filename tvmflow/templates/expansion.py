@@ -30,7 +30,7 @@ _WIDEST = (
     14  # pixels of a tile of the expansion: of more, what is computed of sums needs the registers that they are in
 )
 _FAR = 1.2  # time where the rows that a thread makes do not stay in its second cache
-_MOST = 1.3  # of a plan's time: from there on two kernels are as fast
+_MOST = 1.15  # of a plan's cost: from there on two kernels are as fast (16 threads)
 _BYTES = 4  # of a value
 
 
