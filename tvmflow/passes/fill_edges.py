@@ -11,26 +11,17 @@ from tvm import tirx
 from tvm_ffi import structural_map
 
 from tvmflow.kernels.blocks import kernels_changed
-from tvmflow.passes.statements import has, rewritten
+from tvmflow.passes.statements import has, rewritten, with_root_body
 from tvmflow.templates.primitives import FILLED
 
 
 def with_edges_filled(mod: Any) -> Any:
     """Return a module of scheduled kernels in which the loops that FILLED marks leave out the columns that are written again."""
-    return kernels_changed(mod, _is_marked, _filling)
+    return kernels_changed(mod, _is_marked, lambda kernel: with_root_body(kernel, lambda body: rewritten(body, _edges)))
 
 
 def _is_marked(function: Any) -> bool:
     return has(function, tirx.For, lambda loop: FILLED in loop.annotations)
-
-
-def _filling(function: Any) -> Any:
-    realize = function.body
-    root = realize.block
-    same = (root.iter_vars, root.reads, root.writes, root.name_hint)
-    body = rewritten(root.body, _edges)
-    block = type(root)(*same, body, root.init, root.alloc_buffers, root.match_buffers, root.annotations)
-    return function.with_body(type(realize)(realize.iter_values, realize.predicate, block))
 
 
 def _edges(statement: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import tirx
 
 from tvmflow.kernels.blocks import buffer_bytes, kernels_changed, region_buffer
-from tvmflow.passes.statements import has, with_body, with_llvm
+from tvmflow.passes.statements import has, with_body, with_llvm, with_root_body
 from tvmflow.templates.primitives import PREFETCHED
 
 _LINE_BYTES = 64
@@ -36,12 +36,7 @@ def _is_marked(function: Any) -> bool:
 
 
 def _prefetching(function: Any) -> Any:
-    realize = function.body
-    root = realize.block
-    same = (root.iter_vars, root.reads, root.writes, root.name_hint)
-    body = _with_prefetches(root.body, ())
-    block = type(root)(*same, body, root.init, root.alloc_buffers, root.match_buffers, root.annotations)
-    return with_llvm(function.with_body(type(realize)(realize.iter_values, realize.predicate, block)), _CODE)
+    return with_llvm(with_root_body(function, lambda body: _with_prefetches(body, ())), _CODE)
 
 
 def _with_prefetches(statement: Any, around: tuple[Any, ...]) -> Any:

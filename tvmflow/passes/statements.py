@@ -26,6 +26,15 @@ def rewritten_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
     )
 
 
+def with_root_body(function: Any, change: Rewrite) -> Any:
+    """Return a scheduled kernel, whose blocks are not lowered yet, with the statement of its outermost block changed."""
+    realize = function.body
+    root = realize.block
+    same = (root.iter_vars, root.reads, root.writes, root.name_hint)
+    block = type(root)(*same, change(root.body), root.init, root.alloc_buffers, root.match_buffers, root.annotations)
+    return function.with_body(type(realize)(realize.iter_values, realize.predicate, block))
+
+
 def with_llvm(function: Any, text: str) -> Any:
     """Return a scheduled kernel that brings functions in LLVM's language, behind those that it brings already."""
     schedule = new_schedule(function)
