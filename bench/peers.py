@@ -328,10 +328,12 @@ def _quantize_tflite(file: Path, calibration: Sequence[Sequence[Any]]) -> None:
     from ai_edge_quantizer import quantizer, recipe
 
     runner = Interpreter(str(file)).get_signature_runner()
-    names = [name for name, _ in sorted(runner.get_input_details().items(), key=lambda one: str(one[1]["name"]))]
+    given = sorted(runner.get_input_details().items(), key=lambda one: str(one[1]["name"]))
     made = quantizer.Quantizer(str(file))
     made.load_quantization_recipe(recipe.static_wi8_ai8())
-    samples = [dict(zip(names, sample, strict=True)) for sample in calibration]
+    samples = [
+        {name: x.astype(of["dtype"]) for (name, of), x in zip(given, sample, strict=True)} for sample in calibration
+    ]
     found = made.calibrate({"serving_default": samples}, num_threads=1)
     made.quantize(found, enable_progress_report=False).export_model(str(file), overwrite=True)
 
