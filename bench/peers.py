@@ -312,14 +312,14 @@ def litert_of_torch(
             _quantize_tflite(file, calibration)
         interpreter = Interpreter(str(file), num_threads=threads)
         interpreter.allocate_tensors()
-    for given, x in zip(_by_name(interpreter.get_input_details()), inputs, strict=True):
+    for given, x in zip(sorted(interpreter.get_input_details(), key=_tensor_name), inputs, strict=True):
         interpreter.set_tensor(given["index"], x.astype(given["dtype"]))
     invoke: Callable[[], Any] = interpreter.invoke
     return lambda *_: invoke()
 
 
-def _by_name(details: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(details, key=lambda one: str(one["name"]))
+def _tensor_name(details: dict[str, Any]) -> str:
+    return str(details["name"])
 
 
 def _quantize_tflite(file: Path, calibration: Sequence[Sequence[Any]]) -> None:
@@ -328,7 +328,7 @@ def _quantize_tflite(file: Path, calibration: Sequence[Sequence[Any]]) -> None:
     from ai_edge_quantizer import quantizer, recipe
 
     runner = Interpreter(str(file)).get_signature_runner()
-    given = sorted(runner.get_input_details().items(), key=lambda one: str(one[1]["name"]))
+    given = sorted(runner.get_input_details().items(), key=lambda one: _tensor_name(one[1]))
     made = quantizer.Quantizer(str(file))
     made.load_quantization_recipe(recipe.static_wi8_ai8())
     samples = [

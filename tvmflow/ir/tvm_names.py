@@ -112,6 +112,14 @@ def return_type(function: Any) -> Any:
     return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info
 
 
+def with_bindings(main: Any, bindings: list[Any]) -> Any:
+    """Return a Relax function of one block with other bindings in it."""
+    from tvm import relax
+
+    body = relax.SeqExpr([type(main.body.blocks[0])(bindings)], main.body.body)
+    return relax.Function(main.params, body, return_type(main), main.is_pure, main.attrs)
+
+
 def object_type() -> Any:
     """Return the type of a Relax value that is no tensor."""
     from tvm import relax

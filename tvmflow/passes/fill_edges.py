@@ -11,17 +11,17 @@ from tvm import tirx
 from tvm_ffi import structural_map
 
 from tvmflow.kernels.blocks import kernels_changed
-from tvmflow.passes.statements import has, rewritten, with_root_body
+from tvmflow.passes.statements import is_marked, realize_in, rewritten, with_root_body
 from tvmflow.templates.primitives import FILLED
 
 
 def with_edges_filled(mod: Any) -> Any:
     """Return a module of scheduled kernels in which the loops that FILLED marks leave out the columns that are written again."""
-    return kernels_changed(mod, _is_marked, lambda kernel: with_root_body(kernel, lambda body: rewritten(body, _edges)))
-
-
-def _is_marked(function: Any) -> bool:
-    return has(function, tirx.For, lambda loop: FILLED in loop.annotations)
+    return kernels_changed(
+        mod,
+        lambda kernel: is_marked(kernel, FILLED),
+        lambda kernel: with_root_body(kernel, lambda body: rewritten(body, _edges)),
+    )
 
 
 def _edges(statement: Any) -> Any:
@@ -30,7 +30,7 @@ def _edges(statement: Any) -> Any:
         return statement
     top, height, left, width = (int(number) for number in statement.annotations[FILLED])
     whole = tirx.For(statement.loop_var, statement.min, statement.extent, statement.kind, statement.body)
-    row = _realize_in(statement.body).iter_values[2]
+    row = realize_in(statement.body).iter_values[2]
     inside = tirx.all(row >= top, row < top + height)
     edge = tirx.Var("edge", "int64")
     column = tirx.Select(edge < left, edge, edge + width)
@@ -41,9 +41,3 @@ def _edges(statement: Any) -> Any:
     right = max(int(statement.extent) - left - width, 0)
     edges = tirx.For(edge, statement.min, tirx.const(left + right, "int64"), statement.kind, body)
     return tirx.IfThenElse(inside, edges, whole)
-
-
-def _realize_in(statement: Any) -> Any:
-    while not hasattr(statement, "iter_values"):
-        statement = statement.body
-    return statement

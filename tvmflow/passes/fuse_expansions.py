@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmflow.ir.tvm_names import buffer_of, operator_of, return_type, type_of
+from tvmflow.ir.tvm_names import buffer_of, operator_of, type_of, with_bindings
 from tvmflow.kernels.blocks import Kernel, block_ref, extents, look_at, new_schedule, region_buffer
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.templates.expansion import DEPTHWISE, EXPANSION, is_expansion, pays, shape_of
@@ -111,16 +111,13 @@ def _fused(mod: Any, main: Any, pairs: dict[Any, _Pair]) -> Any:
     functions: dict[tuple[Any, Any], Any] = {}
     gone = {pair.expansion.var for pair in pairs.values()}
     bindings = []
-    block = main.body.blocks[0]
-    for binding in block.bindings:
+    for binding in main.body.blocks[0].bindings:
         pair = pairs.get(binding.var)
         if pair is not None:
             binding = relax.VarBinding(binding.var, _call(builder, functions, pair))
         if binding.var not in gone:
             bindings.append(binding)
-    body = relax.SeqExpr([type(block)(bindings)], main.body.body)
-    function = relax.Function(main.params, body, return_type(main), main.is_pure, main.attrs)
-    builder.update_func(mod.get_global_var("main"), function)
+    builder.update_func(mod.get_global_var("main"), with_bindings(main, bindings))
     fused = relax.transform.FuseTIR()(builder.get())
     return relax.transform.DeadCodeElimination(["main"])(fused)
 

@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmflow.ir.tvm_names import buffer_of, operator_of, return_type, shape_of, type_of, variable_name
+from tvmflow.ir.tvm_names import buffer_of, operator_of, shape_of, type_of, variable_name, with_bindings
 from tvmflow.kernels.blocks import block_ref, extents, look_at, new_schedule, region_buffer
 from tvmflow.passes.schedule_kernels import with_attributes
 from tvmflow.templates.tiles import is_flat, is_in_tiles
@@ -101,9 +101,7 @@ class _Rewriter:
             binding if call is None else self._binding(binding, call)
             for binding, call in zip(block.bindings, calls, strict=True)
         ]
-        body = relax.SeqExpr([type(block)(bindings)], main.body.body)
-        function = relax.Function(main.params, body, return_type(main), main.is_pure, main.attrs)
-        self.builder.update_func(self.mod.get_global_var("main"), function)
+        self.builder.update_func(self.mod.get_global_var("main"), with_bindings(main, bindings))
         return relax.transform.DeadCodeElimination(["main"])(self.builder.get())
 
     def _binding(self, binding: Any, call: _Call) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import tirx
 
 from tvmflow.kernels.blocks import buffer_bytes, kernels_changed, region_buffer
-from tvmflow.passes.statements import has, with_body, with_llvm, with_root_body
+from tvmflow.passes.statements import is_marked, realize_in, with_body, with_llvm, with_root_body
 from tvmflow.templates.primitives import PREFETCHED
 
 _LINE_BYTES = 64
@@ -28,11 +28,7 @@ define weak_odr i32 @{_FUNCTION}(ptr %weights, i32 %offset) alwaysinline nounwin
 
 def with_prefetching(mod: Any) -> Any:
     """Return a module of scheduled kernels in which the loops that PREFETCHED marks ask for the weights of the next block of channels."""
-    return kernels_changed(mod, _is_marked, _prefetching)
-
-
-def _is_marked(function: Any) -> bool:
-    return has(function, tirx.For, lambda loop: PREFETCHED in loop.annotations)
+    return kernels_changed(mod, lambda kernel: is_marked(kernel, PREFETCHED), _prefetching)
 
 
 def _prefetching(function: Any) -> Any:
@@ -49,7 +45,7 @@ def _with_prefetches(statement: Any, around: tuple[Any, ...]) -> Any:
         return with_body(statement, _with_prefetches(statement.body, (*around, statement)))
     *_, shares, rows, columns = around
     blocks, pieces = (int(number) for number in statement.annotations[PREFETCHED])
-    weights = region_buffer(_block_in(statement.body).reads[-1])
+    weights = region_buffer(realize_in(statement.body).block.reads[-1])
     panels, *others = (int(extent) for extent in weights.shape)
     panel = tirx.floordiv(shares.loop_var, pieces) * blocks + blocks
     first = [tirx.floormod(panel, panels), *(0 for _ in others)]
@@ -64,10 +60,3 @@ def _with_prefetches(statement: Any, around: tuple[Any, ...]) -> Any:
         for line in range(lines)
     ]
     return with_body(statement, tirx.SeqStmt([*calls, statement.body]))
-
-
-def _block_in(statement: Any) -> Any:
-    """Return the block in loops."""
-    while not hasattr(statement, "block"):
-        statement = statement.body
-    return statement.block

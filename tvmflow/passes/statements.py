@@ -35,6 +35,18 @@ def with_root_body(function: Any, change: Rewrite) -> Any:
     return function.with_body(type(realize)(realize.iter_values, realize.predicate, block))
 
 
+def realize_in(statement: Any) -> Any:
+    """Return what runs the block in loops, its SBlockRealize."""
+    while not hasattr(statement, "iter_values"):
+        statement = statement.body
+    return statement
+
+
+def is_marked(function: Any, mark: str) -> bool:
+    """Whether a kernel has a loop with an annotation."""
+    return has(function, tirx.For, lambda loop: mark in loop.annotations)
+
+
 def with_llvm(function: Any, text: str) -> Any:
     """Return a scheduled kernel that brings functions in LLVM's language, behind those that it brings already."""
     schedule = new_schedule(function)

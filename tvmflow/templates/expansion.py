@@ -26,9 +26,7 @@ from tvmflow.templates.primitives import (
 EXPANSION = "expansion"  # begins the names of such kernels
 DEPTHWISE = "depthwise_conv2d"  # names of blocks
 _CONVOLUTION = "conv2d"
-_WIDEST = (
-    14  # pixels of a tile of the expansion: of more, what is computed of sums needs the registers that they are in
-)
+_WIDEST = 14  # pixels of a tile of the expansion: of more, sums and what is computed of them do not fit into registers
 _FAR = 1.2  # time where the rows that a thread makes do not stay in its second cache
 _MOST = 1.15  # of a plan's cost: from there on two kernels are as fast (16 threads)
 _BYTES = 4  # of a value

@@ -113,18 +113,21 @@ def spread_rows(schedule: Any, name: str, parallel: int) -> None:
     schedule.vectorize(lane)
 
 
+def shares_of(schedule: Any, batch: Any, channels: Any, rows: Any, inner: tuple[Any, ...], by_rows: bool) -> Any:
+    """Order loops over images, blocks of channels and pieces of rows before inner ones, and return what threads share: the rows, or channels and rows."""
+    shared = (batch, rows) if by_rows else (batch, channels, rows)
+    schedule.reorder(*shared, *((channels,) if by_rows else ()), *inner)
+    return schedule.fuse(*shared)
+
+
 def tile_image(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, Any]:
     """Tile what is written on packed channels; return the loop over threads, and those over blocks of channels, rows and columns."""
     batch, c, h, w, lane = packed_loops(schedule, out)
     c_outer, c_tile = schedule.split(c, [None, knobs["c_tile"]])
     h_chunk, h_outer, h_tile = schedule.split(h, [None, knobs["chunk"] // knobs["h_tile"], knobs["h_tile"]])
     w_outer, w_tile = schedule.split(w, [None, knobs["w_tile"]])
-    if knobs["rows_first"]:
-        schedule.reorder(batch, h_chunk, c_outer, h_outer, w_outer, c_tile, h_tile, w_tile, lane)
-        rows = schedule.fuse(batch, h_chunk)
-    else:
-        schedule.reorder(batch, c_outer, h_chunk, h_outer, w_outer, c_tile, h_tile, w_tile, lane)
-        rows = schedule.fuse(batch, c_outer, h_chunk)
+    inner = (h_outer, w_outer, c_tile, h_tile, w_tile, lane)
+    rows = shares_of(schedule, batch, c_outer, h_chunk, inner, bool(knobs["rows_first"]))
     if knobs["parallel"]:
         schedule.parallel(rows)
     schedule.vectorize(lane)

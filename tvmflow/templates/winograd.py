@@ -19,6 +19,7 @@ from tvmflow.templates.primitives import (
     packed_loops,
     pixels_first,
     points_of_sums,
+    shares_of,
     spread_pixels,
     weight_bytes,
 )
@@ -141,13 +142,9 @@ def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, A
     c_outer, c_inner = schedule.split(c, [None, knobs["c_block"]])
     y_chunk, y, dy = schedule.split(h, [None, knobs["chunk"] // dilation, m * dilation])
     x, dx = schedule.split(w, [None, m * dilation])
-    if knobs["tiles_first"]:
-        schedule.reorder(batch, y_chunk, c_outer, y, x, c_inner, dy, dx, written)
-        outermost = schedule.fuse(batch, y_chunk)
-    else:
-        schedule.reorder(batch, c_outer, y_chunk, y, x, c_inner, dy, dx, written)
-        outermost = schedule.fuse(batch, c_outer, y_chunk)
-        c_outer = outermost
+    by_rows = bool(knobs["tiles_first"])
+    outermost = shares_of(schedule, batch, c_outer, y_chunk, (y, x, c_inner, dy, dx, written), by_rows)
+    c_outer = c_outer if by_rows else outermost
     schedule.parallel(outermost)
     schedule.vectorize(written)
     back_half, back = (block_ref(schedule, name) for name in kernel.after[:2])
