@@ -282,18 +282,24 @@ def write_tflite(workspace: Workspace, cell: Cell, path: Path) -> None:
 
 def _litert(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
     """Convert the Keras model in TensorFlow's environment; LiteRT hands all of it to XNNPACK."""
-    from ai_edge_litert.interpreter import Interpreter
-
     with tempfile.TemporaryDirectory() as folder:
         converted = Path(folder) / "model.tflite"
         write_tflite(workspace, cell, converted)
-        interpreter = Interpreter(str(converted), num_threads=threads)
-        interpreter.allocate_tensors()
+        interpreter = _interpreter(converted, threads)
     (given,) = interpreter.get_input_details()
     channels_last = tuple(given["shape"]) != x.shape
     interpreter.set_tensor(given["index"], np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if channels_last else x)
     invoke: Callable[[], Any] = interpreter.invoke
     return invoke
+
+
+def _interpreter(file: Path, threads: int) -> Any:
+    """Return LiteRT's interpreter of a file, which it no longer needs, with its tensors allocated."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(file), num_threads=threads)
+    interpreter.allocate_tensors()
+    return interpreter
 
 
 def litert_of_torch(
@@ -302,7 +308,6 @@ def litert_of_torch(
     """Return what runs a PyTorch module by LiteRT, its inputs set once: in float32, or, calibrated by samples, in int8 where its quantizer knows how."""
     import litert_torch
     import torch
-    from ai_edge_litert.interpreter import Interpreter
 
     converted = litert_torch.convert(module.eval(), tuple(torch.from_numpy(x.copy()) for x in inputs))
     with tempfile.TemporaryDirectory() as folder:
@@ -310,8 +315,7 @@ def litert_of_torch(
         converted.export(str(file))
         if calibration:
             _quantize_tflite(file, calibration)
-        interpreter = Interpreter(str(file), num_threads=threads)
-        interpreter.allocate_tensors()
+        interpreter = _interpreter(file, threads)
     for given, x in zip(sorted(interpreter.get_input_details(), key=_tensor_name), inputs, strict=True):
         interpreter.set_tensor(given["index"], x.astype(given["dtype"]))
     invoke: Callable[[], Any] = interpreter.invoke
