@@ -111,6 +111,34 @@ def test_mixed_precision_computes_low_what_the_list_says(dtype: str, accumulate:
         assert np.abs(LocalRunner(form, host_backend()).run(x)[0] - reference).max() <= bound * np.abs(reference).max()
 
 
+ACTIVATIONS = {
+    "relu": torch.nn.ReLU(), "silu": torch.nn.SiLU(), "hardswish": torch.nn.Hardswish(), "tanh": torch.nn.Tanh(),
+    "gelu": torch.nn.GELU(), "gelu_tanh": torch.nn.GELU(approximate="tanh"), "leaky": torch.nn.LeakyReLU(0.1),
+}  # fmt: skip
+
+
+class Transposed(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(0, 1)
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (2, 8, 24)])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_of_a_sum_is_rounded_once(activation: str, shape: tuple[int, ...]) -> None:
+    """Of rows, too, that are (N, L, C). Inputs and weights are numbers of bfloat16: all that differs from PyTorch is the rounding of what is stored, half of 2**-7."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(24, 40)
+    layer.weight.data = layer.weight.data.bfloat16().float()
+    x = torch.randn(shape).bfloat16().float().numpy()
+    network = torch.nn.Sequential(layer, ACTIVATIONS[activation], Transposed()).eval()
+    model = ExportedModel(network, one_input("input", shape))
+    module = to_mixed(canonicalize(model.to_relax()), MixedPrecision("bfloat16", "float32", ("matmul",), ()))
+    assert low_steps(module, "bfloat16")[0] > 0
+    found, expected = LocalRunner(module, host_backend()).run(x)[0], model.run(x)[0]
+    assert (np.abs(found - expected) <= 2.0**-8 * np.abs(expected) + 1e-6).all()
+    assert not np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("dtypes", [("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8"), ("int32", "int8")])
 def test_products_of_integers_are_exact(dtypes: tuple[str, str]) -> None:
     """Also of the largest numbers, whose sums float32 would round."""

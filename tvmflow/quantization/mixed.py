@@ -18,12 +18,12 @@ from tvmflow.ir.ir_files import numpy_dtype
 from tvmflow.ir.tvm_names import type_of
 
 _PRODUCTS = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "relax.nn.conv1d", "relax.nn.conv3d")
-# What may be computed on a float32 sum before it is rounded, in the kernel that made the sum.
+# What may be computed on a float32 sum before it is rounded, in the kernel that made the sum; rows of a dense layer are reshaped in between.
 _ON_SUMS = frozenset(
     f"relax.{name}"
     for name in (
         "add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "sigmoid", "tanh", "nn.relu", "nn.leakyrelu",
-        "nn.silu",
+        "nn.silu", "nn.gelu", "nn.gelu_tanh", "reshape",
     )
 )  # fmt: skip
 # Averages sum in float32. What they make is rounded.
@@ -62,6 +62,7 @@ class _Mixer:
         self.sums: set[str] = set()  # low values that are still float32, in `high`: their only reader decides
         self.readers = Counter(ref for step in graph.steps for ref in step.refs)
         self.readers.update(graph.outputs)
+        self.meeting = self._meeting()
 
     def module(self) -> Any:
         return straight_line(self.builder, self.graph, self._body)
@@ -89,9 +90,26 @@ class _Mixer:
         else:
             (self.low if low else self.high)[step.name] = result
 
+    def _meeting(self) -> set[str]:
+        """Return the values that several steps read and that no kernel stores: what is computed of them meets in one step, as x * sigmoid(x)."""
+        found: set[str] = set()
+        for at, step in enumerate(self.graph.steps):
+            unread = Counter({step.name: self.readers[step.name]}) if self.readers[step.name] > 1 else Counter()
+            for reader in self.graph.steps[at + 1 :] if unread else ():
+                if not unread.keys() & set(reader.refs):
+                    continue
+                if reader.op not in _ON_SUMS or reader.shape != step.shape or not unread.keys() >= set(reader.refs):
+                    break
+                unread.subtract(reader.refs)
+                if not any(unread.values()):
+                    found |= unread.keys()
+                    break
+                unread[reader.name] = self.readers[reader.name]
+        return found
+
     def _store_sum(self, step: Step, result: Any) -> None:
-        """Keep a value in float32 for a reader that is alone; where several read it, it is stored, and so rounded."""
-        if self.readers[step.name] == 1:
+        """Keep a value in float32 for a reader that is alone or in the same kernel; where others read it, it is stored, and so rounded."""
+        if self.readers[step.name] == 1 or step.name in self.meeting:
             self.high[step.name] = result
             self.sums.add(step.name)
         else:
