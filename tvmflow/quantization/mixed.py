@@ -18,14 +18,15 @@ from tvmflow.ir.ir_files import numpy_dtype
 from tvmflow.ir.tvm_names import type_of
 
 _PRODUCTS = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "relax.nn.conv1d", "relax.nn.conv3d")
-# What may be computed on a float32 sum before it is rounded, in the kernel that made the sum; rows of a dense layer are reshaped in between.
+# What may be computed on a float32 sum before it is rounded, in the kernel that made the sum.
 _ON_SUMS = frozenset(
     f"relax.{name}"
     for name in (
         "add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "sigmoid", "tanh", "nn.relu", "nn.leakyrelu",
-        "nn.silu", "nn.gelu", "nn.gelu_tanh", "reshape",
+        "nn.silu", "nn.gelu", "nn.gelu_tanh",
     )
 )  # fmt: skip
+_RESHAPE = "relax.reshape"
 # Averages sum in float32. What they make is rounded.
 _THROUGH_FLOAT32 = frozenset(f"relax.nn.{name}" for name in ("avg_pool2d", "adaptive_avg_pool2d"))
 
@@ -62,6 +63,7 @@ class _Mixer:
         self.sums: set[str] = set()  # low values that are still float32, in `high`: their only reader decides
         self.readers = Counter(ref for step in graph.steps for ref in step.refs)
         self.readers.update(graph.outputs)
+        self.reader = {ref: step for step in graph.steps for ref in step.refs}  # of what one step reads
         self.meeting = self._meeting()
 
     def module(self) -> Any:
@@ -80,7 +82,7 @@ class _Mixer:
             value = constant(np.asarray(step.args[0]), step.dtype)
         elif low and step.op in _PRODUCTS:
             value, dtype = self._product(step)
-        elif low and (step.op in _THROUGH_FLOAT32 or (step.op in _ON_SUMS and self.sums.intersection(step.refs))):
+        elif low and (step.op in _THROUGH_FLOAT32 or (self.sums.intersection(step.refs) and self._is_on_sums(step))):
             value, dtype = call_again(self._cast_constants(step, "float32"), self._widened), "float32"
         else:
             value = call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype))
@@ -89,6 +91,16 @@ class _Mixer:
             self._store_sum(step, result)
         else:
             (self.low if low else self.high)[step.name] = result
+
+    def _is_on_sums(self, step: Step) -> bool:
+        """Whether a step is computed in the kernel of its operand; one that only shapes rows is where a step behind it is."""
+        while (
+            step.op == _RESHAPE
+            and (self.readers[step.name] == 1 or step.name in self.meeting)
+            and step.name in self.reader
+        ):
+            step = self.reader[step.name]
+        return step.op in _ON_SUMS
 
     def _meeting(self) -> set[str]:
         """Return the values that several steps read and that no kernel stores: what is computed of them meets in one step, as x * sigmoid(x)."""
