@@ -77,6 +77,7 @@ class CpuBackend(Backend):
         from tvmflow.passes.packed_norm import NORMS, legalize_norm
         from tvmflow.passes.pixel_major import PixelMajor
         from tvmflow.passes.round_bfloat16 import legalize_astype
+        from tvmflow.passes.tabulate_bytes import TabulateBytes
         from tvmflow.templates.dot import dot_for
 
         pairs = dot_for(self.cpu_features(), "bfloat16", self.cpu_features().channel_block, of_made=True) is not None
@@ -86,6 +87,7 @@ class CpuBackend(Backend):
         }  # fmt: skip
         legalize = Sequential([relax.transform.LegalizeOps(own), relax.transform.DeadCodeElimination(["main"])])
         return [
+            ("tabulate_bytes", TabulateBytes()),
             ("narrow_by_instruction", NarrowByInstruction()),
             ("fuse_attention", FuseAttention(self.cpu_features().channel_block, pairs)),
             ("legalize_operators", legalize),

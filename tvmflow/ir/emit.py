@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -27,11 +27,29 @@ class Quantized:
     scale: Scale
 
 
-class Arithmetic(Protocol):
-    """How layers compute in integers."""
+# Operators whose values are functions of the values of their operands at the same place.
+_POINTWISE = frozenset(
+    f"relax.{name}"
+    for name in (
+        "add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "abs", "exp", "log", "negative", "sigmoid", "tanh", "erf", "greater", "less",
+        "where", "nn.relu", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh",
+    )
+)  # fmt: skip
 
-    def can(self, layer: Layer, inputs_are_integer: list[bool], scales: list[Scale | None]) -> bool:
-        """Whether this layer is to be computed in integers, when these of its inputs already are. scales: of its inputs."""
+
+class Arithmetic(Protocol):
+    """How layers compute in integers.
+
+    rounds_for_all: whether a function of one integer that layers read as an integer is that integer for float steps, too: as x * sigmoid(x) of a
+    convolution, of which a squeeze-and-excite block takes means and which it scales. It is then stored in 8 bits, not in 32.
+    """
+
+    rounds_for_all: ClassVar[bool]
+
+    def can(
+        self, layer: Layer, inputs_are_integer: list[bool], scales: list[Scale | None], read_in_float: bool
+    ) -> bool:
+        """Whether this layer is to be computed in integers, when these of its inputs already are. scales: of its inputs. read_in_float: by all of its readers."""
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         """Write the layer and return its integer value."""
@@ -52,6 +70,8 @@ class Writer:
         self.floats: dict[str, Any] = {}
         self.integers: dict[str, Quantized] = {}
         self.integer_layers: list[str] = []
+        self.users = network.users()
+        self.sources: dict[str, str] = {}  # of an integer, and of a float that is a function of one: that integer
 
     def module(self) -> Any:
         """Return the IRModule; `integer_layers` then names the layers that compute in integers."""
@@ -64,6 +84,8 @@ class Writer:
                 self._layer(item)
             else:
                 self.floats[item.name] = self.emit(self._again(item), item.name)
+                if item.op in _POINTWISE:
+                    self._round_for_all(item.name, item.refs)
         return [self.as_float(name) for name in self.network.outputs]
 
     def emit(self, expression: Any, name: str) -> Any:
@@ -71,7 +93,7 @@ class Writer:
 
     def is_output(self, name: str) -> bool:
         """Whether a value is read by nobody but the network's user, or by a softmax before that."""
-        readers = self.network.users()[name]
+        readers = self.users[name]
         return name in self.network.outputs or all(isinstance(r, Step) and r.op == "relax.nn.softmax" for r in readers)
 
     def as_float(self, name: str) -> Any:
@@ -99,13 +121,42 @@ class Writer:
         if (
             to_integers
             and self.arithmetic is not None
-            and self.arithmetic.can(layer, is_integer, [self.scales.get(name) for name in layer.inputs])
+            and self.arithmetic.can(
+                layer, is_integer, [self.scales.get(name) for name in layer.inputs], self._is_read_in_float(layer)
+            )
         ):
             inputs = [self.as_integer(name) for name in layer.inputs]
             self.integers[layer.name] = self.arithmetic.layer(self, layer, inputs)
             self.integer_layers.append(layer.name)
+            self.sources[layer.name] = layer.name
         else:
             self.floats[layer.name] = self._float_layer(layer)
+            if layer.kind == AFFINE and layer.name not in self.in_float:
+                self._round_for_all(layer.name, layer.inputs)
+
+    def _round_for_all(self, name: str, inputs: Sequence[str]) -> None:
+        """Make a function of one integer that both layers and steps read an integer for all of them."""
+        sources = {self.sources.get(given, "") for given in inputs}
+        if len(sources) != 1 or "" in sources:
+            return
+        (self.sources[name],) = sources
+        readers = self.users[name]
+        by_layers = any(isinstance(reader, Layer) and reader.name not in self.in_float for reader in readers)
+        if (
+            self.arithmetic is not None
+            and self.arithmetic.rounds_for_all
+            and name in self.scales
+            and by_layers
+            and any(isinstance(reader, Step) for reader in readers)
+        ):
+            self.integers[name] = self.arithmetic.quantize(self, name, self.floats.pop(name), self.scales[name])
+            self.sources[name] = name
+
+    def _is_read_in_float(self, layer: Layer) -> bool:
+        """Whether nothing but steps without an integer form reads a layer."""
+        return layer.name not in self.network.outputs and all(
+            isinstance(reader, Step) for reader in self.users[layer.name]
+        )
 
     def _float_layer(self, layer: Layer) -> Any:
         from tvm import relax
@@ -150,8 +201,10 @@ class Writer:
         return self.emit(value, name)
 
     def column(self, layer: Layer, vector: Array) -> Array:
-        """Return a number or (C,) as an array that broadcasts over the layer's shape (N, C, ...)."""
+        """Return a number or (C,) as an array that broadcasts over the layer's shape (N, C, ...); a number where all channels of an AFFINE have the same."""
         vector = np.asarray(vector)
+        if layer.kind == AFFINE and vector.ndim == 1 and np.all(vector == vector[0]):
+            return np.asarray(vector[0])
         if vector.ndim in (0, len(layer.shape)):
             return vector
         return vector.reshape((1, -1) + (1,) * (len(layer.shape) - 2))

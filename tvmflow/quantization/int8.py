@@ -10,7 +10,7 @@ Integer-Arithmetic-Only Inference", CVPR 2018, section 2; the factor in float32,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class Int8Arithmetic:
     per_channel: bool = True
     came_quantized: bool = False
 
+    rounds_for_all: ClassVar[bool] = True
+
     def _weights(self, layer: Layer, channel_axis: int, least: Array | None = None) -> tuple[Array, Array]:
         """Return a layer's int8 weights and their scales, those of who quantized the model where there are any."""
         assert layer.weight is not None
@@ -40,11 +42,15 @@ class Int8Arithmetic:
             return found
         return quantize_weight(layer.weight, channel_axis if self.per_channel else None, least)
 
-    def can(self, layer: Layer, inputs_are_integer: list[bool], scales: list[Scale | None]) -> bool:
+    def can(
+        self, layer: Layer, inputs_are_integer: list[bool], scales: list[Scale | None], read_in_float: bool
+    ) -> bool:
         if layer.kind == TRANSPOSED:  # between its pixels lie zeros, which each output sees a number of its own of
             return all(scale is not None and scale.zero_point == 0 for scale in scales)
         if layer.kind in (CONV, DENSE):
             return True
+        if layer.kind == AFFINE and read_in_float:  # as in x * clip(x + 3, 0, 6): rounded to 8 bits, it would only lose
+            return False
         return any(inputs_are_integer) if layer.kind == ADD else all(inputs_are_integer)
 
     def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:

@@ -10,7 +10,7 @@ clipped too, where the original's cast wrapped.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +27,11 @@ LIMIT = 127
 class VtaArithmetic:
     """What VTA's GEMM core and ALU can do: products, sums, shifts, minimum and maximum of integers."""
 
-    def can(self, layer: Layer, inputs_are_integer: list[bool], _scales: list[Scale | None]) -> bool:
+    rounds_for_all: ClassVar[bool] = False
+
+    def can(
+        self, layer: Layer, inputs_are_integer: list[bool], _scales: list[Scale | None], _read_in_float: bool
+    ) -> bool:
         if layer.kind in (CONV, TRANSPOSED, DENSE):
             return True
         if layer.kind == ADD:

@@ -137,6 +137,11 @@ def has_wide_vectors(target: Any) -> bool:
     return "avx512f" in _features(target)
 
 
+def looks_up_bytes(target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target permutes any bytes of two registers of 64 (AVX512-VBMI)."""
+    return "avx512vbmi" in _features(target)
+
+
 def only_widens(target: Any) -> bool:
     """Whether the processor of a tvm.target.Target multiplies int8 into 16 bits, by NEON, and has no dot products."""
     features = _features(target)

@@ -30,7 +30,8 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     import tvm
 
     import tvmflow.passes.clip_by_instruction
-    import tvmflow.passes.narrow_by_instruction  # noqa: F401 (both register operators that functions have)
+    import tvmflow.passes.narrow_by_instruction
+    import tvmflow.passes.tabulate_bytes  # noqa: F401 (these register operators that functions have)
     from tvmflow.backends.table import backend_of
     from tvmflow.building.kernel_library import write_kernel
     from tvmflow.building.library import compile_module

@@ -1,0 +1,122 @@
+"""What is looked up of a byte is what the definition computes of it, in vectors of any length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tvm
+import tvm.s_tir
+from tvm import te, tirx
+
+from tvmflow.backends.cpu import host_backend
+from tvmflow.building.library import LocalRunner
+from tvmflow.building.lower import lower
+from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.source_model import one_input
+from tvmflow.ir.definition import run_graph
+from tvmflow.ir.graph import read_graph
+from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.passes.tabulate_bytes import TabulateBytes
+from tvmflow.quantization.options import Int8Options
+from tvmflow.quantization.quantizer import quantize_int8
+from tvmflow.targets.cpu_features import looks_up_bytes
+
+needs_permutations = pytest.mark.skipif(
+    not looks_up_bytes(host_backend().tvm_target()), reason="this processor has no AVX512-VBMI"
+)
+ACTIVATIONS = {
+    "silu": torch.nn.SiLU(), "hardswish": torch.nn.Hardswish(), "gelu": torch.nn.GELU(), "gelu_tanh": torch.nn.GELU(approximate="tanh"),
+    "tanh": torch.nn.Tanh(), "sigmoid": torch.nn.Sigmoid(), "elu": torch.nn.ELU(),
+}  # fmt: skip
+
+
+class Excited(torch.nn.Module):
+    """An inverted residual with squeeze-and-excite, whose depthwise convolution is read as an integer and as a float."""
+
+    def __init__(self, activation: torch.nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        conv = torch.nn.Conv2d
+        self.wide, self.deep, self.narrow = conv(3, 24, 3), conv(24, 24, 3, padding=1, groups=24), conv(24, 10, 1)
+        self.less, self.more, self.activation = conv(24, 8, 1), conv(8, 24, 1), activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.activation(self.deep(self.activation(self.wide(x))))
+        gate = self.activation(self.less(y.mean((2, 3), keepdim=True)))
+        return self.narrow(y * torch.sigmoid(self.more(gate)))
+
+
+def _quantized(network: torch.nn.Module, activations: str, samples: np.ndarray[Any, Any]) -> Any:
+    model = ExportedModel(network.eval(), one_input("input", (1, *samples.shape[1:])))
+    return quantize_int8(canonicalize(model.to_relax()), samples, None, Int8Options(activations=activations))[0]
+
+
+def _lookups(module: Any) -> int:
+    kernels = lower(module, host_backend())
+    return sum(str(function).count("look_up_byte(") for function in kernels.functions.values())
+
+
+@needs_permutations
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_are_looked_up_and_equal_the_definition(activation: str, activations: str) -> None:
+    samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
+    module = _quantized(Excited(ACTIVATIONS[activation]), activations, samples)
+    expected = run_graph(read_graph(module), samples[:1])
+    for form in (module, PackChannels(16)(module)):
+        assert _lookups(form) == 3
+        assert np.array_equal(LocalRunner(form, host_backend()).run(samples[:1])[0], expected)
+
+
+def test_what_layers_and_steps_read_is_one_byte() -> None:
+    samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
+    graph = read_graph(_quantized(Excited(torch.nn.SiLU()), "uint8", samples))
+    stored = [
+        step
+        for step in graph.steps
+        if step.op == "relax.astype" and step.dtype == "uint8" and step.shape == (1, 24, 11, 9)
+    ]
+    means = [step for step in graph.steps if step.op == "relax.sum"]
+    assert len(stored) == 5 and means and means[0].dtype == "int32"  # two sums, two activations, the scaled image
+
+
+@needs_permutations
+@pytest.mark.parametrize("lanes", [1, 2, 8, 12, 16, 24, 32, 64, 128])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_vectors_of_any_length_are_looked_up(dtype: str, lanes: int) -> None:
+    table = np.random.default_rng(lanes).integers(0, 256, 256).astype(np.uint8)
+    given = te.placeholder((lanes * 40,), dtype, name="given")
+    digits = tvm.ir.StringImm(table.tobytes().hex())
+    found = te.compute(
+        given.shape, lambda i: tirx.call_intrin(dtype, "tvmflow.look_up_byte", given[i], digits), name="found"
+    )
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([given, found]))
+    (loop,) = schedule.get_loops(schedule.get_sblock("found"))
+    schedule.vectorize(schedule.split(loop, [None, lanes])[1])
+    library = tvm.compile(schedule.mod, host_backend().tvm_target())
+    x = np.random.default_rng(0).integers(0, 256, lanes * 40).astype(np.uint8)
+    output = tvm.runtime.tensor(np.zeros_like(x).view(dtype))
+    library(tvm.runtime.tensor(x.view(dtype)), output)
+    assert np.array_equal(output.numpy().view(np.uint8), table[x])
+
+
+@needs_permutations
+def test_a_value_in_between_that_others_read_is_computed() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.last = torch.nn.Conv2d(3, 16, 1), torch.nn.Conv2d(16, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = torch.tanh(self.first(x))
+            return self.last(y * torch.exp(y)), y
+
+    samples = np.random.default_rng(0).standard_normal((6, 3, 5, 5), dtype=np.float32)
+    module = _quantized(Net(), "uint8", samples)
+    with host_backend().tvm_target():
+        assert "look_up" not in str(TabulateBytes()(module))

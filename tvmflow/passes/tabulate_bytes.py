@@ -1,0 +1,234 @@
+"""TabulateBytes: look up what a layer in 8 bits computes of each of its bytes, on x86 with AVX512-VBMI.
+
+Between a byte and the byte that the next layer reads, an activation without an integer form (SiLU, GELU, hard-swish, tanh) is computed in float32: the zero
+point, the scale, an exponential, quotients, a rounding, up to 70 cycles for 16 values. It is a function of 256 values, which the numpy definition computes
+here; two permutations of 128 bytes each look 64 of them up at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmflow.ir.definition import run_step
+from tvmflow.ir.graph import Array, Step
+from tvmflow.ir.operators import register_operator
+from tvmflow.ir.tvm_names import constant_value, dtype_of, operator_of, type_of
+from tvmflow.targets.cpu_features import looks_up_bytes
+
+_OPERATOR = "tvmflow.look_up_byte"  # of a byte, and a table of 256 in hexadecimal digits, by the byte's bits
+_BYTES = ("int8", "uint8")
+_LEAST_STEPS = 6  # a change of scale is about as many instructions
+_REGISTER = 64
+_PERMUTE = "llvm.x86.avx512.vpermi2var.qi.512"
+
+
+def _erf(x: Array) -> Array:
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
+
+
+def _gelu(x: Array) -> Array:
+    wide = x.astype(np.float64)
+    return np.asarray(0.5 * wide * (1 + _erf(wide / math.sqrt(2)))).astype(x.dtype)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    wide = x.astype(np.float64)
+    return np.asarray(0.5 * wide * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))).astype(x.dtype)
+
+
+_HERE: dict[str, Callable[..., Array]] = {
+    "relax.nn.gelu": _gelu, "relax.nn.gelu_tanh": _gelu_tanh, "relax.log": np.log, "relax.negative": np.negative, "relax.where": np.where,
+    "relax.greater": np.greater, "relax.less": np.less, "relax.erf": lambda x: _erf(x).astype(x.dtype),
+}  # fmt: skip
+_DEFINED = frozenset(
+    f"relax.{name}"
+    for name in (
+        "add", "subtract", "multiply", "divide", "maximum", "minimum", "abs", "sign", "floor", "trunc", "round", "sqrt", "exp", "sigmoid", "tanh", "nn.relu",
+        "nn.leakyrelu", "clip", "astype", "left_shift", "right_shift", "greater_equal",
+    )
+)  # fmt: skip
+
+
+def _lower(call: Any) -> Any:
+    """Return what the operator becomes: of up to 64 bytes at once, of one as of 64."""
+    value, table = call.args
+    dtype, _, lanes = dtype_of(call).partition("x")
+    digits = getattr(table, "value", table)  # a loop that became a vector has spread it
+    numbers = bytes.fromhex(str(getattr(digits, "value", digits)))
+    return _looked_up(value, numbers, dtype, int(lanes or 1))
+
+
+def _looked_up(value: Any, table: bytes, dtype: str, lanes: int) -> Any:
+    if lanes > _REGISTER:
+        halves = (part(_type(dtype_of(value), lanes // 2), value) for part in (tirx.vectorlow, tirx.vectorhigh))
+        return tirx.vectorcombine(f"{dtype}x{lanes}", *(_looked_up(half, table, dtype, lanes // 2) for half in halves))
+    bits = tirx.reinterpret(_type("uint8", lanes), value)
+    places = (
+        tirx.Broadcast(bits, _REGISTER)
+        if lanes == 1
+        else tirx.Shuffle([bits] * -(-_REGISTER // lanes), list(range(_REGISTER)))
+    )
+    parts = [
+        tirx.Shuffle([tirx.const(one, "uint8") for one in table[at : at + _REGISTER]], list(range(_REGISTER)))
+        for at in range(0, 256, _REGISTER)
+    ]
+    low, high = (tirx.call_llvm_pure_intrin("uint8x64", _PERMUTE, parts[at], places, parts[at + 1]) for at in (0, 2))
+    low, high = (tirx.Shuffle([found], list(range(lanes))) for found in (low, high))
+    found = tirx.Select(bits >= tirx.const(128, _type("uint8", lanes)), high, low)
+    return tirx.reinterpret(_type(dtype, lanes), found)
+
+
+def _type(dtype: str, lanes: int) -> str:
+    name = dtype.partition("x")[0]
+    return name if lanes == 1 else f"{name}x{lanes}"
+
+
+register_operator(_OPERATOR, "the byte of a table of 256 at the place that a byte's bits say", 2, _lower)
+
+
+class _Chains:
+    """What a function computes, by variable. found: cast to a byte -> the variable of the byte that it is a function of, and the table."""
+
+    def __init__(self, function: Any) -> None:
+        self.made: dict[Any, Any] = {}
+        self.uses: Counter[Any] = Counter()
+        relax.analysis.post_order_visit(function, self._count)
+        casts = []
+        for block in function.body.blocks:
+            for binding in block.bindings:
+                self.made[binding.var] = binding.value
+                self.uses[getattr(binding.value, "tuple_value", binding.value)] += 1  # counts where it is a variable
+                if operator_of(binding.value) == "relax.astype" and _dtype(binding.value) in _BYTES:
+                    casts.append(binding.value)
+        self.found = {
+            cast: table for cast in casts if (table := self._table(cast, True) or self._table(cast, False)) is not None
+        }
+
+    def _count(self, expression: Any) -> None:
+        if isinstance(expression, relax.Call):
+            self.uses.update(part for part in expression.args if isinstance(part, relax.Var))
+        elif isinstance(expression, relax.Tuple):
+            self.uses.update(part for part in expression.fields if isinstance(part, relax.Var))
+        elif isinstance(expression, relax.SeqExpr) and isinstance(expression.body, relax.Var):
+            self.uses[expression.body] += 1
+
+    def _table(self, cast: Any, through_bytes: bool) -> tuple[Any, bytes] | None:
+        """Return the byte that a cast's value is a function of, and its table; None where it is none, or others read a value in between.
+
+        through_bytes: whether to go on where a byte in between is a function of another one.
+        """
+        walk = _Walk(self.made, through_bytes)
+        if not walk.enter(cast) or len(walk.sources) != 1 or len(walk.order) < _LEAST_STEPS:
+            return None
+        (source,) = walk.sources
+        if any(self.uses[value] != count for value, count in walk.reads.items() if value is not source):
+            return None
+        dtype = _dtype(source)
+        values: dict[Any, Array] = {source: np.arange(256, dtype=np.uint8).view(dtype)}
+        with np.errstate(all="ignore"):
+            for value in walk.order:
+                values[value] = _computed(value if value is cast else self.made[value], values)
+        return source, values[cast].view(np.uint8).tobytes()
+
+
+@dataclass
+class _Walk:
+    """What a value is computed of, operands first, down to bytes. reads: how often each variable is read."""
+
+    made: dict[Any, Any]
+    through_bytes: bool
+    order: list[Any] = field(default_factory=list)
+    reads: Counter[Any] = field(default_factory=Counter)
+    sources: set[Any] = field(default_factory=set)
+
+    def enter(self, value: Any) -> bool:
+        """Append a value, a call or a variable, and its operands; False where they are more than bytes and numbers."""
+        made: Any = value if isinstance(value, relax.Call) else self.made.get(value)
+        if operator_of(made) not in _DEFINED and operator_of(made) not in _HERE:
+            return False
+        if not all(self._operand(part) for part in made.args):
+            return False
+        self.order.append(value)
+        return True
+
+    def _operand(self, part: Any) -> bool:
+        number = constant_value(part)
+        if number is not None:
+            return bool(np.ptp(number.numpy()) == 0) if number.numpy().size else False
+        if not isinstance(part, relax.Var):
+            return isinstance(getattr(part, "value", None), int | float)
+        self.reads[part] += 1
+        if self.reads[part] > 1 or _dtype(part) not in _BYTES:
+            return self.reads[part] > 1 or self.enter(part)
+        before = len(self.order), Counter(self.reads), set(self.sources)
+        if not self.through_bytes or not self.enter(part):
+            del self.order[before[0] :]
+            self.reads, self.sources = before[1], before[2] | {part}
+        return True
+
+
+def _dtype(expression: Any) -> str:
+    return str(getattr(type_of(expression), "dtype", ""))
+
+
+def _computed(call: Any, values: dict[Any, Array]) -> Array:
+    name = operator_of(call)
+    given: list[Any] = []
+    for part in call.args:
+        number = constant_value(part)
+        given.append(
+            number.numpy().reshape(-1)[0]
+            if number is not None
+            else values[part]
+            if isinstance(part, relax.Var)
+            else part
+        )
+    if name in _HERE:
+        return np.asarray(_HERE[name](*given))
+    return np.asarray(run_step(Step(name, name, (), call, (256,), _dtype(call)), given))
+
+
+@mutator
+class _Tabulator(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: Any) -> None:
+        super().__init__(mod)
+        self.found: dict[Any, tuple[Any, bytes]] = {}
+
+    def tabulated(self, function: Any) -> Any:
+        self.found = _Chains(function).found
+        return self.visit_expr(function) if self.found else function
+
+    def visit_call_(self, call: Any) -> Any:
+        if call not in self.found:
+            return self.visit_expr_post_order(call)
+        source, table = self.found[call]
+        dtype = _dtype(call)
+
+        def look_up(x: Any) -> Any:
+            digits = tvm.ir.StringImm(table.hex())
+            return te.compute(x.shape, lambda *at: tirx.call_intrin(dtype, _OPERATOR, x[at], digits), name="compute")
+
+        return self.builder_.call_te(look_up, self.visit_expr(source), primfunc_name_hint="look_up")
+
+
+@tvm.transform.module_pass(opt_level=0, name="TabulateBytes")
+class TabulateBytes:
+    """IRModule -> IRModule; needs a target in scope, and changes nothing for those without AVX512-VBMI."""
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        if not looks_up_bytes(tvm.target.Target.current()):
+            return mod
+        tabulator = _Tabulator(mod)
+        for variable, function in mod.functions.items():
+            if isinstance(function, relax.Function):
+                tabulator.builder_.update_func(variable, tabulator.tabulated(function))
+        return tabulator.builder_.get()
