@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -55,10 +56,17 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as heavy what asks for a finished workspace, a server or an emulated system, in whichever folder it is."""
+    """Mark as heavy what asks for a finished workspace, a server or an emulated system, in whichever folder it is; as slow what `few` leaves out."""
+    families: dict[str, list[pytest.Item]] = {}
     for item in items:
         if HEAVY_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("heavy")
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            families.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for name, cases in families.items():
+        (kept,) = cases[0].get_closest_marker("few").args  # type: ignore[union-attr]
+        for case in random.Random(name).sample(cases, len(cases) - kept):
+            case.add_marker("slow")
 
 
 @pytest.fixture(scope="session", autouse=True)

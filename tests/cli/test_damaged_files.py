@@ -77,6 +77,7 @@ def _prepare(ledger: LedgerBench) -> None:
         (ledger.root / name).write_text(text)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("file", FILES)
 def test_a_damaged_file_is_one_clear_error_or_none(
     ledger: LedgerBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str

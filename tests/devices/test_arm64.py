@@ -81,6 +81,7 @@ def in_precision(module: Any, precision: str, x: np.ndarray[Any, Any]) -> Any:
 BOUNDS = {"float32": 1e-5, "float16": 2e-2, "float16_acc32": 5e-3, "bfloat16": 4e-2, "int8": 1e-6}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("precision", BOUNDS)
 def test_digits_equal_this_machines_outputs(
     precision: str, runner: Path, emulated: EmulatedSystem, tmp_path: Path

@@ -116,6 +116,7 @@ def network(family: Family, data: str, total: str) -> Any:
     return builder.get()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_of_instructions_equals_the_definition(
     family: Family, runner: Path, emulated: EmulatedSystem, tmp_path: Path
@@ -295,6 +296,7 @@ def test_winograds_products_are_by_a_lane(m: int, runner: Path, emulated: Emulat
     assert np.abs(got - expected).max() / np.abs(expected).max() <= 2e-5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "family", [one for one in FAMILIES if "mmla" in one.name or one.name == "sdot"], ids=lambda family: family.name
 )

@@ -67,6 +67,7 @@ BYTES: dict[str, tuple[str, int, tuple[Any, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("width", [20, 4])  # vectors of 16, and of 12, for which there are no instructions
 @pytest.mark.parametrize("which", BYTES)
 def test_bytes_are_rounded_and_limited_by_narrowing(

@@ -93,6 +93,7 @@ def ran(
     return np.fromfile(found, np.float32).reshape(len(x), -1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("precision", "triple"),
     [("float32", LINUX), ("float32", ANDROID), ("int8", LINUX), ("int8", ANDROID), ("float16", ANDROID)],

@@ -104,6 +104,7 @@ def test_a_cell_on_two_phones_one_of_which_dies_while_it_is_tuned(
     assert (card["device"]["unit"], card["device"]["build"]) == (left, BUILD)
 
 
+@pytest.mark.slow
 def test_a_cell_through_an_agent(copy_of_finished: Path, program: Path, tmp_path: Path) -> None:
     with running_agent([str(program)], str(tmp_path / "store")) as agent:
         card = _walk(copy_of_finished, _agent_device(agent, tmp_path), 1, 1)

@@ -177,6 +177,7 @@ def test_a_server_that_dies_later_says_how(tmp_path: Path) -> None:
         raise DeviceLostError("lost")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("when", ["upload", "load", "run", "time", "copy"])
 def test_a_server_that_dies_in_the_middle_is_a_lost_device(when: str, library: Path, backend: Backend) -> None:
     with open_session(LOCAL, backend, SessionLimits(60.0, 20.0)) as session:

@@ -145,6 +145,7 @@ def test_any_product_of_matrices_is_one_kernel_and_equals_float64(
     assert error_of(found, reference(Product(), inputs)) < BOUND
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 1e-2), ("float16", 5e-3)])
 @pytest.mark.parametrize(
     "case",

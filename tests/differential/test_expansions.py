@@ -110,6 +110,7 @@ def _check(network: torch.nn.Module, shape: tuple[int, ...], threads: int = 2, m
         assert error_of(run(executable, x), reference) < BOUND, knobs
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "padding", "size", "images"),
     [

@@ -188,6 +188,7 @@ class Upwards(torch.nn.Module):
         return self.last(torch.relu(self.up(x if self.signed else torch.relu(x))))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kernel", "signed"), [(2, False), (4, False), (5, False), (4, True)])
 def test_deconvolutions_compute_in_integers(kernel: int, signed: bool) -> None:
     module = canonicalize(ExportedModel(Upwards(kernel, signed).eval(), one_input("input", (1, 3, 13, 11))).to_relax())

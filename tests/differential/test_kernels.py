@@ -63,6 +63,7 @@ def test_any_convolution_packed_and_scheduled_equals_torch(
     assert error_of(LocalRunner(packed, HOST).run(x)[0], model.run(x)[0]) < BOUND
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("dtype", "winograd", "bound"),
     [
@@ -292,6 +293,7 @@ def _layer_norm(x: Any) -> Any:
     return relax.op.nn.layer_norm(x, scale, shift, axes=[-1])
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("shape", [(5, 96), (1, 1000), (2, 21, 6, 8), (3, 7)])
 @pytest.mark.parametrize(
     ("operator", "same"),
@@ -319,6 +321,7 @@ def test_every_schedule_of_rows_keeps_the_output(
         assert error_of(output, same(torch.from_numpy(x)).numpy()) < BOUND
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("m", [0, 2, 4])
 @pytest.mark.parametrize("reader", ["pool", "convolution"])

@@ -76,6 +76,7 @@ def _layouts(packed: Any) -> list[tuple[int, ...]]:
     return [shape_of(binding.var) for binding in bindings if len(shape_of(binding.var)) == 5]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("channels", "kernel", "dilation", "stride", "size"), NETWORKS)
 def test_bytes_are_those_of_the_definition(
     emulator: Any, channels: int, kernel: int, dilation: int, stride: int, size: Size
@@ -88,6 +89,7 @@ def test_bytes_are_those_of_the_definition(
     assert emulator.amx_executed() > before or "amx_tile" in FLAGS
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("channels", "kernel", "dilation", "stride", "size"), NETWORKS)
 def test_bfloat16_is_that_of_packed_channels(
     emulator: Any, channels: int, kernel: int, dilation: int, stride: int, size: Size, monkeypatch: pytest.MonkeyPatch

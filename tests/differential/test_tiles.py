@@ -110,6 +110,7 @@ def _shares(knobs: dict[str, int], shape: tuple[int, ...]) -> int:
     return pieces if knobs.get("rows_first") else pieces * shape[1] // knobs["c_tile"]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("data", "channels", "kernel", "stride", "size"),
     # Unsigned bytes differ from signed ones in the instruction alone.
@@ -184,6 +185,7 @@ class _Stem(torch.nn.Module):
         return self.second(self.first(x).relu())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("offset", [0.0, 3.0])  # of the image, whose zero is not the least byte
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "dilation", "padding", "size"),

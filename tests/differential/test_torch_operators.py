@@ -101,6 +101,7 @@ def _check(names: Iterable[str], outputs: tuple[Any, ...], wanted: tuple[Any, ..
         assert np.allclose(found, expected, rtol=1e-5, atol=1e-5 * scale), name
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("group", _GROUPS)
 def test_operators_give_what_pytorch_does(group: str) -> None:
     x, network = _input(group), Many(_GROUPS[group]).eval()
@@ -108,6 +109,7 @@ def test_operators_give_what_pytorch_does(group: str) -> None:
     _check(_GROUPS[group], outputs, tuple(one.numpy() for one in network(torch.from_numpy(x))))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("group", _GROUPS)
 def test_operators_through_onnx_give_what_onnx_runtime_does(group: str, tmp_path: Path) -> None:
     x, functions = _input(group), {name: one for name, one in _GROUPS[group].items() if name not in _NOT_IN_ONNX}

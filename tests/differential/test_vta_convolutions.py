@@ -78,12 +78,14 @@ def formula_equals_counters(config: VtaConfig, region: Region, program: Program)
         assert counters.five_bytes - counters.uop_load_nbytes == moved_bytes(config, job, tile)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("size", "inputs", "outputs", "kernel", "stride"), RESNET_CONVS)
 def test_convolutions_of_resnet(size: int, inputs: int, outputs: int, kernel: int, stride: int) -> None:
     region = Region({"x": (1, inputs, size, size)}, (random_conv("c", "x", (inputs, outputs), kernel, stride),), ("c",))
     formula_equals_counters(CONFIG, region, check_region(CONFIG, region))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("size", "channels", "groups", "stride"), MOBILENET_G)
 def test_grouped_convolutions(size: int, channels: int, groups: int, stride: int) -> None:
     conv = random_conv("c", "x", (channels, channels), 3, stride, groups=groups)

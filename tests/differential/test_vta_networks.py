@@ -62,6 +62,7 @@ def quantized_module(scale: str, pooled: bool = True) -> tuple[Any, Array]:
     return quantize_vta(module, samples, None, VtaOptions(scale, keep_float=("first",)))[0], samples
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("scale", ["global", "calibrated"])
 @pytest.mark.parametrize("config", [CONFIG, VtaConfig(log_batch=1)], ids=lambda config: config.name)
 def test_a_quantized_network_computes_the_same_with_the_accelerator(scale: str, config: VtaConfig) -> None:

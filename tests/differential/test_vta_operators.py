@@ -59,6 +59,7 @@ def test_a_residual_whose_operands_have_other_scales_is_fused_too(lefts: tuple[i
     check_region(CONFIG, region, "reference")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "config",
     [

@@ -56,6 +56,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ON_TARGET = {"quantize", "graph_pack", "tune", "build", "deploy", "evaluate"}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("path", "value", "stages"),
     [

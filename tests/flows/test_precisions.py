@@ -28,6 +28,7 @@ def test_an_int8_cell_all_the_way(copy_of_finished: Path) -> None:
     assert "quantized" in json.dumps(json.loads(tvmflow(root, "report", "--json").stdout))
 
 
+@pytest.mark.slow
 def test_vta_int8_up_to_the_library(copy_of_finished: Path) -> None:
     root, cell = copy_of_finished, "digits_torch@local-cpu:vta_int8"
     given = yaml.safe_load((root / "params.yaml").read_text())

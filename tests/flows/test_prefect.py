@@ -95,6 +95,7 @@ def test_a_dask_cluster_runs_the_cells(copy_of_finished: Path, with_prefect_serv
     assert (copy_of_finished / "artifacts/evaluate/digits_torch.local-cpu.float32/record.json").read_text() != before
 
 
+@pytest.mark.slow
 def test_the_flows_can_be_run_one_by_one(copy_of_finished: Path, with_prefect_server: str) -> None:
     code = (
         "import sys; from pathlib import Path\nfrom tvmflow.workspace import Workspace\n"

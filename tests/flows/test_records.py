@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 import yaml
 
@@ -229,6 +230,7 @@ def test_mlflow_has_numbers_tags_model_and_history(finished: Path) -> None:
     assert version is not None and version.sha256 == measured.data.tags["library.sha256"]
 
 
+@pytest.mark.slow
 def test_recording_again_after_a_crash_gives_one_measurement(copy_of_finished: Path, with_prefect_server: str) -> None:
     root = copy_of_finished
     for marker in (root / "artifacts" / ".recorded").glob("*.json"):
@@ -313,6 +315,7 @@ def test_no_color_and_results_on_stdout_progress_on_stderr(finished: Path) -> No
     assert CELL in done.stdout and "next:" in done.stderr
 
 
+@pytest.mark.slow
 def test_tuning_records_are_merged_and_exchanged(copy_of_finished: Path, tmp_path: Path) -> None:
     root, log = copy_of_finished, copy_of_finished / "artifacts" / "tuning_log" / f"{SLUG}.jsonl"
     before = len(log.read_bytes().splitlines())

@@ -82,6 +82,7 @@ def _runs(address: str, flow: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_cell_whose_weights_are_gone_hides_no_other(copy_of_finished: Path, with_prefect_server: str) -> None:
     root = copy_of_finished
     _with_broken_cell(root)
@@ -102,6 +103,7 @@ def test_a_cell_whose_weights_are_gone_hides_no_other(copy_of_finished: Path, wi
     assert errors[CELL] is None and errors[BROKEN] is not None, "the results of the others are kept"
 
 
+@pytest.mark.slow
 def test_retune_of_several_cells_each_by_its_own_champion(copy_of_finished: Path, with_prefect_server: str) -> None:
     """float32 is released: it has nothing to do, which says nothing of the other precision of the same model and target."""
     root = copy_of_finished

@@ -41,10 +41,9 @@ def _workspace(tmp_path: Path, make: Callable[..., Path], entry: dict[str, Any])
     return workspace
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    "precision", ["float32", *(pytest.param(p, marks=pytest.mark.slow) for p in ("bfloat16", "int8"))]
-)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 def test_a_text_encoder_of_any_length(precision: str, tmp_path: Path, make_workspace: Callable[..., Path]) -> None:
     file = write_encoder(tmp_path)
     workspace = _workspace(tmp_path, make_workspace, {"framework": "onnx", "weights": {"file": str(file)}, **ENCODER})

@@ -62,6 +62,7 @@ def test_a_cell_on_the_simulated_accelerator(copy_of_finished: Path) -> None:
     assert history
 
 
+@pytest.mark.slow
 def test_other_precisions_and_impossible_cuts_are_told(copy_of_finished: Path) -> None:
     root = copy_of_finished
     for name in ("fetch", "import_model"):

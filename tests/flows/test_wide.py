@@ -18,9 +18,10 @@ from tvmflow.workspace import Workspace
 pytestmark = pytest.mark.heavy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "framework", "precision"),
-    [("text", "onnx", "float32"), pytest.param("two", "torch", "int8", marks=pytest.mark.slow)],
+    [("text", "onnx", "float32"), ("two", "torch", "int8")],
 )
 def test_a_wide_model_goes_all_the_way(
     name: str, framework: str, precision: str, tmp_path: Path, make_workspace: Callable[..., Path]

@@ -22,6 +22,7 @@ from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.quantization.quantizer import quantize_int8
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("framework", ["onnx", "torch"])
 @pytest.mark.parametrize("name", ["text", "segmenter", "two"])
 def test_a_wide_model_computes_what_its_framework_does(name: str, framework: str, tmp_path: Path) -> None:
@@ -55,6 +56,7 @@ def test_inputs_are_found_by_name(framework: str, tmp_path: Path) -> None:
         load_source(tmp_path, other).to_relax()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["text", "segmenter", "two"])
 def test_every_precision_takes_a_wide_model(name: str, precision: str, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_every_kernel_of_a_network_agrees(name: str, api: str, textures: bool) -
     assert [kernel for kernel in found if kernel.error > BOUNDS["float32"]] == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("precision", ["float16", "float16_acc32"])
 @pytest.mark.parametrize(("api", "textures"), [("opencl", True), ("vulkan", False)])
 def test_kernels_in_float16_agree(precision: str, api: str, textures: bool) -> None:
@@ -76,6 +77,7 @@ def test_kernels_in_float16_agree(precision: str, api: str, textures: bool) -> N
     assert found and [kernel for kernel in found if kernel.error > BOUNDS[precision]] == []
 
 
+@pytest.mark.slow
 def test_the_first_kernel_that_goes_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, module = gpu_backend("opencl"), _module("branches", 24)
     whole = opencl.opencl_of

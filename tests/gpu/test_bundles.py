@@ -22,6 +22,7 @@ from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.canonicalize import canonicalize
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
 @pytest.mark.parametrize(
     ("abi", "triple"), [("arm64-v8a", "aarch64-linux-android"), ("x86_64-linux-gnu", "x86_64-linux-gnu")]

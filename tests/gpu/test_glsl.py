@@ -99,6 +99,7 @@ def test_elementwise_chains_of_odd_shapes(tmp_path: Path, seed: int, most_texels
     check(tmp_path, cases, most_texels)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("most_texels", [0, 1 << 16])
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_small_integers(tmp_path: Path, lanes: int, most_texels: int) -> None:
@@ -268,6 +269,7 @@ def _conv_case(seed: int, dtype: str, sums: str) -> Case:
     return Case(schedule, [x, w], wanted.astype(sums), 0 if dtype == "int8" else 0.3 if sums == "float16" else 1e-3)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("most_texels", [0, 1 << 16])
 @pytest.mark.parametrize(
     ("dtype", "sums"), [("float32", "float32"), ("float16", "float32"), ("float16", "float16"), ("int8", "int32")]

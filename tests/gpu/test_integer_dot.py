@@ -85,6 +85,7 @@ class Convolution:
         return found
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(6))
 def test_sums_are_exact(seed: int, way: str, drivers: SoftwareDrivers, tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_any_chain_of_blocks_has_the_cpus_outputs(seed: int, drivers: SoftwareDr
     _check(canonicalize(model.to_relax()), (samples,), drivers, tmp_path, "float32")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "precision"),
     [

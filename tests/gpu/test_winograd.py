@@ -43,6 +43,7 @@ def _model(size: tuple[int, int]) -> ExportedModel:
     return ExportedModel(Residual().eval(), (TensorSpec("x", (1, 8, *size)),))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
 def test_outputs_are_those_of_the_source(api: str, tmp_path: Path) -> None:
     backend, drivers = gpu_backend(api), software_drivers()

@@ -70,6 +70,7 @@ def _errors(network: nn.Module, x: Any) -> tuple[float, float, set[str]]:
     return float(np.abs(ours - exact).max() / largest), float(np.abs(theirs - exact).max() / largest), found
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("is_image", [False, True], ids=["rows", "image"])
 @pytest.mark.parametrize("channels", [32, 37])
 @pytest.mark.parametrize("form", FORMS)
@@ -95,6 +96,7 @@ class _Middle(nn.Module):
         return self.norm(x) if x.ndim != 4 else self.norm(self.layer(x))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("shape", [(1, 24, 9, 6), (3, 32, 5, 5), (2, 12, 30), (1, 40, 8, 8)], ids=str)
 @pytest.mark.parametrize("groups", [1, 4, None], ids=["one group", "groups", "instances"])
 def test_group_and_instance_norms_of_a_large_mean(groups: int | None, shape: tuple[int, ...]) -> None:

@@ -51,6 +51,7 @@ class _Mixed(nn.Module):
         return self.last(y * 2 + self.scale)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_joined_convolutions_equal_torch(seed: int) -> None:
     operators_of(_Mixed(seed).eval(), (1 + seed % 2, 4, 7, 9), "float32")

@@ -64,6 +64,7 @@ def test_the_names_are_those_of_operators() -> None:
     assert known >= UNARY | BROADCASTING and not UNARY & BROADCASTING
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("seed", range(24))
 def test_chains_have_pytorchs_outputs(seed: int) -> None:
     channels = (16, 12, 40, 32)[seed % 4]

@@ -41,6 +41,7 @@ class Grouped(torch.nn.Module):
         return self.last(torch.sigmoid(self.middle(self.first(x).relu())))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_groups_have_pytorchs_outputs(seed: int) -> None:
     network, shape = Grouped(seed).eval(), (1, 3, 9, 11)
@@ -73,6 +74,7 @@ def test_groups_are_merged_where_they_fill_blocks(groups: int, inputs: int, outp
         assert merged[0].sum() == pytest.approx(weight.sum(), rel=1e-4) and (merged[0] != 0).sum() == weight.size
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("width", "stride"), [(4, 1), (8, 2), (8, 1)])
 @pytest.mark.parametrize(
     ("data", "weights", "total"), [("float32",) * 3, ("bfloat16", "bfloat16", "float32"), ("uint8", "int8", "int32")]

@@ -60,6 +60,7 @@ class Signals(nn.Module):
         return self.head(z.transpose(1, 2)), z, y.mean(-1)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_signals_are_images(seed: int) -> None:
     found = operators_of(Signals(seed), (1 + seed // 3, 6, 40))
@@ -71,6 +72,7 @@ def test_signals_in_sixteen_bits(network: nn.Module) -> None:
     assert "nn.conv2d" in operators_of(network, (1, 6, 14), "bfloat16")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_deconvolutions_are_convolutions(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -123,6 +125,7 @@ def test_pixels_of_onnx_become_rows_too(tmp_path: Path) -> None:
     assert np.abs(LocalRunner(packed, host_backend()).run(x)[0] - expected).max() < _FLOAT32 * np.abs(expected).max()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_windows_that_see_little_are_taken_apart(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -134,6 +137,7 @@ def test_windows_that_see_little_are_taken_apart(seed: int) -> None:
     assert operators_of(network, (1, 20, *size)).count("nn.conv2d") == 1 + 9
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize(("size", "made"), [((5, 7), (13, 20)), ((6, 6), (12, 12)), ((9, 8), (4, 8)), ((1, 3), (4, 1))])
 def test_resizes_have_pytorchs_outputs(size: tuple[int, int], made: tuple[int, int], corners: bool) -> None:

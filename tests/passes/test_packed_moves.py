@@ -65,6 +65,7 @@ class Shuffles(nn.Module):
         return _shuffled(joined, 2), joined.mean((2, 3))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("seed", "dtype", "batch"), [(seed, "float32", 1 + (seed == 7)) for seed in range(10)] + [(12, "bfloat16", 1)])  # fmt: skip
 def test_shuffles_of_packed_channels_equal_torch(seed: int, dtype: str, batch: int) -> None:
     size = 9 + seed % 3
@@ -128,6 +129,7 @@ class _Choices(nn.Module):
         return torch.cat([parts[2], y, parts[0]], 1).mean((2, 3)), parts[1] * 2
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("seed", "dtype", "batch"), [(seed, "float32", 1 + seed % 2) for seed in range(12)] + [(12, "bfloat16", 1)])  # fmt: skip
 def test_choices_of_packed_channels_equal_torch(seed: int, dtype: str, batch: int) -> None:
     operators_of(_Choices(seed), (batch, 3, 6 + seed % 3, 7), dtype)
@@ -176,6 +178,7 @@ class _Groups(nn.Module):
         return self.last(torch.relu(y)), y.mean((2, 3))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("sizes", [(3, 20, 20), (48, 1, 2), (32, 3, 6), (5, 8, 16), (6, 36, 36), (24, 1, 5), (2, 50, 4), (7, 3, 3)])  # fmt: skip
 def test_convolutions_in_any_groups_are_packed(sizes: tuple[int, int, int]) -> None:
     network = _Groups(*sizes).eval()

@@ -46,6 +46,7 @@ class Rows(torch.nn.Module):
         return self.head(z).sum(1), y, z.transpose(1, 2)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_have_pytorchs_outputs(seed: int) -> None:
     draw = np.random.default_rng(100 + seed)

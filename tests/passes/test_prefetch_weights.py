@@ -85,6 +85,7 @@ class _Weights:
         return indices
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["dense", "rows of one image", "rows of two images"])
 def test_the_lines_of_the_next_blocks_of_channels_are_asked_for_once(kind: str) -> None:
     backend = _backend()

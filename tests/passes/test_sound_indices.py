@@ -47,6 +47,7 @@ def _read_at(index: Index) -> Any:
     return output.numpy()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_drawn_indices_are_right(seed: int) -> None:
     draw = np.random.default_rng(seed)

@@ -29,6 +29,7 @@ def test_what_a_window_sees_is_what_its_elements_multiply(seed: int) -> None:
     assert seen(extent, window, step, stride, before, outputs) == expected
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "padding", "dilation", "window"),
     [

@@ -117,6 +117,7 @@ def _check_same(
     return network
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_chain_of_blocks_has_the_same_bits(seed: int, tmp_path: Path) -> None:
     model = ExportedModel(Branches(seed).eval(), (TensorSpec("x", (1, 3, 24, 24)),))
@@ -126,6 +127,7 @@ def test_any_chain_of_blocks_has_the_same_bits(seed: int, tmp_path: Path) -> Non
     _check_same(scheduled, ("scores", "features"), (samples,), tmp_path)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["text", "segmenter", "two"])
 def test_wide_models_in_every_precision_have_the_same_bits(name: str, precision: str, tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def _outputs(module: Any) -> int:
     return len(getattr(return_type(module["main"]), "fields", (None,)))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_an_input_is_read_where_it_lies(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

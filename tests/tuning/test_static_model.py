@@ -60,6 +60,7 @@ def _assembly(workload: Workload, backend: CpuBackend, knobs: Knobs) -> str:
     return str(compile_module(tvm.IRModule({"main": function}), backend).mod.inspect_source("asm"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", TARGETS)
 def test_loops_are_those_of_the_schedule(name: str) -> None:
     backend = CpuBackend(TARGETS[name])
@@ -92,6 +93,7 @@ def test_winograds_first_tiles_are_of_one_row() -> None:
     assert [candidates[0][knob] for knob in ("c_tile", "y_tile", "x_tile")] == [2, 1, 7]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", TARGETS)
 def test_schedules_that_are_known_to_be_slow_come_last(name: str) -> None:
     backend = CpuBackend(TARGETS[name])
@@ -139,6 +141,7 @@ def test_what_is_compiled_covers_the_candidates(count: int) -> None:
     assert len(set(chosen)) == len(chosen) and max(chosen) < count and max(chosen) >= 0.8 * count - 1
 
 
+@pytest.mark.slow
 def test_a_network_without_a_device(tmp_path: Path) -> None:
     backend = CpuBackend(TARGETS["cortex-a72"])  # what is not at hand
     packed = _packed(backend)
