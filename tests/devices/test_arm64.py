@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from tests.devices.arm64 import TRIPLE, target
+from tests.passes.test_tabulate_bytes import ACTIVATIONS, Excited
 from tests.runtime.test_network import Branches, _network
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.backends.table import backend_of
 from tvmflow.building.library import LocalRunner, build_scheduled
+from tvmflow.building.lower import lower
 from tvmflow.building.self_contained import write_network
 from tvmflow.bundle.abis import abi_named
 from tvmflow.bundle.elf import check_shared_object
@@ -39,11 +41,12 @@ class Built:
     """A network for arm64, and what it computes on an emulated processor."""
 
     def __init__(self, folder: Path, module: Any, compiled_for: str, outputs: tuple[str, ...]) -> None:
-        backend = backend_of(target(compiled_for))
-        packed = PackChannels(backend.cpu_features().channel_block)(module)
+        self.backend = backend_of(target(compiled_for))
+        packed = PackChannels(self.backend.cpu_features().channel_block)(module)
         self.path = folder / f"{compiled_for}.so"
-        scheduled = build_scheduled(packed, backend, {})
-        self.made = write_network(self.path, scheduled, _network(scheduled.module, outputs, 1), backend.target.compiler)
+        scheduled = build_scheduled(packed, self.backend, {})
+        network = _network(scheduled.module, outputs, 1)
+        self.made = write_network(self.path, scheduled, network, self.backend.target.compiler)
 
     def run(
         self, runner: Path, system: EmulatedSystem, processor: str, x: np.ndarray[Any, Any]
@@ -98,6 +101,23 @@ def test_digits_equal_this_machines_outputs(
         instructions, mac_instructions, macs, loaded, stored = counts
         assert instructions > mac_instructions and macs >= mac_instructions and loaded > stored > 0
         assert macs >= 226048, "each multiplication of the network is one"
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("activation", ["silu", "hardswish", "gelu"])
+def test_activations_of_bytes_are_looked_up(
+    activation: str, runner: Path, emulated: EmulatedSystem, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(1).standard_normal((RUNS, 1, 3, 13, 11), dtype=np.float32)
+    network = Excited(ACTIVATIONS[activation]).eval()
+    module = canonicalize(ExportedModel(network, (TensorSpec("x", (1, 3, 13, 11)),)).to_relax())
+    module = in_precision(module, "int8", x)
+    built = Built(tmp_path, module, "cortex-a76", ("y",))
+    assert (
+        sum("look_up_byte_neon" in str(function) for function in lower(module, built.backend).functions.values()) == 3
+    )
+    found, _ = built.outputs(runner, emulated, "cortex-a76", x)
+    assert np.array_equal(found, expected(module, x)) and np.ptp(found) > 0
 
 
 @pytest.mark.parametrize("seed", range(2))

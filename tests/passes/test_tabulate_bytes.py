@@ -57,7 +57,7 @@ def _quantized(network: torch.nn.Module, activations: str, samples: np.ndarray[A
 
 def _lookups(module: Any) -> int:
     kernels = lower(module, host_backend())
-    return sum(str(function).count("look_up_byte(") for function in kernels.functions.values())
+    return sum(str(function).count("look_up_byte_512(") for function in kernels.functions.values())
 
 
 @needs_permutations
@@ -92,7 +92,7 @@ def test_vectors_of_any_length_are_looked_up(dtype: str, lanes: int) -> None:
     given = te.placeholder((lanes * 40,), dtype, name="given")
     digits = tvm.ir.StringImm(table.tobytes().hex())
     found = te.compute(
-        given.shape, lambda i: tirx.call_intrin(dtype, "tvmflow.look_up_byte", given[i], digits), name="found"
+        given.shape, lambda i: tirx.call_intrin(dtype, "tvmflow.look_up_byte_512", given[i], digits), name="found"
     )
     schedule = tvm.s_tir.Schedule(te.create_prim_func([given, found]))
     (loop,) = schedule.get_loops(schedule.get_sblock("found"))

@@ -1,8 +1,8 @@
-"""TabulateBytes: look up what a layer in 8 bits computes of each of its bytes, on x86 with AVX512-VBMI.
+"""TabulateBytes: look up what a layer in 8 bits computes of each of its bytes, on x86 with AVX512-VBMI and on arm64.
 
 Between a byte and the byte that the next layer reads, an activation without an integer form (SiLU, GELU, hard-swish, tanh) is computed in float32: the zero
 point, the scale, an exponential, quotients, a rounding, up to 70 cycles for 16 values. It is a function of 256 values, which the numpy definition computes
-here; two permutations of 128 bytes each look 64 of them up at once.
+here; two permutations of 128 bytes each look 64 of them up at once, four lookups in 64 bytes each 16 of them on arm64.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from tvmflow.ir.definition import run_step
 from tvmflow.ir.graph import Array, Step
 from tvmflow.ir.operators import register_operator
 from tvmflow.ir.tvm_names import constant_value, dtype_of, operator_of, type_of
-from tvmflow.targets.cpu_features import looks_up_bytes
+from tvmflow.targets.cpu_features import looks_up_bytes, multiplies_by_lane
 
-_OPERATOR = "tvmflow.look_up_byte"  # of a byte, and a table of 256 in hexadecimal digits, by the byte's bits
 _BYTES = ("int8", "uint8")
 _LEAST_STEPS = 6  # a change of scale is about as many instructions
-_REGISTER = 64
 _PERMUTE = "llvm.x86.avx512.vpermi2var.qi.512"
 
 
@@ -58,41 +56,61 @@ _DEFINED = frozenset(
 )  # fmt: skip
 
 
-def _lower(call: Any) -> Any:
-    """Return what the operator becomes: of up to 64 bytes at once, of one as of 64."""
-    value, table = call.args
-    dtype, _, lanes = dtype_of(call).partition("x")
-    digits = getattr(table, "value", table)  # a loop that became a vector has spread it
-    numbers = bytes.fromhex(str(getattr(digits, "value", digits)))
-    return _looked_up(value, numbers, dtype, int(lanes or 1))
+@dataclass(frozen=True)
+class _Instructions:
+    """How a processor looks bytes up: so many at once, by a function of the parts of the table, as many bytes each, and of the places."""
+
+    operator: str
+    width: int
+    look_up: Callable[[list[Any], Any], Any]
+
+    def lower(self, call: Any) -> Any:
+        """Return what the operator becomes: of one byte what it is of a vector."""
+        value, table = call.args
+        dtype, _, lanes = dtype_of(call).partition("x")
+        digits = getattr(table, "value", table)  # a loop that became a vector has spread it
+        return self._looked_up(value, bytes.fromhex(str(getattr(digits, "value", digits))), dtype, int(lanes or 1))
+
+    def _looked_up(self, value: Any, table: bytes, dtype: str, lanes: int) -> Any:
+        if lanes > self.width:
+            half_type = _type(dtype_of(value).partition("x")[0], lanes // 2)
+            halves = (part(half_type, value) for part in (tirx.vectorlow, tirx.vectorhigh))
+            parts = (self._looked_up(half, table, dtype, lanes // 2) for half in halves)
+            return tirx.vectorcombine(_type(dtype, lanes), *parts)
+        bits = tirx.reinterpret(_type("uint8", lanes), value)
+        every = list(range(self.width))
+        places = (
+            tirx.Broadcast(bits, self.width) if lanes == 1 else tirx.Shuffle([bits] * -(-self.width // lanes), every)
+        )
+        numbers = [
+            tirx.Shuffle([tirx.const(one, "uint8") for one in table[at : at + self.width]], every)
+            for at in range(0, 256, self.width)
+        ]
+        return tirx.reinterpret(_type(dtype, lanes), tirx.Shuffle([self.look_up(numbers, places)], list(range(lanes))))
 
 
-def _looked_up(value: Any, table: bytes, dtype: str, lanes: int) -> Any:
-    if lanes > _REGISTER:
-        halves = (part(_type(dtype_of(value), lanes // 2), value) for part in (tirx.vectorlow, tirx.vectorhigh))
-        return tirx.vectorcombine(f"{dtype}x{lanes}", *(_looked_up(half, table, dtype, lanes // 2) for half in halves))
-    bits = tirx.reinterpret(_type("uint8", lanes), value)
-    places = (
-        tirx.Broadcast(bits, _REGISTER)
-        if lanes == 1
-        else tirx.Shuffle([bits] * -(-_REGISTER // lanes), list(range(_REGISTER)))
-    )
-    parts = [
-        tirx.Shuffle([tirx.const(one, "uint8") for one in table[at : at + _REGISTER]], list(range(_REGISTER)))
-        for at in range(0, 256, _REGISTER)
-    ]
+def _by_permutations(parts: list[Any], places: Any) -> Any:
     low, high = (tirx.call_llvm_pure_intrin("uint8x64", _PERMUTE, parts[at], places, parts[at + 1]) for at in (0, 2))
-    low, high = (tirx.Shuffle([found], list(range(lanes))) for found in (low, high))
-    found = tirx.Select(bits >= tirx.const(128, _type("uint8", lanes)), high, low)
-    return tirx.reinterpret(_type(dtype, lanes), found)
+    return tirx.Select(places >= tirx.const(128, "uint8x64"), high, low)
+
+
+def _by_tables(parts: list[Any], places: Any) -> Any:
+    """Look up in four registers, and keep what was found where the place lies outside of the next four."""
+    found = tirx.call_llvm_pure_intrin("uint8x16", "llvm.aarch64.neon.tbl4", *parts[:4], places)
+    for at in (4, 8, 12):
+        places = places - tirx.const(64, "uint8x16")
+        found = tirx.call_llvm_pure_intrin("uint8x16", "llvm.aarch64.neon.tbx4", found, *parts[at : at + 4], places)
+    return found
 
 
 def _type(dtype: str, lanes: int) -> str:
-    name = dtype.partition("x")[0]
-    return name if lanes == 1 else f"{name}x{lanes}"
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
-register_operator(_OPERATOR, "the byte of a table of 256 at the place that a byte's bits say", 2, _lower)
+_AVX512 = _Instructions("tvmflow.look_up_byte_512", 64, _by_permutations)
+_NEON = _Instructions("tvmflow.look_up_byte_neon", 16, _by_tables)
+for _one in (_AVX512, _NEON):  # of a byte, and a table of 256 in hexadecimal digits, by the byte's bits
+    register_operator(_one.operator, "the byte of a table of 256 at the place that a byte's bits say", 2, _one.lower)
 
 
 class _Chains:
@@ -199,8 +217,9 @@ def _computed(call: Any, values: dict[Any, Array]) -> Array:
 
 @mutator
 class _Tabulator(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any) -> None:
+    def __init__(self, mod: Any, operator: str) -> None:
         super().__init__(mod)
+        self.operator = operator
         self.found: dict[Any, tuple[Any, bytes]] = {}
 
     def tabulated(self, function: Any) -> Any:
@@ -215,19 +234,22 @@ class _Tabulator(PyExprMutator):  # type: ignore[misc]
 
         def look_up(x: Any) -> Any:
             digits = tvm.ir.StringImm(table.hex())
-            return te.compute(x.shape, lambda *at: tirx.call_intrin(dtype, _OPERATOR, x[at], digits), name="compute")
+            return te.compute(
+                x.shape, lambda *at: tirx.call_intrin(dtype, self.operator, x[at], digits), name="compute"
+            )
 
         return self.builder_.call_te(look_up, self.visit_expr(source), primfunc_name_hint="look_up")
 
 
 @tvm.transform.module_pass(opt_level=0, name="TabulateBytes")
 class TabulateBytes:
-    """IRModule -> IRModule; needs a target in scope, and changes nothing for those without AVX512-VBMI."""
+    """IRModule -> IRModule; needs a target in scope, and changes nothing for those with neither AVX512-VBMI nor NEON of 64 bits."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        if not looks_up_bytes(tvm.target.Target.current()):
+        target = tvm.target.Target.current()
+        if not looks_up_bytes(target) and not multiplies_by_lane(target):
             return mod
-        tabulator = _Tabulator(mod)
+        tabulator = _Tabulator(mod, (_NEON if multiplies_by_lane(target) else _AVX512).operator)
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function):
                 tabulator.builder_.update_func(variable, tabulator.tabulated(function))
