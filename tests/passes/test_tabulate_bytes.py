@@ -84,6 +84,18 @@ def test_what_layers_and_steps_read_is_one_byte() -> None:
     assert len(stored) == 5 and means and means[0].dtype == "int32"  # two sums, two activations, the scaled image
 
 
+def test_an_output_is_not_rounded_for_the_layers_that_read_it() -> None:
+    class Net(Excited):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+            y = self.activation(self.deep(self.activation(self.wide(x))))
+            return self.narrow(y * y.mean((2, 3), keepdim=True)), y
+
+    samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
+    graph = read_graph(_quantized(Net(torch.nn.SiLU()), "uint8", samples))
+    (output,) = (step for step in graph.steps if step.name == graph.outputs[1])
+    assert output.op == "relax.multiply" and len(output.refs) == 2, "x * sigmoid(x), not a byte by its scale"
+
+
 @needs_permutations
 @pytest.mark.parametrize("lanes", [1, 2, 8, 12, 16, 24, 32, 64, 128])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])

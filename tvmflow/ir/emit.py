@@ -146,6 +146,7 @@ class Writer:
             self.arithmetic is not None
             and self.arithmetic.rounds_for_all
             and name in self.scales
+            and name not in self.network.outputs  # the user's are not rounded
             and by_layers
             and any(isinstance(reader, Step) for reader in readers)
         ):
