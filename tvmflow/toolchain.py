@@ -42,7 +42,7 @@ _CODEGEN = "37"
 # LLVM's extensions that schedules and vectors rest on, under the names that Linux has for them.
 _EXTENSIONS = {
     "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512dq": "avx512dq", "avx512vl": "avx512vl",
-    "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512vbmi": "avx512_vbmi", "amx-tile": "amx_tile", "amx-int8": "amx_int8",
+    "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512vbmi": "avx512vbmi", "amx-tile": "amx_tile", "amx-int8": "amx_int8",
     "amx-bf16": "amx_bf16",
 }  # fmt: skip
 _PROBE = """
