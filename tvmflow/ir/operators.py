@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvmflow.ir.tvm_names import register_intrin_lowering
+from tvmflow.ir.tvm_names import dtype_of, register_intrin_lowering
 
 
 def register_operator(name: str, meaning: str, inputs: int, lower: Callable[[Any], Any]) -> None:
@@ -22,3 +22,12 @@ def register_operator(name: str, meaning: str, inputs: int, lower: Callable[[Any
     tvm.ir.register_op_attr(name, "TScriptPrinterName", name.replace(".", "_"))
     tvm.ir.register_op_attr(name, "TCallEffectKind", int(tirx.expr.CallEffectKind.Pure.value))
     register_intrin_lowering(name, "default", lower)
+
+
+def halves_of(value: Any) -> tuple[Any, Any]:
+    """Return the lower and the upper half of a vector."""
+    from tvm import tirx
+
+    dtype, _, lanes = dtype_of(value).partition("x")
+    half = f"{dtype}x{int(lanes) // 2}"
+    return tirx.vectorlow(half, value), tirx.vectorhigh(half, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 SUPPORTED_TVM = ("0.26.0", "0.27.0.post1")
@@ -110,6 +111,28 @@ def tuple_type(parts: list[Any]) -> Any:
 def return_type(function: Any) -> Any:
     """Return the type of what a Relax function returns."""
     return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info
+
+
+def reads_of(function: Any) -> Counter[Any]:
+    """Return how often calls, tuples and bodies within a Relax function read each variable."""
+    from tvm import relax
+
+    reads: Counter[Any] = Counter()
+
+    def count(expression: Any) -> None:
+        parts = (
+            expression.args
+            if isinstance(expression, relax.Call)
+            else expression.fields
+            if isinstance(expression, relax.Tuple)
+            else [expression.body]
+            if isinstance(expression, relax.SeqExpr)
+            else []
+        )
+        reads.update(part for part in parts if isinstance(part, relax.Var))
+
+    relax.analysis.post_order_visit(function, count)
+    return reads
 
 
 def with_bindings(main: Any, bindings: list[Any]) -> Any:

@@ -20,8 +20,8 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.operators import register_operator
-from tvmflow.ir.tvm_names import constant_value, dtype_of, operator_of, type_of
+from tvmflow.ir.operators import halves_of, register_operator
+from tvmflow.ir.tvm_names import constant_value, dtype_of, operator_of, reads_of, type_of
 from tvmflow.targets.cpu_features import has_wide_vectors, multiplies_by_lane
 
 _NEON, _AVX512 = "tvmflow.round_to_byte", "tvmflow.round_to_byte_512"  # of float32 and the zero point, int32
@@ -45,11 +45,11 @@ def _narrowed(value: Any, zero: int, dtype: str, lanes: int) -> Any:
     if lanes % 8 and lanes != 4:
         return _by_operations(value, zero, dtype, lanes)
     if lanes > 8:
-        parts = (_narrowed(part, zero, dtype, lanes // 2) for part in _halves(value, lanes))
+        parts = (_narrowed(part, zero, dtype, lanes // 2) for part in halves_of(value))
         return tirx.vectorcombine(f"{dtype}x{lanes}", *parts)
     words = [
         tirx.call_llvm_pure_intrin("int16x4", "llvm.aarch64.neon.sqxtn", tirx.call_llvm_pure_intrin("int32x4", "llvm.aarch64.neon.fcvtns", part))
-        for part in (_halves(value, lanes) if lanes == 8 else (value, value))
+        for part in (halves_of(value) if lanes == 8 else (value, value))
     ]  # fmt: skip
     whole = tirx.vectorcombine("int16x8", *words)
     if zero:
@@ -105,11 +105,6 @@ def _converted(instruction: str, value: Any) -> Any:
     return tirx.call_llvm_pure_intrin("int32x16", instruction, value, none, all_lanes, as_set)
 
 
-def _halves(value: Any, lanes: int) -> tuple[Any, Any]:
-    half = f"float32x{lanes // 2}"
-    return tirx.vectorlow(half, value), tirx.vectorhigh(half, value)
-
-
 register_operator(_NEON, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call)
 register_operator(_AVX512, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call_512)
 for _dtype, _name in _AS_INTEGER.items():
@@ -142,19 +137,8 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
 
     def narrowed(self, function: Any) -> Any:
         """Return a function with its roundings to bytes narrowed."""
-        relax.analysis.post_order_visit(function, self._count)
+        self.uses = reads_of(function)
         return self.visit_expr(function)
-
-    def _count(self, expression: Any) -> None:
-        if isinstance(expression, relax.Call | relax.Tuple | relax.SeqExpr):
-            parts = (
-                expression.args
-                if isinstance(expression, relax.Call)
-                else expression.fields
-                if isinstance(expression, relax.Tuple)
-                else [expression.body]
-            )
-            self.uses.update(part for part in parts if isinstance(part, relax.Var))
 
     def visit_call_(self, call: Any) -> Any:
         given = call.args[0] if call.args else None

@@ -20,8 +20,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.ir.definition import run_step
 from tvmflow.ir.graph import Array, Step
-from tvmflow.ir.operators import register_operator
-from tvmflow.ir.tvm_names import constant_value, dtype_of, operator_of, type_of
+from tvmflow.ir.operators import halves_of, register_operator
+from tvmflow.ir.tvm_names import constant_value, dtype_of, operator_of, reads_of, type_of
 from tvmflow.targets.cpu_features import looks_up_bytes, multiplies_by_lane
 
 _BYTES = ("int8", "uint8")
@@ -73,9 +73,7 @@ class _Instructions:
 
     def _looked_up(self, value: Any, table: bytes, dtype: str, lanes: int) -> Any:
         if lanes > self.width:
-            half_type = _type(dtype_of(value).partition("x")[0], lanes // 2)
-            halves = (part(half_type, value) for part in (tirx.vectorlow, tirx.vectorhigh))
-            parts = (self._looked_up(half, table, dtype, lanes // 2) for half in halves)
+            parts = (self._looked_up(half, table, dtype, lanes // 2) for half in halves_of(value))
             return tirx.vectorcombine(_type(dtype, lanes), *parts)
         bits = tirx.reinterpret(_type("uint8", lanes), value)
         every = list(range(self.width))
@@ -118,8 +116,7 @@ class _Chains:
 
     def __init__(self, function: Any) -> None:
         self.made: dict[Any, Any] = {}
-        self.uses: Counter[Any] = Counter()
-        relax.analysis.post_order_visit(function, self._count)
+        self.uses = reads_of(function)
         casts = []
         for block in function.body.blocks:
             for binding in block.bindings:
@@ -130,14 +127,6 @@ class _Chains:
         self.found = {
             cast: table for cast in casts if (table := self._table(cast, True) or self._table(cast, False)) is not None
         }
-
-    def _count(self, expression: Any) -> None:
-        if isinstance(expression, relax.Call):
-            self.uses.update(part for part in expression.args if isinstance(part, relax.Var))
-        elif isinstance(expression, relax.Tuple):
-            self.uses.update(part for part in expression.fields if isinstance(part, relax.Var))
-        elif isinstance(expression, relax.SeqExpr) and isinstance(expression.body, relax.Var):
-            self.uses[expression.body] += 1
 
     def _table(self, cast: Any, through_bytes: bool) -> tuple[Any, bytes] | None:
         """Return the byte that a cast's value is a function of, and its table; None where it is none, or others read a value in between.

@@ -94,13 +94,12 @@ class _Mixer:
 
     def _is_on_sums(self, step: Step) -> bool:
         """Whether a step is computed in the kernel of its operand; one that only shapes rows is where a step behind it is."""
-        while (
-            step.op == _RESHAPE
-            and (self.readers[step.name] == 1 or step.name in self.meeting)
-            and step.name in self.reader
-        ):
+        while step.op == _RESHAPE and self._is_for_one_kernel(step.name) and step.name in self.reader:
             step = self.reader[step.name]
         return step.op in _ON_SUMS
+
+    def _is_for_one_kernel(self, name: str) -> bool:
+        return self.readers[name] == 1 or name in self.meeting
 
     def _meeting(self) -> set[str]:
         """Return the values that several steps read and that no kernel stores: what is computed of them meets in one step, as x * sigmoid(x)."""
@@ -121,7 +120,7 @@ class _Mixer:
 
     def _store_sum(self, step: Step, result: Any) -> None:
         """Keep a value in float32 for a reader that is alone or in the same kernel; where others read it, it is stored, and so rounded."""
-        if self.readers[step.name] == 1 or step.name in self.meeting:
+        if self._is_for_one_kernel(step.name):
             self.high[step.name] = result
             self.sums.add(step.name)
         else:
