@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import REPOSITORY
 from tvmflow import recipe
 from tvmflow.recipe import changed_parts, code_of, forget_code, make_recipe, recipe_key
 
@@ -55,6 +58,48 @@ def test_code_follows_imports_inside_functions_and_leaves_out_what_only_watches(
     assert "tvmflow/templates/window.py" in files  # through a function's import of building, then passes
     assert not [name for name in files if name.startswith(("tvmflow/ledger", "tvmflow/cli", "tvmflow/report"))]
     assert "tvmflow/devices/session.py" not in files and "tvmflow/sources/download.py" not in files
+
+
+def _of_the_tree(path: Path) -> tuple[set[str], set[str]]:
+    """Return what the syntax tree of a file imports, anywhere and when it is loaded."""
+    tree = ast.parse(path.read_bytes())
+
+    def names(nodes: Iterable[ast.AST]) -> set[str]:
+        found = set()
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        return found
+
+    return names(ast.walk(tree)), names(tree.body)
+
+
+def test_all_imports_that_the_syntax_tree_has_are_found() -> None:
+    files = [path for package in ("tasks", "tvmflow") for path in (REPOSITORY / package).rglob("*.py")]
+    assert len(files) > 300
+    for path in files:
+        anywhere, loaded = recipe._imports_of(path.stem, path.read_bytes())
+        in_tree, loaded_in_tree = _of_the_tree(path)
+        assert in_tree <= set(anywhere) and loaded_in_tree <= set(loaded), path
+        own = {name for name in {*anywhere} - in_tree if name.startswith(("tasks", "tvmflow"))}
+        assert not own, (path, own)
+
+
+@pytest.mark.parametrize(
+    ("source", "anywhere", "loaded"),
+    [
+        (b"import a.b as c, d  # why\n", ["a.b", "d"], ["a.b", "d"]),
+        (b"from a import (  # why\n    b,\n    c as d,  # (not) this\n)\n", ["a", "a.b", "a.c"], ["a", "a.b", "a.c"]),
+        (b"def f():\n    from a import b\n", ["a", "a.b"], []),
+        (b"if x:\n\timport a\n", ["a"], []),
+        (b'"""\nfrom one import to the next\nimport of all\n"""\n', [], []),
+        (b"important = 1\nfromage = 2\n", [], []),
+    ],
+)
+def test_import_statements(source: bytes, anywhere: list[str], loaded: list[str]) -> None:
+    assert recipe._imports_of("one", source) == (tuple(anywhere), tuple(loaded))
 
 
 def test_a_stage_does_not_depend_on_code_that_it_does_not_use() -> None:
