@@ -120,6 +120,37 @@ def test_attention_by_einsum_is_one_kernel() -> None:
     assert error_of(LocalRunner(HOST.pack(module, None)[0], HOST).run(*inputs)[0], reference(Einsums(), inputs)) < BOUND
 
 
+class Steps(torch.nn.Module):
+    """Cosine attention as Swin V2 writes it, and what else scores may be multiplied by and added to, in any order."""
+
+    def __init__(self, operators: tuple[str, ...]) -> None:
+        super().__init__()
+        self.operators = operators
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+        q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+        scores = q @ k.transpose(-2, -1)
+        for operator, operand in zip(self.operators, operands, strict=True):
+            scores = scores * operand if operator == "*" else operand + scores
+        return torch.softmax(scores, dim=-1) @ k
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scores_may_be_multiplied_and_added_to_in_any_order(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    batch, heads, queries, keys, depth = (int(draw.integers(1, most)) for most in (4, 4, 70, 70, 34))
+    ends = ((heads, 1, 1), (heads, queries, keys), (1, 1, keys), (batch, 1, queries, 1), (keys,))
+    operators = ("*", *(str(one) for one in draw.choice(("*", "+"), int(draw.integers(0, 3)))))
+    shapes = ((batch, heads, queries, depth), (batch, heads, keys, depth), *(ends[draw.integers(5)] for _ in operators))
+    inputs = tuple(draw.standard_normal(shape, np.float32) * (1 if at < 2 else 3) for at, shape in enumerate(shapes))
+    specs = tuple(TensorSpec(f"i{at}", shape, "float32") for at, shape in enumerate(shapes))
+    net = Steps(operators).eval()
+    module = canonicalize(ExportedModel(net, specs).to_relax())
+    names = kernels(module, HOST)
+    assert "attention" in names and not [name for name in names if "softmax" in name or "batched" in name]
+    assert error_of(LocalRunner(HOST.pack(module, None)[0], HOST).run(*inputs)[0], reference(net, inputs)) < BOUND
+
+
 class Product(torch.nn.Module):
     """A product of two inputs, of which the second comes transposed, with what is computed from its sums."""
 

@@ -1,4 +1,4 @@
-"""Attention as one kernel: softmax(scale * Q K^T + biases) V, whose scores never leave the cache of a core.
+"""Attention as one kernel: softmax(scale * Q K^T * factors + biases) V, whose scores never leave the cache of a core.
 
 K^T is packed once for each head, in blocks of columns that fill a vector, so that any number of keys has vectors; behind the last key lie zeros,
 whose scores are minus infinity. Rows of queries are filled up to whole tiles. What is read and written lies wherever its producers and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,16 @@ from tvmflow.passes.round_bfloat16 import rounded_text
 LOWEST = "T.float32(-3.4028234663852886e38)"
 
 
+class Step(NamedTuple):
+    """What is added to scores or, if `multiplies`, multiplied by them. operand: (batch, queries, keys)."""
+
+    operand: Operand
+    multiplies: bool
+
+
 @dataclass(frozen=True)
 class Attention:
-    """q: (batch, queries, depth), k: (batch, keys, depth), v: (batch, keys, width), biases: (batch, queries, keys), out: (batch, queries, width).
+    """q: (batch, queries, depth), k: (batch, keys, depth), v: (batch, keys, width), steps: of the scores, in order, out: (batch, queries, width).
 
     safe: a row whose scores are all minus infinity gives zeros, and else no numbers. lanes: columns of a block. paired: both products are
     of bfloat16, two neighbours at a time, and what they multiply is rounded to it.
@@ -35,7 +42,7 @@ class Attention:
     q: Operand
     k: Operand
     v: Operand
-    biases: tuple[Operand, ...]
+    steps: tuple[Step, ...]
     out: Operand
     scale: float
     safe: bool
@@ -186,7 +193,7 @@ _PAIRED = {
 
 @cache
 def attention_kernel(attention: Attention) -> Any:
-    """Return the PrimFunc of q, k, v, the biases and the output."""
+    """Return the PrimFunc of q, k, v, the operands of the steps and the output."""
     parts = _parts(attention)
     ways = _PAIRED if attention.paired else _PLAIN
     return function_of(_SOURCE, {**parts, **{name: text.format(**parts).lstrip("\n") for name, text in ways.items()}})
@@ -194,8 +201,9 @@ def attention_kernel(attention: Attention) -> Any:
 
 def _parts(of: Attention) -> dict[str, Any]:
     (score_blocks, out_blocks), lanes = of.blocks, of.lanes
-    names = ["q", "k", "v", *(f"bias{i}" for i in range(len(of.biases))), "out"]
-    arrays = (of.q, of.k, of.v, *of.biases, of.out)
+    steps = {f"{'factor' if step.multiplies else 'bias'}{at}": step for at, step in enumerate(of.steps)}
+    names = ["q", "k", "v", *steps, "out"]
+    arrays = (of.q, of.k, of.v, *(step.operand for step in of.steps), of.out)
     row = "vm" if of.rows == of.queries else f"T.min(vm, {of.queries - 1})"
     column = f"vb * {lanes} + vl"
 
@@ -206,8 +214,10 @@ def _parts(of: Attention) -> dict[str, Any]:
     key = of.k.read("k", "vg", column, depth, dtype=multiplied) + ("" if of.paired else scale)
     key = within(depth, of.depth, depths, key, zero)
     value = within(place, of.keys, places, of.v.read("v", "vg", place, column, dtype=multiplied), zero)
-    sums = "product[vg, vm, vb, vl]" + (scale if of.paired else "")
-    score = " + ".join([sums, *(bias.read(f"bias{i}", "vg", row, column) for i, bias in enumerate(of.biases))])
+    score = "product[vg, vm, vb, vl]" + (scale if of.paired else "")
+    for name, step in steps.items():
+        read = step.operand.read(name, "vg", row, column)
+        score = f"({score}) * {read}" if step.multiplies else f"{score} + {read}"
     extents = {
         "G": of.batch, "M": of.rows, "N": of.keys, "D": depths, "L": lanes, "NB": score_blocks, "DB": out_blocks,
         "DP": depths // 2, "NP": places // 2, "L2": lanes // 2,

@@ -1,8 +1,8 @@
-"""FuseAttention: softmax(Q K^T + biases) V becomes one kernel, with the moves before it and behind it; so does any other batched product.
+"""FuseAttention: softmax(Q K^T * factors + biases) V becomes one kernel, with the moves before it and behind it; so does any other batched product.
 
-Frameworks write attention as two batched products with a softmax between them, a factor on either operand, masks that are added, and
-reshapes and transposes around all of it. Reads the packed module, so that what is moved is read where a dense layer left it, and
-written where the next one wants it.
+Frameworks write attention as two batched products with a softmax between them, a factor on either operand or for each head (cosine
+attention), masks that are added, and reshapes and transposes around all of it. Reads the packed module, so that what is moved is read
+where a dense layer left it, and written where the next one wants it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.ir.tvm_names import constant_value, operator_of, shape_of, type_of
 from tvmflow.ir.views import View, index_of, is_move, keeps_order, view_of, views_of
-from tvmflow.passes.attention import Attention, attention_kernel, covers
+from tvmflow.passes.attention import Attention, Step, attention_kernel, covers
 from tvmflow.passes.products import Operand, Product, product_kernel
 
 # From a condition to what it asks: rows of nothing but minus infinity.
@@ -57,11 +57,11 @@ class _Read(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """The product of q and k, times a factor, and what is added to it. rounded: q and k are rounded to bfloat16."""
+    """The product of q and k, times a factor, and what is added to it and multiplied by it then: values, and whether each multiplies. rounded: q and k are rounded to bfloat16."""
 
     q: _Read
     k: _Read
-    biases: tuple[_Read, ...]
+    steps: tuple[tuple[_Read, bool], ...]
     factor: float
     rounded: bool
 
@@ -170,15 +170,15 @@ class _Function:
         v = self._read(product.args[1], (*shape_of(product)[:-2], *shape_of(product.args[1])[-2:]))
         if v is None or v.sizes[0] != scores.q.sizes[0]:
             return None
-        reads = (scores.q, scores.k, v, *scores.biases)
+        reads = (scores.q, scores.k, v, *(read for read, _ in scores.steps))
         batch, queries, depth = scores.q.sizes
         shape = (batch, queries, v.sizes[2])
         out = index_of(np.arange(math.prod(shape)).reshape(shape), shape_of(product))
         assert out is not None
-        q, k, v_at, *biases = (read.operand for read in reads)
+        steps = tuple(Step(read.operand, multiplies) for read, multiplies in scores.steps)
         paired = self.pairs and scores.rounded and _of_bfloat16(product)
         attention = Attention(
-            batch, queries, v.sizes[1], depth, shape[2], q, k, v_at, tuple(biases), Operand(shape_of(product), str(type_of(product).dtype), out), scores.factor, safe, self.lanes, paired
+            batch, queries, v.sizes[1], depth, shape[2], scores.q.operand, scores.k.operand, v.operand, steps, Operand(shape_of(product), str(type_of(product).dtype), out), scores.factor, safe, self.lanes, paired
         )  # fmt: skip
         return _Fused(attention, tuple(read.value for read in reads))
 
@@ -250,17 +250,19 @@ class _Function:
     def _scores(self, value: Any) -> _Scores | None:
         call = self.of(self._in_order(value))
         name = operator_of(call)
-        if name == "relax.add":
-            for inner, other in ((0, 1), (1, 0)):
-                found = self._scores(call.args[inner])
-                if found is not None and shape_of(call.args[inner]) == shape_of(call):
-                    bias = self._read(call.args[other], shape_of(call), matrix=found.matrix)
-                    return None if bias is None else found._replace(biases=(*found.biases, bias))
-            return None
         factor = _factor(call)
         if factor is not None:
             found = self._scores(call.args[0])
-            return found._replace(factor=found.factor * factor) if found is not None and not found.biases else None
+            return found._replace(factor=found.factor * factor) if found is not None and not found.steps else None
+        if name in ("relax.add", "relax.multiply"):
+            for inner, other in ((0, 1), (1, 0)):
+                found = self._scores(call.args[inner])
+                if found is not None and shape_of(call.args[inner]) == shape_of(call):
+                    read = self._read(call.args[other], shape_of(call), matrix=found.matrix)
+                    if read is None:
+                        return None
+                    return found._replace(steps=(*found.steps, (read, name == "relax.multiply")))
+            return None
         if name != "relax.matmul" or len(shape_of(call)) < 3:
             return None
         (rows, depth), keys, batch = shape_of(call.args[0])[-2:], shape_of(call)[-1], shape_of(call)[:-2]
