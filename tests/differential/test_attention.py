@@ -151,6 +151,23 @@ def test_scores_may_be_multiplied_and_added_to_in_any_order(seed: int) -> None:
     assert error_of(LocalRunner(HOST.pack(module, None)[0], HOST).run(*inputs)[0], reference(net, inputs)) < BOUND
 
 
+class Squares(torch.nn.Module):
+    """A softmax of what is no product, but reads itself twice in each of many steps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = x
+        for _ in range(40):
+            scores = scores * scores
+        return torch.softmax(scores, dim=-1) @ x
+
+
+def test_a_long_chain_of_squares_is_read_once() -> None:
+    x = np.random.default_rng(0).uniform(0.99, 1.0, (1, 2, 5, 5)).astype(np.float32)
+    module = canonicalize(ExportedModel(Squares(), (TensorSpec("x", x.shape, "float32"),)).to_relax())
+    runner = LocalRunner(HOST.pack(module, None)[0], HOST)
+    assert error_of(runner.run(x)[0], reference(Squares(), (x,))) < BOUND
+
+
 class Product(torch.nn.Module):
     """A product of two inputs, of which the second comes transposed, with what is computed from its sums."""
 

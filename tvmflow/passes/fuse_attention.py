@@ -79,6 +79,7 @@ class _Function:
         self.bindings = [binding for block in function.body.blocks for binding in block.bindings]
         self.made = {binding.var: binding.value for binding in self.bindings}
         self.users: dict[Any, list[Any]] = {}
+        self.scores: dict[Any, _Scores | None] = {}  # what was found: chains may read a value twice in each step
         for binding in self.bindings:
             for value in _variables(binding.value):
                 self.users.setdefault(value, []).append(binding)
@@ -248,6 +249,11 @@ class _Function:
         )
 
     def _scores(self, value: Any) -> _Scores | None:
+        if value not in self.scores:
+            self.scores[value] = self._read_scores(value)
+        return self.scores[value]
+
+    def _read_scores(self, value: Any) -> _Scores | None:
         call = self.of(self._in_order(value))
         name = operator_of(call)
         factor = _factor(call)
