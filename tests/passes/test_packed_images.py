@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from tvm import relax
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
+from tvmflow.building.lower import lower
 from tvmflow.frontends import onnx
 from tvmflow.frontends.exported import ExportedModel
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, one_input
 from tvmflow.ir.graph import read_graph
+from tvmflow.kernels.workloads import extract_workloads
 from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.quantization.mixed import MixedPrecision, to_mixed
 
@@ -145,6 +148,29 @@ def test_resizes_have_pytorchs_outputs(size: tuple[int, int], made: tuple[int, i
     torch.manual_seed(0)
     larger = nn.Upsample(made, mode="bilinear", align_corners=corners)
     operators_of(nn.Sequential(nn.Conv2d(3, 20, 1), larger, nn.Conv2d(20, 5, 1), larger), (2, 3, *size))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("made", [(13, 20), (5, 20), (13, 7), (3, 9)])
+def test_resizes_of_rounded_values_are_rounded_once(dtype: str, made: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 32, 5, 7).to(getattr(torch, dtype))
+    builder = relax.BlockBuilder()
+    value = relax.Var("x", relax.TensorType(x.shape, "float32"))
+    with builder.function("main", [value]):
+        with builder.dataflow():
+            small = builder.emit(relax.op.astype(value, dtype))
+            larger = builder.emit(
+                relax.op.image.resize2d(small, made, None, "NCHW", "linear", "half_pixel", "round", -0.5)
+            )
+            out = builder.emit_output(relax.op.astype(larger, "float32"))
+        builder.emit_func_output(out)
+    names = [workload.name for workload in extract_workloads(lower(builder.get(), host_backend()))]
+    assert [name for name in names if "resize" in name] and not [name for name in names if "resize2d" in name]
+    [ours] = LocalRunner(builder.get(), host_backend()).run(x.float().numpy())
+    exact = nn.functional.interpolate(x.double(), made, mode="bilinear").numpy()
+    half_a_step = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    assert (np.abs(ours - exact) <= 1.01 * half_a_step * np.abs(exact) + 1e-6).all()
 
 
 class Means(nn.Module):

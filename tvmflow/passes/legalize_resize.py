@@ -13,6 +13,7 @@ from tvm import relax
 from tvmflow.ir.graph import Array
 from tvmflow.ir.tvm_names import shape_of, type_of
 from tvmflow.passes.products import OPAQUE, buffer_of, function_of
+from tvmflow.passes.round_bfloat16 import legalize_astype
 
 _INJECTIVE = 2  # TVM's number for what is fused with what is computed of each value
 
@@ -23,35 +24,40 @@ def resize(x: {image}, first: {places}, second: {places}, share: {shares}, out: 
     for {loops} in T.grid({extents}):
         with T.sblock("resize"):
             {axes} = T.axis.remap("{kinds}", [{loops}])
-            out[{axes}] = x[{before}first[{at}]{behind}] * (T.float32(1) - share[{at}]) + x[{before}second[{at}]{behind}] * share[{at}]
+            out[{axes}] = {left} * (T.float32(1) - share[{at}]) + {right} * share[{at}]
 """
+_FLOATS = {"float32", "float16", "bfloat16"}
 
 
 def legalize_resize2d(builder: Any, call: Any) -> Any:
-    """Return how relax.image.resize2d is lowered; linear weights of float32 in layouts NCHW and NCHW{b}c, others as TVM does."""
+    """Return how relax.image.resize2d is lowered: linear weights of floats in layouts NCHW and NCHW{b}c, computed in float32; others as TVM does."""
     attrs, mode = call.attrs, str(call.attrs.coordinate_transformation_mode)
     linear = str(attrs.method) == "linear" and mode in _PLACES and str(attrs.layout).startswith("NCHW")
-    if not linear or {str(type_of(one).dtype) for one in (call, call.args[0])} != {"float32"}:
+    value, shape, dtype = call.args[0], shape_of(call), str(type_of(call).dtype)
+    if not linear or not {dtype, str(type_of(value).dtype)} <= _FLOATS:
         return call.op.get_attr("FLegalize")(builder, call)
-    value, shape = call.args[0], shape_of(call)
     for axis, pattern in ((3, OPAQUE), (2, _INJECTIVE)):
         if shape_of(value)[axis] != shape[axis]:
             value = builder.emit(_along(builder, value, axis, shape[axis], mode, pattern))
-    return value
+    if str(type_of(value).dtype) == dtype:
+        return value
+    return legalize_astype(builder, builder.normalize(relax.op.astype(value, dtype)))
 
 
 def _along(builder: Any, value: Any, axis: int, extent: int, mode: str, pattern: int) -> Any:
-    """Return a value with another extent along an axis."""
-    image = shape_of(value)
+    """Return a value in float32 with another extent along an axis."""
+    image, dtype = shape_of(value), str(type_of(value).dtype)
     made = (*image[:axis], extent, *image[axis + 1 :])
     first, second, share = tables(image[axis], extent, mode)
     loops = [f"i{at}" for at in range(len(made))]
     axes = [f"v{loop}" for loop in loops]
+    before, behind = "".join(f"{one}, " for one in axes[:axis]), "".join(f", {one}" for one in axes[axis + 1 :])
+    reads = (f"x[{before}{place}[{axes[axis]}]{behind}]" for place in ("first", "second"))
+    left, right = (read if dtype == "float32" else f'T.Cast("float32", {read})' for read in reads)
     function = function_of(_SOURCE, {
-        "image": buffer_of(image, "float32"), "made": buffer_of(made, "float32"), "places": buffer_of((extent,), "int32"),
+        "image": buffer_of(image, dtype), "made": buffer_of(made, "float32"), "places": buffer_of((extent,), "int32"),
         "shares": buffer_of((extent,), "float32"), "loops": ", ".join(loops), "extents": ", ".join(map(str, made)), "axes": ", ".join(axes),
-        "kinds": "S" * len(axes), "at": axes[axis], "before": "".join(f"{one}, " for one in axes[:axis]),
-        "behind": "".join(f", {one}" for one in axes[axis + 1 :]), "pattern": pattern,
+        "kinds": "S" * len(axes), "at": axes[axis], "left": left, "right": right, "pattern": pattern,
     })  # fmt: skip
     given = [value, relax.const(first), relax.const(second), relax.const(share)]
     return relax.call_tir(builder.add_func(function, "resize"), given, relax.TensorType(made, "float32"))
