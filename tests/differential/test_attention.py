@@ -121,30 +121,31 @@ def test_attention_by_einsum_is_one_kernel() -> None:
 
 
 class Steps(torch.nn.Module):
-    """Cosine attention as Swin V2 writes it, and what else scores may be multiplied by and added to, in any order."""
+    """Cosine attention as Swin V2 writes it, and what else scores may be multiplied by and added to, in any order: the next input, or a number without axes."""
 
-    def __init__(self, operators: tuple[str, ...]) -> None:
+    def __init__(self, steps: tuple[tuple[str, bool], ...]) -> None:
         super().__init__()
-        self.operators = operators
+        self.steps, self.number = steps, torch.nn.Parameter(torch.tensor(1.7))
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+    def forward(self, q: torch.Tensor, k: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
-        scores = q @ k.transpose(-2, -1)
-        for operator, operand in zip(self.operators, operands, strict=True):
+        scores, left = q @ k.transpose(-2, -1), iter(inputs)
+        for operator, of_input in self.steps:
+            operand = next(left) if of_input else self.number
             scores = scores * operand if operator == "*" else operand + scores
         return torch.softmax(scores, dim=-1) @ k
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_scores_may_be_multiplied_and_added_to_in_any_order(seed: int) -> None:
     draw = np.random.default_rng(seed)
     batch, heads, queries, keys, depth = (int(draw.integers(1, most)) for most in (4, 4, 70, 70, 34))
-    ends = ((heads, 1, 1), (heads, queries, keys), (1, 1, keys), (batch, 1, queries, 1), (keys,))
-    operators = ("*", *(str(one) for one in draw.choice(("*", "+"), int(draw.integers(0, 3)))))
-    shapes = ((batch, heads, queries, depth), (batch, heads, keys, depth), *(ends[draw.integers(5)] for _ in operators))
+    ends = ((heads, 1, 1), (heads, queries, keys), (1, 1, keys), (batch, 1, queries, 1), ())
+    steps = [("*" if draw.integers(2) else "+", ends[draw.integers(5)]) for _ in range(int(draw.integers(1, 4)))]
+    shapes = ((batch, heads, queries, depth), (batch, heads, keys, depth), *(end for _, end in steps if end))
     inputs = tuple(draw.standard_normal(shape, np.float32) * (1 if at < 2 else 3) for at, shape in enumerate(shapes))
     specs = tuple(TensorSpec(f"i{at}", shape, "float32") for at, shape in enumerate(shapes))
-    net = Steps(operators).eval()
+    net = Steps(tuple((operator, bool(end)) for operator, end in steps)).eval()
     module = canonicalize(ExportedModel(net, specs).to_relax())
     names = kernels(module, HOST)
     assert "attention" in names and not [name for name in names if "softmax" in name or "batched" in name]

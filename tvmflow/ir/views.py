@@ -107,8 +107,8 @@ class Index(NamedTuple):
     axes: tuple[tuple[int, tuple[tuple[int, int, int, int], ...]], ...]
 
     def text(self, *coordinates: str) -> str:
-        """Return the index as an expression, its axes separated by commas."""
-        return ", ".join(self._axis(constant, terms, coordinates) for constant, terms in self.axes)
+        """Return the index as an expression, its axes separated by commas; () of a value without axes."""
+        return ", ".join(self._axis(constant, terms, coordinates) for constant, terms in self.axes) or "()"
 
     @staticmethod
     def _axis(constant: int, terms: tuple[tuple[int, int, int, int], ...], coordinates: Sequence[str]) -> str:
