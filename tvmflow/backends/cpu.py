@@ -67,6 +67,7 @@ class CpuBackend(Backend):
 
         from tvmflow.passes.clip_by_instruction import clips
         from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
+        from tvmflow.passes.drop_unread_blocks import DropUnreadBlocks
         from tvmflow.passes.fuse_attention import FuseAttention
         from tvmflow.passes.fuse_expansions import FuseExpansions
         from tvmflow.passes.legalize_convolutions import legalize_convolutions
@@ -96,6 +97,7 @@ class CpuBackend(Backend):
             ("limit_inlining", LimitInlining()),
             ("fuse_operators", relax.transform.FuseOps()),
             ("fuse_kernels", relax.transform.FuseTIR()),
+            ("drop_unread_blocks", DropUnreadBlocks()),
             ("drop_dead_code", relax.transform.DeadCodeElimination(["main"])),
             *(
                 [("fuse_expansions", FuseExpansions(self.cpu_features()))]

@@ -26,12 +26,12 @@ def rewritten_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
     )
 
 
-def with_root_body(function: Any, change: Rewrite) -> Any:
-    """Return a scheduled kernel, whose blocks are not lowered yet, with the statement of its outermost block changed."""
+def with_root_body(function: Any, change: Rewrite, keeps: Callable[[Any], bool] = lambda _: True) -> Any:
+    """Return a kernel whose blocks are not lowered yet, with the statement of its outermost block changed. keeps: which of its buffers stay."""
     realize = function.body
     root = realize.block
-    same = (root.iter_vars, root.reads, root.writes, root.name_hint)
-    block = type(root)(*same, change(root.body), root.init, root.alloc_buffers, root.match_buffers, root.annotations)
+    same, buffers = (root.iter_vars, root.reads, root.writes, root.name_hint), filter(keeps, root.alloc_buffers)
+    block = type(root)(*same, change(root.body), root.init, list(buffers), root.match_buffers, root.annotations)
     return function.with_body(type(realize)(realize.iter_values, realize.predicate, block))
 
 
