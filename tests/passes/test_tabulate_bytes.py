@@ -9,7 +9,7 @@ import pytest
 import torch
 import tvm
 import tvm.s_tir
-from tvm import te, tirx
+from tvm import relax, te, tirx
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.building.library import LocalRunner
@@ -132,3 +132,19 @@ def test_a_value_in_between_that_others_read_is_computed() -> None:
     module = _quantized(Net(), "uint8", samples)
     with host_backend().tvm_target():
         assert "look_up" not in str(TabulateBytes()(module))
+
+
+def test_sums_of_bytes_through_a_deep_network_end() -> None:
+    """Each is computed of the one before: whoever followed all of them would run out of stack."""
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType((1, 32), "uint8")) for name in "xy")
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            value = x
+            for _ in range(250):
+                wide = relax.op.add(relax.op.astype(value, "int32"), relax.op.astype(y, "int32"))
+                value = builder.emit(relax.op.astype(relax.op.clip(wide, 0, 255), "uint8"))
+            out = builder.emit_output(value)
+        builder.emit_func_output(out)
+    with tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4"}):
+        assert "look_up" not in str(TabulateBytes()(builder.get()))

@@ -26,6 +26,7 @@ from tvmflow.targets.cpu_features import looks_up_bytes, multiplies_by_lane
 
 _BYTES = ("int8", "uint8")
 _LEAST_STEPS = 6  # a change of scale is about as many instructions
+_MOST_READS = 64  # of values on the way to a byte: residual sums of bytes go on through all of a network
 _PERMUTE = "llvm.x86.avx512.vpermi2var.qi.512"
 
 
@@ -160,7 +161,7 @@ class _Walk:
     def enter(self, value: Any) -> bool:
         """Append a value, a call or a variable, and its operands; False where they are more than bytes and numbers."""
         made: Any = value if isinstance(value, relax.Call) else self.made.get(value)
-        if operator_of(made) not in _DEFINED and operator_of(made) not in _HERE:
+        if len(self.reads) > _MOST_READS or (operator_of(made) not in _DEFINED and operator_of(made) not in _HERE):
             return False
         if not all(self._operand(part) for part in made.args):
             return False
