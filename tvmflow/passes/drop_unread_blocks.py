@@ -20,12 +20,14 @@ class DropUnreadBlocks:
     """IRModule of fused kernels, not scheduled yet -> IRModule."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return kernels_changed(mod, lambda kernel: bool(_unread(kernel)), _without_unread)
+        return kernels_changed(mod, lambda _: True, _without_unread)
 
 
 def _without_unread(kernel: Any) -> Any:
     gone = _unread(kernel)
-    kept = [statement for statement in kernel.body.block.body.seq if not _is_one_of(statement, list(gone))]
+    if not gone:
+        return kernel
+    kept = [statement for statement in kernel.body.block.body.seq if statement not in gone]
     written = [region_buffer(region) for block in gone.values() for region in block.writes]
     body = kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
     return with_root_body(kernel, lambda _: body, lambda buffer: not _is_one_of(buffer, written))
