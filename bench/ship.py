@@ -30,8 +30,8 @@ import numpy as np
 from bench.peers import module_of, write_tflite
 from tvmflow.building.runtime import RUNTIME
 from tvmflow.frontends.source_model import read_description
+from tvmflow.import_of_tvm import prepare_import_of_tvm
 from tvmflow.params import Cell
-from tvmflow.without_torch import keep_torch_out_of_tvm
 from tvmflow.workspace import Workspace, find_workspace
 
 _HEAD = "import sys, numpy as np\nspecs, path, threads = {specs!r}, {path!r}, {threads}\nx = [np.ones(s, d) for s, d in specs]\n"
@@ -39,7 +39,7 @@ _STARTS = {
     "numpy alone": "",
     "network.so": f"sys.path.insert(0, {str(RUNTIME / 'python')!r})\nfrom tvmflow_network import Network\nNetwork(path + '/network.so', threads)(*x)",
     "library.so": "import os; os.environ['TVM_NUM_THREADS'] = str(threads)\n"
-    "from tvmflow.without_torch import keep_torch_out_of_tvm; keep_torch_out_of_tvm()\nimport tvm\nfrom tvm import relax\n"
+    "from tvmflow.import_of_tvm import prepare_import_of_tvm; prepare_import_of_tvm()\nimport tvm\nfrom tvm import relax\n"
     "relax.VirtualMachine(tvm.runtime.load_module(path + '/library.so'), tvm.cpu())['main'](*map(tvm.runtime.tensor, x))",
 }  # fmt: skip
 # What apps would use instead, where it is installed: how its file is made of ONNX (None: it reads ONNX), and a start with it.
@@ -146,7 +146,7 @@ def latencies(folder: Path, manifest: dict[str, Any], rounds: int) -> tuple[floa
     """Return the median seconds of a run of network.so and of library.so, and the ratio of each round; both timed by TVM in C++."""
     threads = manifest["target"]["threads"]
     os.environ["TVM_NUM_THREADS"] = str(threads)
-    keep_torch_out_of_tvm()
+    prepare_import_of_tvm()
     import tvm
     from tvm import relax
 

@@ -22,10 +22,10 @@ from tasks.table import STAGES
 from tvmflow import errors
 from tvmflow.artifacts import Record
 from tvmflow.digests import Digests
+from tvmflow.import_of_tvm import prepare_import_of_tvm
 from tvmflow.params import Cell
 from tvmflow.rows import check_rows
 from tvmflow.store import Store
-from tvmflow.without_torch import keep_torch_out_of_tvm
 from tvmflow.workspace import Workspace, find_workspace
 
 
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
     options = parser.parse_args(arguments)
     if options.debug:
         os.environ["TVMFLOW_DEBUG"] = "1"  # a sandbox has no other word from us
-    keep_torch_out_of_tvm()
+    prepare_import_of_tvm()
     tell = _teller(options.events)
     try:
         record, outcome, digests = _run(options, tell, known)

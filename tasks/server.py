@@ -21,8 +21,8 @@ from typing import Any
 
 from tasks.__main__ import main as run_stage
 from tasks.table import STAGES
+from tvmflow.import_of_tvm import prepare_import_of_tvm
 from tvmflow.recipe import code_of, forget_code
-from tvmflow.without_torch import keep_torch_out_of_tvm
 
 _IMPORTED = (
     "tvm.relax",
@@ -46,7 +46,7 @@ class _Request:
 
 def main() -> None:
     """Import, then fork for each request; in a process of a stage, run that stage."""
-    keep_torch_out_of_tvm()
+    prepare_import_of_tvm()
     code = {name: _code(name) for name in STAGES}  # as it is imported below
     for module in _IMPORTED:
         with contextlib.suppress(Exception):  # the stage that needs it says what is wrong

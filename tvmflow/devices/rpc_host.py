@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tvmflow.without_torch import keep_torch_out_of_tvm
+from tvmflow.import_of_tvm import prepare_import_of_tvm
 
 
 def keep_serving_after_a_crash() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     os.environ["TVM_NUM_THREADS"] = str(options.threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the life line decides
 
-    keep_torch_out_of_tvm()
+    prepare_import_of_tvm()
     from tvm import rpc
     from tvm.rpc.server import PopenRPCServerState
     from tvm.rpc.tracker import PopenTrackerServerState

@@ -21,8 +21,8 @@ from tvmflow.devices.rpc_host import keep_serving_after_a_crash
 from tvmflow.devices.tracker import queue_of
 from tvmflow.devices.tracker_wire import TrackerAddress
 from tvmflow.errors import ParamsError, TrackerError, TvmflowError, UsageError
+from tvmflow.import_of_tvm import prepare_import_of_tvm
 from tvmflow.vta.config import VtaConfig
-from tvmflow.without_torch import keep_torch_out_of_tvm
 
 REGISTER_TIMEOUT_S = 30.0
 DRIVERS = ("sim", "pynq", "ultra96", "zcu104")
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = str(options.threads)
-    keep_torch_out_of_tvm()
+    prepare_import_of_tvm()
     try:
         serve(options)
     except TvmflowError as error:

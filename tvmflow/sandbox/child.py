@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tvmflow.errors import TvmflowError
+from tvmflow.import_of_tvm import prepare_import_of_tvm
 from tvmflow.sandbox import syscalls
-from tvmflow.without_torch import keep_torch_out_of_tvm
 
 
 def give_up_rights(policy: dict[str, Any]) -> list[str]:
@@ -43,7 +43,7 @@ def give_up_rights(policy: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Serve until standard input ends."""
     replies = int(sys.argv[1])
-    keep_torch_out_of_tvm()
+    prepare_import_of_tvm()
 
     def tell(event: dict[str, Any]) -> None:
         data = memoryview((json.dumps(event) + "\n").encode())

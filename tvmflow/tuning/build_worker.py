@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmflow.without_torch import keep_torch_out_of_tvm
+from tvmflow.import_of_tvm import prepare_import_of_tvm
 
 if TYPE_CHECKING:
     from tvmflow.backends.backend import Backend
@@ -126,7 +126,7 @@ def main() -> None:
         out.write(json.dumps({**found, "cpu_s": _cpu_s()}) + "\n")
         out.flush()
 
-    keep_torch_out_of_tvm()
+    prepare_import_of_tvm()
     try:
         import tvm  # noqa: F401
 

@@ -1,0 +1,49 @@
+"""What a process of ours does not take over from TVM's import: PyTorch, and its handler of segmentation faults.
+
+TVM imports PyTorch where it is installed, which takes 2 s of every process; one that needs PyTorch imports it by itself, before
+or after TVM. On SIGSEGV, TVM's library prints a backtrace for which it allocates memory, and waits forever where the fault came in the
+middle of an allocation: of 200 processes that allocate, 41 did. Python's faulthandler does not.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType
+
+
+class _Loader(SourceFileLoader):
+    """Loads tvm_ffi, whose library sets the handler, and sets another."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        faulthandler.disable()  # enable() changes nothing where it is on already, under TVM's
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        faulthandler.enable(file=2)
+
+
+class _Finder:
+    """Refuses torch as long as TVM is being imported, and finds tvm_ffi for `_Loader`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == "torch" and any(map(_is_being_imported, ("tvm_ffi", "tvm"))):
+            raise ModuleNotFoundError("not needed by TVM", name=name)
+        found = PathFinder.find_spec(name, path, target) if name == "tvm_ffi" else None
+        if found is not None and isinstance(found.loader, SourceFileLoader):
+            found.loader = _Loader(found.loader.name, found.loader.path)
+        return found
+
+
+def _is_being_imported(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and getattr(module.__spec__, "_initializing", False) is True
+
+
+def prepare_import_of_tvm() -> None:
+    """Let TVM, when this process imports it, neither bring PyTorch along, which it takes well, nor keep its handler of SIGSEGV."""
+    if _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)
