@@ -84,6 +84,32 @@ def test_zero_heads_gammas_and_scales_are_opened_at_small_sizes(name: str, optio
     assert 1e-5 < spread_of(outputs).smaller < 1e3
 
 
+def test_scales_are_opened_whatever_their_name() -> None:
+    """timm's are gamma, gamma_1, ls1.gamma, layer_scale1.scale, skipinit_gain."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(12, 12)
+            self.gamma_1 = nn.Parameter(torch.full((12,), 1e-5))
+            self.gain = nn.Parameter(torch.zeros(()))
+            self.shift = nn.Parameter(torch.linspace(-1e-4, 1e-4, 12))
+            self.bias = nn.Parameter(torch.zeros(12))
+            self.factor = nn.Parameter(torch.full((12,), 0.1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.flatten(1)
+            return x + self.gamma_1 * self.dense(x) * self.factor + self.gain * x + self.shift + self.bias
+
+    torch.manual_seed(0)
+    block = Block()
+    before = {name: value.clone() for name, value in block.named_parameters()}
+    settle(block, (3, 2, 2), 0)
+    after = dict(block.named_parameters())
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"gamma_1", "gain"}
+    assert after["gamma_1"].unique().tolist() == [0.5] == after["gain"].unique().tolist()
+
+
 def test_a_network_that_varies_is_left_as_it_is() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(48, 10))

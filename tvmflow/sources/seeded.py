@@ -55,8 +55,16 @@ def _open_gates(network: nn.Module, generator: torch.Generator) -> None:
     for name, parameter in network.named_parameters():
         if parameter.ndim >= 2 and not parameter.any():
             parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
-        elif name.endswith(("weight", "layer_scale")) and (parameter.abs() < _LEAST_GATE).all():
+        elif _is_gate(name, parameter):
             parameter.fill_(_GATE)
+
+
+def _is_gate(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether a parameter is a scale that hides what it scales: a weight, a number, or one number throughout, near zero."""
+    if not (parameter.abs() < _LEAST_GATE).all():
+        return False
+    is_one_number = parameter.any() and (parameter == parameter.flatten()[0]).all()
+    return name.endswith("weight") or parameter.ndim == 0 or bool(is_one_number)
 
 
 def _share(outputs: torch.Tensor) -> float:
