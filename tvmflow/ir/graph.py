@@ -59,6 +59,14 @@ def _refs(arguments: tuple[Argument, ...]) -> Iterator[str]:
             yield from _refs(argument)
 
 
+def joins(step: Step, axis: int | None = None) -> bool:
+    """Whether a step concatenates values alone, along an axis or any: constants among them are not in its `refs`."""
+    if step.op != "relax.concat" or not isinstance(step.args[0], tuple):
+        return False
+    along = int(step.call.attrs.axis) % len(step.shape)
+    return axis in (None, along) and all(isinstance(part, Ref) for part in step.args[0])
+
+
 @dataclass(frozen=True)
 class TensorKind:
     """Shape and dtype of a value."""

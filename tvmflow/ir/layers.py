@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.graph import Argument, Array, Graph, Other, Ref, Step
+from tvmflow.ir.graph import Argument, Array, Graph, Other, Ref, Step, joins
 
 CONV, DENSE, ADD, AFFINE, MEAN, CONCAT, MOVE = "conv", "dense", "add", "affine", "mean", "concat", "move"
 PRODUCTS = (CONV, DENSE)
@@ -178,7 +178,7 @@ class _Grouping:
         if step.op in ("relax.mean", "relax.nn.avg_pool2d"):
             return MEAN if self._is_spatial_mean(step) else None
         if step.op == "relax.concat":
-            return CONCAT if all(isinstance(a, Ref) for a in step.args[0]) else None  # type: ignore[union-attr]
+            return CONCAT if joins(step) else None
         return MOVE if step.op in _MOVES and len(step.refs) == 1 else None
 
     def _adds_values(self, step: Step) -> bool:

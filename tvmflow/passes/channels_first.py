@@ -17,7 +17,7 @@ from tvm import relax
 
 from tvmflow.ir.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.emit import call_again, constant
-from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
+from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, joins, read_graph
 from tvmflow.passes.two_layouts import TwoLayouts
 
 _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
@@ -96,7 +96,7 @@ class _Rewriter(TwoLayouts):
             return self._binary(step)
         if step.op in ("relax.mean", "relax.sum", "relax.max"):
             return self._reduction(step)
-        if step.op == "relax.concat" and len(step.shape) == 4:
+        if len(step.shape) == 4 and joins(step):
             axis = {0: 0, 1: 2, 2: 3, 3: 1}[int(step.call.attrs.axis) % 4]
             return lambda: relax.op.concat([self._as_first(name) for name in step.refs], axis=axis)
         if step.op == "relax.nn.pad" and len(step.shape) == 4:

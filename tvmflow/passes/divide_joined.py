@@ -14,7 +14,7 @@ from tvm import relax
 
 from tvmflow.ir.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.emit import call_again
-from tvmflow.ir.graph import Argument, Graph, Step, read_graph
+from tvmflow.ir.graph import Argument, Graph, Step, joins, read_graph
 from tvmflow.passes.two_layouts import TwoLayouts
 
 _NORM = "relax.nn.batch_norm"
@@ -28,7 +28,7 @@ class DivideJoined:
     def transform_module(self, mod: Any, _context: Any) -> Any:
         graph = read_graph(mod)
         divider = _Divider(graph)
-        return divider.module() if any(divider.joins(step) for step in graph.steps) else mod
+        return divider.module() if any(divider.divides(step) for step in graph.steps) else mod
 
 
 class _Divider(TwoLayouts):
@@ -40,9 +40,9 @@ class _Divider(TwoLayouts):
         self.sizes: dict[str, list[int]] = {}
         self._steps, self._readers = {step.name: step for step in graph.steps}, graph.users()
 
-    def joins(self, step: Step) -> bool:
+    def divides(self, step: Step) -> bool:
         """Whether a step joins convolutions along their channels, and is read by operators on single elements alone."""
-        if step.op != "relax.concat" or len(step.shape) != 4 or int(step.call.attrs.axis) % 4 != 1:
+        if len(step.shape) != 4 or not joins(step, axis=1):
             return False
         readers = self._readers[step.name]
         return (
@@ -65,7 +65,7 @@ class _Divider(TwoLayouts):
         return step.op in UNARY or (step.op in BROADCASTING and len(step.shape) == 4)
 
     def _step(self, step: Step) -> None:
-        if self.joins(step):
+        if self.divides(step):
             self.parts[step.name] = [self._as_plain(name) for name in step.refs]
             self.sizes[step.name] = [self.shapes[name][1] for name in step.refs]
             return

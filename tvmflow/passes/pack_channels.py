@@ -17,7 +17,7 @@ from tvm import relax
 
 from tvmflow.ir.elementwise import BROADCASTING, DIVISIONS, UNARY, finite_at_zero
 from tvmflow.ir.emit import call_again, constant
-from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, read_graph
+from tvmflow.ir.graph import Argument, Array, Graph, Ref, Step, joins, read_graph
 from tvmflow.ir.tvm_names import type_of
 from tvmflow.ir.views import keeps_order
 from tvmflow.passes.lane_moves import moved_channels
@@ -232,7 +232,7 @@ class _Packer(TwoLayouts):
             return lambda: resize(step, self.packed[step.refs[0]], self.block)
         if step.op in _REDUCTIONS:
             return self._reduction(step)
-        if step.op == "relax.concat" and len(step.shape) == 4 and int(step.call.attrs.axis) % 4 == 1:
+        if len(step.shape) == 4 and joins(step, axis=1):
             return self._concat(step)
         if pads_image(step):
             return lambda: pad(step, self.packed[step.refs[0]])

@@ -14,7 +14,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.ir.emit import call_again
-from tvmflow.ir.graph import Array, Graph, Step
+from tvmflow.ir.graph import Array, Graph, Step, joins
 from tvmflow.ir.tvm_names import type_of
 from tvmflow.ir.views import sliced
 from tvmflow.passes.lane_moves import moved_channels
@@ -58,8 +58,8 @@ class ChannelMoves:
     def _begins(self, step: Step) -> bool:
         """Whether parts are joined to be shuffled, and for nothing else."""
         readers = self._readers[step.name]
-        joins = step.op == "relax.concat" and len(step.shape) == 4 and int(step.call.attrs.axis) % 4 == 1
-        return joins and step.name not in self._outputs and bool(readers) and all(self._groups(one) for one in readers)
+        begins = len(step.shape) == 4 and joins(step, axis=1)
+        return begins and step.name not in self._outputs and bool(readers) and all(self._groups(one) for one in readers)
 
     def _chooses(self, step: Step, packed: Container[str]) -> bool:
         """Whether a step takes channels of a packed image, or joins several whose channels fill no blocks."""
@@ -70,7 +70,7 @@ class ChannelMoves:
         ):
             return False
         if step.op == "relax.concat":
-            return int(step.call.attrs.axis) % 4 == 1 and any(shape[1] % self._block for shape in shapes)
+            return joins(step, axis=1) and any(shape[1] % self._block for shape in shapes)
         if step.op == "relax.split":
             return int(step.call.attrs.axis) % 4 == 1
         return step.op == "relax.strided_slice" and [

@@ -14,7 +14,7 @@ from tvm import relax
 
 from tvmflow.ir.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.emit import call_again, constant
-from tvmflow.ir.graph import Argument, Graph, Step, read_graph
+from tvmflow.ir.graph import Argument, Graph, Step, joins, read_graph
 from tvmflow.passes.two_layouts import TwoLayouts
 
 
@@ -67,7 +67,7 @@ class _Rewriter(TwoLayouts):
             return call_again(Step(step.name, step.op, moved, step.call, step.shape, step.dtype), self._as_image)
         if step.op == "relax.mean" and self._is_along(step):
             return relax.op.mean(self._as_image(step.refs[0]), axis=[2, 3], keepdims=True)
-        if step.op == "relax.concat" and len(step.shape) == 3 and int(step.call.attrs.axis) % 3 == 1:
+        if len(step.shape) == 3 and joins(step, axis=1):
             return relax.op.concat([self._as_image(name) for name in step.refs], axis=1)
         return None
 
