@@ -39,8 +39,8 @@ def _unread(kernel: Any) -> dict[Any, Any]:
     if root is None or not root.alloc_buffers or not isinstance(root.body, tirx.SeqStmt):
         return {}
     blocks = {statement: block for statement in root.body.seq if (block := _block_of(statement)) is not None}
-    if len(blocks) < len(root.body.seq):
-        return {}
+    if len(blocks) < len(root.body.seq) or not all(block.writes for block in blocks.values()):
+        return {}  # a block that calls a function, as of argsort, does not say what it reads and writes
     gone: dict[Any, Any] = {}
     for statement in reversed(list(blocks)):
         written = [region_buffer(region) for region in blocks[statement].writes]
