@@ -55,7 +55,7 @@ class ImportParams(StageBlock):
 
 
 class MixedOperators(Frozen):
-    """low: operators that compute in 16 bits; high: those that stay in float32; all others follow their inputs."""
+    """low: operators that compute in 16 bits; high: those that stay in float32; others follow their inputs where 16 bits are enough."""
 
     low: Annotated[tuple[str, ...], Field(strict=False)]
     high: Annotated[tuple[str, ...], Field(strict=False)]

@@ -20,6 +20,8 @@ from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.frontends.torch_converters import converters
 from tvmflow.frontends.torch_operators import unknown_operators
 from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.quantization.mixed import MixedPrecision, to_mixed
+from tvmflow.stage_params import DEFAULT_MIXED
 
 Functions = Mapping[str, Callable[[torch.Tensor], Any]]
 SHAPE = (2, 6, 4, 5)
@@ -101,7 +103,6 @@ def _check(names: Iterable[str], outputs: tuple[Any, ...], wanted: tuple[Any, ..
         assert np.allclose(found, expected, rtol=1e-5, atol=1e-5 * scale), name
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("group", _GROUPS)
 def test_operators_give_what_pytorch_does(group: str) -> None:
     x, network = _input(group), Many(_GROUPS[group]).eval()
@@ -115,6 +116,38 @@ def test_operators_through_onnx_give_what_onnx_runtime_does(group: str, tmp_path
     x, functions = _input(group), {name: one for name, one in _GROUPS[group].items() if name not in _NOT_IN_ONNX}
     model = _as_onnx(Many(functions), x, tmp_path)
     _check(functions, _run(model, x), model.run(x))
+
+
+class _BehindAProduct(torch.nn.Module):
+    """Operators that read what a convolution makes, which leaves its input as it is."""
+
+    def __init__(self, functions: Functions) -> None:
+        super().__init__()
+        self.many, channels = Many(functions), SHAPE[1]
+        self.same = torch.nn.Conv2d(channels, channels, 1, bias=False)
+        self.same.weight = torch.nn.Parameter(torch.eye(channels).reshape(channels, channels, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.many(self.same(x))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("group", [group for group in _GROUPS if group != "integers"])
+def test_operators_in_16_bits_are_near_what_pytorch_does(group: str, dtype: str) -> None:
+    """Of numbers that 16 bits hold, none of which lies where a comparison changes."""
+    x = np.random.default_rng(5).integers(-24, 24, SHAPE).astype(np.float32) / 8 + 1 / 16
+    network = _BehindAProduct(_GROUPS[group]).eval()
+    module = canonicalize(ExportedModel(network, (TensorSpec("x", x.shape),)).to_relax())
+    module = to_mixed(module, MixedPrecision(dtype, "float32", DEFAULT_MIXED.low, DEFAULT_MIXED.high))
+    outputs = LocalRunner(host_backend().pack(module, None)[0], host_backend()).run(x)
+    for name, found, expected in zip(_GROUPS[group], outputs, network(torch.from_numpy(x)), strict=True):
+        wanted = expected.detach().numpy()
+        assert found.shape == wanted.shape, name
+        if wanted.dtype.kind == "f":
+            assert np.abs(found - wanted).max() <= 0.02 * max(1.0, np.abs(wanted).max()), name
+        else:
+            assert np.array_equal(found, wanted), name
 
 
 @pytest.mark.parametrize("name", ["smoothed", "smoothed cubic"])

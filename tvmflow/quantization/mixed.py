@@ -27,13 +27,31 @@ _ON_SUMS = frozenset(
     )
 )  # fmt: skip
 _RESHAPE = "relax.reshape"
-# Averages sum in float32. What they make is rounded.
-_THROUGH_FLOAT32 = frozenset(f"relax.nn.{name}" for name in ("avg_pool2d", "adaptive_avg_pool2d"))
+# Averages sum in float32, and TVM 0.27 compiles neither the first value of a maximum nor a power in bfloat16. What they make is rounded.
+_THROUGH_FLOAT32 = frozenset(
+    f"relax.{name}"
+    for name in (
+        "max", "min", "power", "nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d", "nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d",
+        "nn.adaptive_avg_pool3d", "nn.adaptive_max_pool1d", "nn.adaptive_max_pool2d", "nn.adaptive_max_pool3d",
+    )
+)  # fmt: skip
+# What is computed in 16 bits where all of its operands have them. Of what is not here TVM refuses much in bfloat16, or sorts wrongly.
+_FOLLOWS = _ON_SUMS | _THROUGH_FLOAT32 | frozenset(_PRODUCTS) | frozenset(
+    f"relax.{name}"
+    for name in (
+        "reshape", "permute_dims", "strided_slice", "concat", "split", "take", "squeeze", "expand_dims", "broadcast_to", "flip",
+        "negative", "abs", "square", "nn.prelu", "nn.pad", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d", "image.resize2d",
+    )
+)  # fmt: skip
+_PART = "get_item."  # of what a split makes
 
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """low: operators (conv2d, matmul, ...) that compute in dtype. high: those that need float32. accumulate: of products."""
+    """low: operators (conv2d, matmul, ...) that compute in dtype. high: those that need float32. accumulate: of products.
+
+    Of all others, those that can be computed in 16 bits are, where their operands have them.
+    """
 
     dtype: str
     accumulate: str
@@ -132,7 +150,7 @@ class _Mixer:
             return False
         if name in self.rules.low:
             return True
-        if name in self.rules.high or not step.refs:
+        if name in self.rules.high or not step.refs or not (step.op in _FOLLOWS or step.op.startswith(_PART)):
             return False
         return all(ref in self.low or ref in self.sums for ref in step.refs)
 
