@@ -134,6 +134,26 @@ def test_a_value_in_between_that_others_read_is_computed() -> None:
         assert "look_up" not in str(TabulateBytes()(module))
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_constant_mask_beside_bytes(share: float) -> None:
+    """Of one value or of both: booleans have no difference."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.last = torch.nn.Conv2d(3, 16, 1), torch.nn.Conv2d(16, 4, 1)
+            self.register_buffer("mask", torch.rand(1, 1, 5, 5) < share)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.where(self.mask, torch.tanh(self.first(x)), 0.5))
+
+    samples = np.random.default_rng(0).standard_normal((6, 3, 5, 5), dtype=np.float32)
+    module = _quantized(Net(), "uint8", samples)
+    expected = run_graph(read_graph(module), samples[:1])
+    assert np.array_equal(LocalRunner(module, host_backend()).run(samples[:1])[0], expected)
+
+
 def test_sums_of_bytes_through_a_deep_network_end() -> None:
     """Each is computed of the one before: whoever followed all of them would run out of stack."""
     builder = relax.BlockBuilder()

@@ -171,7 +171,8 @@ class _Walk:
     def _operand(self, part: Any) -> bool:
         number = constant_value(part)
         if number is not None:
-            return bool(np.ptp(number.numpy()) == 0) if number.numpy().size else False
+            values = number.numpy().reshape(-1)
+            return bool(values.size and (values == values[0]).all())  # of booleans, too
         if not isinstance(part, relax.Var):
             return isinstance(getattr(part, "value", None), int | float)
         self.reads[part] += 1
