@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,10 @@ class _Counted:
         assert not self.api.run(self.handle, *pointers)
         return [x.tobytes() for x in outputs], self.made - before
 
+    def close(self) -> None:
+        """End its threads, before the memory that they wait in is given back."""
+        self.api.destroy(self.handle)
+
 
 def _placed(array: Any, offset: int) -> Any:
     memory = np.empty(array.nbytes + 128, np.uint8)
@@ -106,7 +111,11 @@ def _check(packed: Any, samples: tuple[Any, ...], path: Path) -> None:
     scheduled = build_scheduled(packed, host_backend(), {})
     names = ("out", "other")[: _outputs(scheduled.module)]
     write_network(path, scheduled, _network(scheduled.module, names), Command(("gcc",)))
-    network = _Counted(path)
+    with contextlib.closing(_Counted(path)) as network:
+        _check_offsets(network, samples)
+
+
+def _check_offsets(network: _Counted, samples: tuple[Any, ...]) -> None:
     expected, _ = network.run(samples, 0)
     elements = max(x.itemsize for x in samples)
     for offset in (elements, 16, 32, 64 - elements):
