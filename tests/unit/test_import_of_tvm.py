@@ -1,4 +1,4 @@
-"""TVM does not bring PyTorch along, and both work in one process, whichever comes first."""
+"""TVM brings neither PyTorch along, which works beside it, whichever comes first, nor its handler of segmentation faults."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ print(tvm.runtime.from_dlpack(torch.arange(4.0)).numpy().sum())
 """
 
 
+def _run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", _HEAD + code], capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("first", ["import tvm\nassert 'torch' not in sys.modules", "import torch\nimport tvm"])
 def test_tvm_does_not_bring_torch_along(first: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"{_HEAD}{first}\n{_BOTH}"], capture_output=True, text=True, check=False
-    )
+    done = _run(f"{first}\n{_BOTH}")
     assert done.returncode == 0 and done.stdout.split() == ["3.0", "6.0"], done.stderr
 
 
@@ -44,9 +46,6 @@ for _ in range(60):
 @pytest.mark.parametrize("imports", ["import tvm_ffi", "import faulthandler; faulthandler.enable(); import tvm"])
 def test_a_segmentation_fault_ends_the_process_and_names_where(imports: str) -> None:
     """TVM's handler deadlocks where the fault was in an allocation."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{_HEAD}{imports}\n{_CRASHES}"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and done.stderr.count("Fatal Python error: Segmentation fault") == 60, done.stderr[
-        -500:
-    ]
+    done = _run(f"{imports}\n{_CRASHES}")
+    assert done.returncode == 0, done.stderr[-500:]
+    assert done.stderr.count("Fatal Python error: Segmentation fault") == 60
