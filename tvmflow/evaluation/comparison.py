@@ -1,29 +1,21 @@
-"""Compare two libraries on one device, interleaved: A B B A, round after round, with a confidence interval.
-
-Interleaving lets slow changes of the device (heat, other load) fall on both; the interval is taken over the rounds'
-log ratios with Student's t, so it is about the ratio and not about either latency.
-"""
+"""Compare two libraries on one device in turns, within rounds of one state of the machine, with a confidence interval."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from tvmflow.errors import StoreError
-
-TimedRuns = Callable[[int], list[float]]
-MIN_ROUND_S = 0.05
+from tvmflow.evaluation.latency import LatencyRules, measured_of, ratio_of
+from tvmflow.evaluation.machine_state import Watch
+from tvmflow.evaluation.turns import Contestant, TimedRuns, sort_turns, take_turns
 
 
 @dataclass(frozen=True)
 class Comparison:
     """ratio: latency of B / latency of A (above 1: B is slower), with its confidence interval [low, high].
 
-    Of simulated accelerators: ratio of their estimated cycles, which are the same in every run.
+    Of simulated accelerators: ratio of their estimated cycles, which are the same in every run. badges: what disturbed the measurement.
     """
 
     ratio: float
@@ -32,6 +24,7 @@ class Comparison:
     rounds: int
     confidence: float
     of: str = "latency"
+    badges: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,28 +42,14 @@ def compare_exact(a: int, b: int, of: str) -> Comparison:
     return Comparison(b / a, b / a, b / a, 1, 1.0, of)
 
 
-def compare_interleaved(a: TimedRuns, b: TimedRuns, rounds: int, confidence: float) -> Comparison:
-    """Time A and B in turn; each round gives each at least 50 ms, and every second round begins with B."""
-    counts = [_runs_per_round(timed) for timed in (a, b)]
-    ratios = []
-    for index in range(rounds):
-        order = ((0, a), (1, b)) if index % 2 == 0 else ((1, b), (0, a))
-        medians = {which: float(np.median(timed(counts[which]))) for which, timed in order}
-        ratios.append(math.log(medians[1] / medians[0]))
-    return interval(ratios, confidence)
-
-
-def _runs_per_round(timed: TimedRuns) -> int:
-    timed(3)
-    return max(3, math.ceil(MIN_ROUND_S / max(float(np.median(timed(5))), 1e-9)))
-
-
-def interval(log_ratios: list[float], confidence: float) -> Comparison:
-    """Return the mean ratio and its two-sided Student t interval."""
-    from scipy import stats
-
-    values = np.asarray(log_ratios)
-    center = float(values.mean())
-    error = float(values.std(ddof=1) / math.sqrt(len(values)))
-    half = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1)) * error
-    return Comparison(math.exp(center), math.exp(center - half), math.exp(center + half), len(values), confidence)
+def compare_in_turns(
+    a: TimedRuns, b: TimedRuns, rules: LatencyRules, threads: int, confidence: float, watch: Watch | None = None
+) -> Comparison:
+    """Measure A and B in turns and return the latency of B over that of A, by the rounds in which both were in one state."""
+    turns = take_turns([Contestant("a", a), Contestant("b", b)], rules.of_turns, watch)
+    ratio, rounds, _ = ratio_of(sort_turns(turns, threads), "a", "b", None, confidence)
+    if ratio.low is None or ratio.high is None:
+        raise StoreError(f"{len(rounds)} rounds", f"enough for an interval at {confidence:.0%}", "raise release.compare_rounds")
+    latency = measured_of(turns, rules, threads).latency
+    badges = tuple(dict.fromkeys((*latency["a"].badges, *latency["b"].badges)))
+    return Comparison(ratio.value, ratio.low, ratio.high, len(rounds), confidence, badges=badges)

@@ -1,65 +1,89 @@
 """The latency protocol: the same for a library on a device and for every peer beside it.
 
-Warm up, then measure single runs in turns until there are enough of them and enough time has passed. A result whose spread
-is too wide, during which others used the processors, or that ran on other threads than it should, says so, and then its
-numbers are not printed as a latency.
+Warm up, then measure in many short turns. What is shown is the median of the undisturbed turns in the state of the machine whose
+cores are nearest, and within it the ratio to each peer; badges say what disturbed the measurement, and other states are noted
+beside it. There is always a number: on a machine that is never quiet it is the lowest tenth of the turns.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from tvmflow.evaluation.load import CpuReading, read_cpu
+from tvmflow.evaluation.machine_state import Watch
+from tvmflow.evaluation.turn_statistics import (
+    CONFIDENCE,
+    LEAST_BLOCKS,
+    Estimate,
+    lowest_of,
+    lowest_ratio,
+    median_of,
+    median_ratio,
+)
 from tvmflow.evaluation.turns import (
-    Advantage,
     Contestant,
+    Sorted,
     TimedRuns,
     Turn,
     TurnRules,
-    advantage,
     busy_threads,
     foreign_load,
-    median_interval_s,
+    sort_turns,
     take_turns,
-)  # fmt: skip
+)
 
-ROUNDS = 10
 LIBRARY = "tvmflow"
 _THREADS_MARGIN = 0.5  # a runtime's own bookkeeping; one thread too many counts for 1
+_DISTURBED = 0.5  # share of the turns from which on what disturbs them is said
+_BY_REASON = {
+    "waited": "waited for a processor in {:.0%} of the turns",
+    "moved": "the cores moved in {:.0%} of the turns",
+    "slowed": "throttled in {:.0%} of the turns",
+}
 
 
 @dataclass(frozen=True)
 class LatencyRules:
-    """warmup_runs and min_runs: counts; min_seconds, max_seconds: of measuring one contestant.
+    """turns: of each contestant, of turn_ms each. warmup_runs: before all. max_seconds: of measuring one contestant.
 
-    max_spread: half the 10-90 % range / median. max_foreign_load: share of all processors that others may take meanwhile.
+    max_foreign_load: share of all processors that others may take before a badge says so.
     """
 
     warmup_runs: int
-    min_runs: int
-    min_seconds: float
+    turns: int
+    turn_ms: float
     max_seconds: float
-    max_spread: float
     max_foreign_load: float
 
     @property
-    def turns(self) -> TurnRules:
-        least = math.ceil(self.min_runs / ROUNDS)
-        return TurnRules(ROUNDS, self.min_seconds / ROUNDS, least, self.warmup_runs, self.max_seconds)
+    def of_turns(self) -> TurnRules:
+        return TurnRules(self.turns, self.turn_ms / 1e3, 1, self.warmup_runs, self.max_seconds)
+
+
+@dataclass(frozen=True)
+class InState:
+    """What was measured in another state of the machine: a latency in ms, or a ratio. share: of all turns that were in it."""
+
+    round_trip_ns: float | None
+    value: float
+    low: float | None
+    high: float | None
+    share: float
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of one run of one batch. `steady` is False when something forbids to trust them; `reason` says what.
+    """Milliseconds of one run of one batch.
 
-    foreign_load: share of all processors that others took; busy_threads: on how many it computed. low_ms, high_ms: the
-    interval of the median over the rounds. None: not seen.
+    median_ms: of the turns that count, with its interval low_ms to high_ms (None: too few turns). mean to std: of single runs in these turns.
+    turns: all that were taken; undisturbed: those that count. badges: what disturbed the measurement, in words; none: nothing did.
+    round_trip_ns: of the cores in the state that the numbers are of; elsewhere: the median in the other states.
+    foreign_load: share of all processors that others took; busy_threads: on how many it computed. None: not seen.
+    is_time: whether these are times at all; of an emulated device they count instructions.
     """
 
     mean_ms: float
@@ -68,14 +92,37 @@ class Latency:
     min_ms: float
     max_ms: float
     std_ms: float
-    spread: float
     runs: int
-    steady: bool
-    reason: str | None = None
-    foreign_load: float | None = None
-    busy_threads: float | None = None
+    turns: int
+    undisturbed: int
+    badges: tuple[str, ...] = ()
     low_ms: float | None = None
     high_ms: float | None = None
+    round_trip_ns: float | None = None
+    elsewhere: tuple[InState, ...] = ()
+    foreign_load: float | None = None
+    busy_threads: float | None = None
+    is_time: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """How many times faster than a peer, within rounds of one state, with its interval; badges and elsewhere as in Latency.
+
+    times_faster: None only where the peer did not run as it should, with the reason.
+    """
+
+    times_faster: float | None
+    low: float | None
+    high: float | None
+    rounds: int
+    badges: tuple[str, ...] = ()
+    round_trip_ns: float | None = None
+    elsewhere: tuple[InState, ...] = ()
+    reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,78 +137,147 @@ class Measured:
 
 
 def measure_in_turns(
-    contestants: Sequence[Contestant],
-    rules: LatencyRules,
-    threads: int,
-    read: Callable[[], CpuReading] | None = read_cpu,
+    contestants: Sequence[Contestant], rules: LatencyRules, threads: int, watch: Watch | None = None
 ) -> Measured:
     """Measure contestants on `threads` threads in turns; the first is the library, the others are its peers.
 
-    Where the library was unsteady, or something forbids a ratio, all are measured once more: a machine that was busy with
-    something else gets a second chance. read: clocks of the machine that they run on, None where these cannot be read.
+    watch: looks at the machine that they run on, None where nothing can.
     """
-    ours = contestants[0].name
-    for _ in range(2):
-        turns = take_turns(contestants, rules.turns, read)
-        latency = {name: of_turns(taken, rules, threads) for name, taken in turns.items()}
-        if latency[ours].steady and not any(_why_not(latency[ours], latency[name], rules, threads) for name in latency):
-            break
-    advantages = {
-        name: advantage(turns[ours], taken, _why_not(latency[ours], latency[name], rules, threads))
-        for name, taken in turns.items()
-        if name != ours
-    }
-    return Measured(latency, advantages)
+    return measured_of(take_turns(contestants, rules.of_turns, watch), rules, threads)
+
+
+def measured_of(turns: Mapping[str, Sequence[Turn]], rules: LatencyRules, threads: int) -> Measured:
+    """Return what turns say. The first contestant is the library."""
+    ours, *peers = turns
+    in_order = sort_turns(turns, threads)
+    latency = {name: latency_of(in_order, name, rules, threads) for name in turns}
+    return Measured(latency, {name: _advantage(in_order, ours, name, latency) for name in peers})
 
 
 def measure(timed_runs: TimedRuns, rules: LatencyRules) -> Latency:
     """Measure one thing by itself with `timed_runs(n)`, which runs n times and returns n times in seconds."""
-    return measure_in_turns([Contestant(LIBRARY, timed_runs)], rules, threads=0, read=None).latency[LIBRARY]
+    return measure_in_turns([Contestant(LIBRARY, timed_runs)], rules, threads=0).latency[LIBRARY]
 
 
-def of_turns(turns: Sequence[Turn], rules: LatencyRules, threads: int) -> Latency:
-    """Return the statistics of all runs of all turns."""
-    times = [time_s for turn in turns for time_s in turn.times_s]
-    latency = summarize(times, rules, foreign_load(turns), busy_threads(turns), threads)
-    interval = median_interval_s(turns)
-    if interval is None:
-        return latency
-    low, high = interval
-    return replace(latency, low_ms=min(1e3 * low, latency.median_ms), high_ms=max(1e3 * high, latency.median_ms))
-
-
-def summarize(
-    times_s: list[float], rules: LatencyRules, foreign: float | None = None, busy: float | None = None, threads: int = 0
-) -> Latency:
-    """Return the statistics of run times in seconds. foreign, busy: as in Latency; threads: how many were asked for."""
-    ms = np.asarray(times_s) * 1e3
-    p10, median, p90 = (float(x) for x in np.percentile(ms, [10, 50, 90]))
-    spread = (p90 - p10) / 2 / median
-    reason = _disturbed(foreign, busy, rules, threads)
-    if reason is None and not spread <= rules.max_spread:
-        reason = f"unsteady (±{spread:.0%}, at most {rules.max_spread:.0%})"
+def latency_of(in_order: Sorted, name: str, rules: LatencyRules, threads: int) -> Latency:
+    """Return the latency of a contestant in the state whose cores are nearest, of those in which it was undisturbed."""
+    turns = in_order.turns[name]
+    state, chosen, is_quiet = _state_that_counts(in_order, name)
+    estimate = _latency_at(turns, chosen, is_quiet)
+    ms = 1e3 * np.concatenate([np.asarray(turns[at].times_s) for at in chosen])
+    foreign, busy = foreign_load(turns), busy_threads(turns)
     return Latency(
-        mean_ms=float(ms.mean()), median_ms=median, p90_ms=p90, min_ms=float(ms.min()), max_ms=float(ms.max()),
-        std_ms=float(ms.std()), spread=spread, runs=len(ms), steady=reason is None, reason=reason, foreign_load=foreign,
-        busy_threads=busy,
+        mean_ms=float(ms.mean()), median_ms=estimate.value, p90_ms=float(np.percentile(ms, 90)), min_ms=float(ms.min()),
+        max_ms=float(ms.max()), std_ms=float(ms.std()), runs=len(ms), turns=len(turns),
+        undisturbed=sum(reason is None for reason in in_order.disturbed[name]),
+        badges=(*_badges(in_order, name, state, foreign, rules), *_on_other_threads(busy, threads)),
+        low_ms=estimate.low, high_ms=estimate.high, round_trip_ns=_round_trip(in_order, state),
+        elsewhere=_elsewhere(in_order, (name,), state, lambda at: _latency_at(turns, at, True)),
+        foreign_load=foreign, busy_threads=busy,
     )  # fmt: skip
 
 
-def _why_not(ours: Latency, theirs: Latency, rules: LatencyRules, threads: int) -> str | None:
-    """Return what forbids a ratio. A wide spread does not: the interval over the rounds knows of it."""
-    for latency in (ours, theirs):
-        reason = _disturbed(latency.foreign_load, latency.busy_threads, rules, threads)
-        if reason is not None:
-            return reason
-    return None
+def ratio_of(
+    in_order: Sorted, ours: str, theirs: str, state: int | None = None, confidence: float = CONFIDENCE
+) -> tuple[Estimate, list[int], int | None]:
+    """Return how many times faster one contestant is than another, the rounds that say so, and their state.
+
+    state: in which it is asked for; another one where that has too few rounds that both share. Undisturbed rounds alone count where
+    there are enough.
+    """
+    every = range(len(in_order.round_trips_ns))
+    wanted = [one for one in (state, *every) if one is not None]
+    for undisturbed in (True, False):
+        for one in wanted:
+            rounds = in_order.chosen(ours, theirs, state=one, undisturbed=undisturbed)
+            if len(rounds) >= LEAST_BLOCKS:
+                return _ratio_at(in_order, ours, theirs, rounds, undisturbed, confidence), rounds, one
+    rounds = list(range(min(len(in_order.turns[name]) for name in (ours, theirs))))
+    return _ratio_at(in_order, ours, theirs, rounds, False, confidence), rounds, None
 
 
-def _disturbed(foreign: float | None, busy: float | None, rules: LatencyRules, threads: int) -> str | None:
+def _ratio_at(
+    in_order: Sorted, ours: str, theirs: str, rounds: Sequence[int], is_quiet: bool, confidence: float = CONFIDENCE
+) -> Estimate:
+    a, b = ([in_order.turns[name][at].median_s for at in rounds] for name in (ours, theirs))
+    return (median_ratio if is_quiet else lowest_ratio)(a, b, confidence)
+
+
+def _advantage(in_order: Sorted, ours: str, theirs: str, latency: Mapping[str, Latency]) -> Advantage:
+    for name in (ours, theirs):
+        if wrong := [badge for badge in latency[name].badges if badge.startswith(_WRONG_THREADS)]:
+            return Advantage(None, None, None, 0, reason=f"{name} {wrong[0]}")
+    state, _, _ = _state_that_counts(in_order, ours)
+    estimate, rounds, state = ratio_of(in_order, ours, theirs, state)
+    badges = tuple(dict.fromkeys((*latency[ours].badges, *latency[theirs].badges)))
+    beside = _elsewhere(in_order, (ours, theirs), state, lambda at: _ratio_at(in_order, ours, theirs, at, True))
+    return Advantage(
+        estimate.value, estimate.low, estimate.high, len(rounds), badges, _round_trip(in_order, state), beside
+    )
+
+
+def _state_that_counts(in_order: Sorted, name: str) -> tuple[int | None, list[int], bool]:
+    """Return the nearest state that enough turns of a contestant are of, these turns, and whether they are undisturbed."""
+    for undisturbed in (True, False):
+        for state in range(len(in_order.round_trips_ns)):
+            chosen = in_order.chosen(name, state=state, undisturbed=undisturbed)
+            if len(chosen) >= LEAST_BLOCKS:
+                return state, chosen, undisturbed
+    chosen = in_order.chosen(name)
+    return None, chosen or list(range(len(in_order.turns[name]))), bool(chosen)
+
+
+def _latency_at(turns: Sequence[Turn], chosen: Sequence[int], is_quiet: bool) -> Estimate:
+    return (median_of if is_quiet else lowest_of)([1e3 * turns[at].median_s for at in chosen])
+
+
+def _elsewhere(
+    in_order: Sorted, names: tuple[str, ...], state: int | None, of: Callable[[Sequence[int]], Estimate]
+) -> tuple[InState, ...]:
+    """Return what undisturbed turns of the other states say."""
+    found = []
+    count = len(in_order.turns[names[0]])
+    for other in range(len(in_order.round_trips_ns)):
+        chosen = in_order.chosen(*names, state=other)
+        if other != state and chosen:
+            estimate = of(chosen)
+            shared = len(in_order.chosen(*names, state=other, undisturbed=False))
+            found.append(
+                InState(in_order.round_trips_ns[other], estimate.value, estimate.low, estimate.high, shared / count)
+            )
+    return tuple(found)
+
+
+def _round_trip(in_order: Sorted, state: int | None) -> float | None:
+    return None if state is None else in_order.round_trips_ns[state]
+
+
+def _badges(
+    in_order: Sorted, name: str, state: int | None, foreign: float | None, rules: LatencyRules
+) -> tuple[str, ...]:
+    """Return what disturbed a contestant, in words."""
+    reasons, states = in_order.disturbed[name], in_order.states[name]
+    found = []
     if foreign is not None and foreign > rules.max_foreign_load:
-        return f"busy machine (others {foreign:.0%}, at most {rules.max_foreign_load:.0%})"
+        found.append(f"others used {foreign:.0%}")
+    farther = sum(state is not None and one is not None and one > state for one in states) / len(states)
+    if farther > _DISTURBED:
+        found.append(f"cores far apart in {farther:.0%} of the turns")
+    if sum(reason is not None for reason in reasons) > _DISTURBED * len(reasons):
+        shares = {reason: reasons.count(reason) / len(reasons) for reason in _BY_REASON}
+        worst = max(shares, key=lambda reason: shares[reason])
+        if not (worst == "waited" and found):  # by whom is said already
+            found.append(_BY_REASON[worst].format(shares[worst]))
+    return tuple(found)
+
+
+_WRONG_THREADS = "ran on "
+
+
+def _on_other_threads(busy: float | None, threads: int) -> tuple[str, ...]:
     if threads and busy is not None and busy > threads + _THREADS_MARGIN:
-        return f"ran on {busy:.1f} threads instead of {threads}"
-    return None
+        return (f"{_WRONG_THREADS}{busy:.1f} threads instead of {threads}",)
+    return ()
 
 
 def timed(run: Callable[[], object]) -> TimedRuns:

@@ -1,25 +1,41 @@
-"""How much of this machine's processor time others took while something was measured. Knows nothing of what is measured."""
+"""Read who uses this machine's processors, from /proc: the whole machine, our processes, their threads. Knows nothing of what is measured."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-import psutil
+_TICKS = os.sysconf("SC_CLK_TCK")
+_IDLE = (3, 4)  # idle, iowait of a line of /proc/stat; what follows the eighth number is counted in the first two already
+_COUNTED = 8
+_USER, _SYSTEM, _LAST_CPU = 11, 12, 36  # of /proc/PID/stat, behind the name
 
-_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # steal: other machines on the same processor
+
+@dataclass(frozen=True)
+class ThreadReading:
+    """used_s: processor seconds; waited_s: for a processor that others had; switches: how often it was taken off one; cpu: its last."""
+
+    used_s: float
+    waited_s: float
+    switches: int
+    cpu: int
 
 
 @dataclass(frozen=True)
 class CpuReading:
-    """wall_s: a monotonic clock; busy_s: processor seconds of everything on this machine; own_s: those of our processes by id."""
+    """wall_s: a monotonic clock; busy_s: processor seconds of everything on this machine; own_s: those of our processes by id.
+
+    threads: those of our processes, by id, where they were asked for.
+    """
 
     wall_s: float
     busy_s: float
     own_s: Mapping[int, float] = field(default_factory=dict)
+    threads: Mapping[int, ThreadReading] = field(default_factory=dict)
 
     def used_since(self, before: CpuReading, processes: set[int] | None = None) -> float:
         """Return the processor seconds of our processes (or some of them) since an earlier reading."""
@@ -30,17 +46,28 @@ class CpuReading:
         )
 
 
-def read_cpu() -> CpuReading:
+def read_cpu(with_threads: bool = False) -> CpuReading:
     """Read the clocks of this machine, of this process and of all that it started."""
-    times = psutil.cpu_times()
-    busy = sum(getattr(times, name, 0.0) for name in _BUSY)
-    own = {process.pid: seconds for process in _tree(os.getpid()) if (seconds := _seconds(process)) is not None}
-    return CpuReading(time.monotonic(), busy, own)
+    own: dict[int, float] = {}
+    threads: dict[int, ThreadReading] = {}
+    for process in process_tree(os.getpid()):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            numbers = _stat(f"/proc/{process}/stat")
+            own[process] = (int(numbers[_USER]) + int(numbers[_SYSTEM])) / _TICKS
+            if with_threads:
+                threads.update(_threads(process))
+    return CpuReading(time.monotonic(), _busy_s(), own, threads)
 
 
 def process_tree(pid: int) -> set[int]:
     """Return the ids of a process and of all below it."""
-    return {process.pid for process in _tree(pid)}
+    found = {pid}
+    todo = [pid]
+    while todo:
+        below = set(_children(todo.pop())) - found
+        found |= below
+        todo += below
+    return found
 
 
 def foreign_share(before: CpuReading, after: CpuReading, processors: int | None = None) -> float | None:
@@ -54,16 +81,34 @@ def foreign_share(before: CpuReading, after: CpuReading, processors: int | None 
     return min(1.0, max(0.0, busy - own) / (wall * (processors or os.cpu_count() or 1)))
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
+def _busy_s() -> float:
+    """Return the processor seconds of the machine in which something ran, those that other machines on it took included."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/stat", "rb") as file:
+        numbers = [int(word) for word in file.readline().split()[1 : _COUNTED + 1]]
+        return sum(number for at, number in enumerate(numbers) if at not in _IDLE) / _TICKS
+    return 0.0
 
 
-def _seconds(process: psutil.Process) -> float | None:
-    with contextlib.suppress(psutil.Error):
-        times = process.cpu_times()
-        return float(times.user + times.system)
-    return None
+def _children(pid: int) -> Iterator[int]:
+    """Yield the processes that a process has started and that still run."""
+    with contextlib.suppress(OSError, ValueError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(FileNotFoundError):
+                yield from map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
+
+
+def _stat(path: str) -> list[bytes]:
+    """Return the words of a stat file behind the name, which may hold anything."""
+    with open(path, "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
+def _threads(pid: int) -> Iterable[tuple[int, ThreadReading]]:
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            folder = f"/proc/{pid}/task/{thread}"
+            with open(f"{folder}/schedstat", "rb") as file:
+                used, waited = (int(word) / 1e9 for word in file.read().split()[:2])
+            with open(f"{folder}/status", "rb") as file:
+                switches = int(file.read().rpartition(b"nonvoluntary_ctxt_switches:")[2].split()[0])
+            yield int(thread), ThreadReading(used, waited, switches, int(_stat(f"{folder}/stat")[_LAST_CPU]))

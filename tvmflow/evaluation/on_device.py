@@ -12,7 +12,7 @@ import numpy as np
 from tvmflow.devices.remote_network import Form
 from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.evaluation.latency import LIBRARY, Latency, LatencyRules, Measured, measure, measure_in_turns, timed
-from tvmflow.evaluation.load import read_cpu
+from tvmflow.evaluation.machine_state import Watch, host_watch
 from tvmflow.evaluation.turns import Contestant
 from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.progress import Progress
@@ -20,6 +20,8 @@ from tvmflow.sizes import Sizes
 
 NOT_A_TIME = "emulated: not a time"
 _COPIED_RUNS = 20
+_COPY_TURNS, _COPY_TURN_MS = 20, 10.0
+_COUNTED_TURNS = 3  # where a clock counts instructions or cycles, every run takes the same
 _PROFILES, _PROFILED_RUNS = 5, 6
 MACHINE = "tvm_machine"  # the contestant that is our own library in TVM's virtual machine
 
@@ -128,7 +130,9 @@ def measure_on_device(
         other = machine.started(session)
         other.set_inputs(*first)
         contestants.append(Contestant(MACHINE, other.time_runs))
-    beside = measure_in_turns(contestants, rules.latency, rules.threads, read_cpu if rules.on_this_host else None)
+    latency_rules = rules.latency if session.keeps_time and not rules.emulated else replace(rules.latency, turns=_COUNTED_TURNS)
+    watch: Watch | None = host_watch(rules.threads) if rules.on_this_host else session.watch(model)
+    beside = measure_in_turns(contestants, latency_rules, rules.threads, watch)
     if rules.emulated:
         beside = Measured({name: _no_time(found) for name, found in beside.latency.items()}, {})
     latency = {"compute": beside.latency[LIBRARY], **_copy_latency(model, first, rules.latency)}
@@ -170,12 +174,12 @@ def _by_size(model: RemoteModel, inputs: Arrays, rules: DeviceRules, largest: La
 
 
 def _no_time(latency: Latency) -> Latency:
-    return replace(latency, steady=False, reason=NOT_A_TIME)
+    return replace(latency, badges=(NOT_A_TIME,), is_time=False)
 
 
 def _copy_latency(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> dict[str, Latency]:
     """Return copy_in and copy_out on our clock, through the transport; compute is on the device's."""
-    copies = LatencyRules(3, min(rules.min_runs, 30), 0.1, 2.0, rules.max_spread, rules.max_foreign_load)
+    copies = LatencyRules(3, _COPY_TURNS, _COPY_TURN_MS, 2.0, rules.max_foreign_load)
     return {
         "copy_in": measure(timed(lambda: model.set_inputs(*inputs)), copies),
         "copy_out": measure(timed(model.outputs), copies),

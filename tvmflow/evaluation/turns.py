@@ -1,7 +1,8 @@
 """Measure several ways of running one thing in turns, and compare them by the rounds that they share.
 
-A clock that moves, heat, and a neighbour fall on all contestants of a round alike, so a ratio is taken within each round; its
-interval says what the rounds support. Between its turns a contestant is stopped: threads that spin would take a core from others.
+Turns are short and many, in a new order each round: a clock that moves, heat, and a neighbour fall on all contestants of a round
+alike. Each turn carries the state of the machine (machine_state.py); turns of one state are compared with turns of that state.
+Between its turns a contestant is stopped: threads that spin would take a core from others.
 """
 
 from __future__ import annotations
@@ -10,18 +11,27 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tvmflow.evaluation.load import CpuReading, foreign_share, process_tree, read_cpu
+from tvmflow.evaluation.machine_state import (
+    TurnState,
+    Watch,
+    disturbance,
+    states_of,
+    usual_loop_ns,
+    without_round_trips,
+)
 
-TimedRuns = Callable[[int], list[float]]
+TimedRuns = Callable[[int], Sequence[float]]
 LEAST_ROUNDS = 6  # of fewer, all on one side of 1, chance is a possible reason
-CONFIDENCE = 0.95
-_RESAMPLES = 4000
+_WARM_SHARE = 0.1  # of a turn's runs: behind the turn of another the caches hold other data
+_MOST_ROUNDS = 2  # times those asked for, where too few were undisturbed
+_ENOUGH = 1 / 3  # of the rounds, undisturbed, of one state
 
 
 @dataclass(frozen=True)
@@ -46,66 +56,118 @@ class TurnRules:
 
 @dataclass(frozen=True)
 class Turn:
-    """times_s: of single runs. wall_s: of the turn. foreign: share of all processors that others took. own_s: processor seconds."""
+    """times_s: of single runs. wall_s: of the turn. state: of the machine meanwhile."""
 
-    times_s: tuple[float, ...]
+    times_s: Sequence[float]
     wall_s: float
-    foreign: float | None = None
-    own_s: float | None = None
+    state: TurnState = TurnState()
+    median_s: float = field(init=False)
 
-    @property
-    def median_s(self) -> float:
-        return float(np.median(self.times_s))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "median_s", float(np.median(self.times_s)))
 
 
 @dataclass(frozen=True)
-class Advantage:
-    """How many times faster than a peer: the median over the rounds, its interval. None and a reason where nothing is shown."""
+class Sorted:
+    """The turns of all contestants with what they were disturbed by, and the states in which they were measured.
 
-    times_faster: float | None
-    low: float | None
-    high: float | None
-    rounds: int
-    reason: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def take_turns(
-    contestants: Sequence[Contestant], rules: TurnRules, read: Callable[[], CpuReading] | None = read_cpu
-) -> dict[str, list[Turn]]:
-    """Return the turns of each contestant, as many as there are rounds; every second round goes the other way round.
-
-    read: the clocks of the machine that all of them run on; None where they run on another.
+    disturbed: name -> reason of each turn, None for undisturbed. states: name -> number of the state of each turn, 0 where the
+    cores were nearest, None for a turn between two. round_trips_ns: of each state.
     """
+
+    turns: Mapping[str, Sequence[Turn]]
+    disturbed: Mapping[str, Sequence[str | None]]
+    states: Mapping[str, Sequence[int | None]]
+    round_trips_ns: Sequence[float | None]
+
+    def chosen(self, *names: str, state: int | None = None, undisturbed: bool = True) -> list[int]:
+        """Return the rounds in which these contestants were measured in one state, undisturbed unless any will do.
+
+        state: that of these rounds, None for any that they share.
+        """
+        rounds = range(min(len(self.turns[name]) for name in names))
+        found = []
+        for at in rounds:
+            seen = {self.states[name][at] for name in names}
+            same = len(seen) == 1 and None not in seen and (state is None or seen == {state})
+            if same and not (undisturbed and any(self.disturbed[name][at] for name in names)):
+                found.append(at)
+        return found
+
+
+def sort_turns(turns: Mapping[str, Sequence[Turn]], threads: int) -> Sorted:
+    """Tell states and disturbances of turns apart. threads: of each contestant; one thread knows no distance between cores."""
+    seen = {
+        name: [without_round_trips(turn.state) if threads == 1 else turn.state for turn in taken]
+        for name, taken in turns.items()
+    }
+    every = [state for states in seen.values() for state in states]
+    loop_ns = usual_loop_ns(every)
+    disturbed = {name: [disturbance(state, loop_ns) for state in states] for name, states in seen.items()}
+    numbers = iter(states_of([state.round_trip_ns for state in every]))
+    by_name = {name: [next(numbers) for _ in states] for name, states in seen.items()}
+    trips: dict[int, list[float]] = {}
+    for name, states in seen.items():
+        for state, number in zip(states, by_name[name], strict=True):
+            if number is not None and state.round_trip_ns is not None:
+                trips.setdefault(number, []).append(state.round_trip_ns)
+    count = 1 + max((n for states in by_name.values() for n in states if n is not None), default=0)
+    return Sorted(turns, disturbed, by_name, [float(np.median(trips[n])) if n in trips else None for n in range(count)])
+
+
+def take_turns(contestants: Sequence[Contestant], rules: TurnRules, watch: Watch | None = None) -> dict[str, list[Turn]]:
+    """Return the turns of each contestant, as many as there are rounds, each round in another order.
+
+    Goes on for up to twice as many rounds while too few of the first contestant's turns were undisturbed.
+    watch: looks at the machine that all of them run on; None where nothing can.
+    """
+    turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
+    for _ in rounds_of(contestants, rules, watch, turns):
+        pass
+    return turns
+
+
+def rounds_of(
+    contestants: Sequence[Contestant], rules: TurnRules, watch: Watch | None, turns: dict[str, list[Turn]]
+) -> Iterator[int]:
+    """Take one round after the other and yield its number, until there are enough."""
     counts = {}
     for contestant in contestants:
         with _awake(contestant):
             contestant.time_runs(max(1, rules.warmup_runs))
             counts[contestant.name] = _runs_per_turn(contestant.time_runs(3), rules)
-    turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
-    for index in range(rules.rounds):
-        for contestant in contestants if index % 2 == 0 else reversed(contestants):
-            turns[contestant.name].append(_turn(contestant, counts[contestant.name], read))
-        if index >= 2 and max(sum(turn.wall_s for turn in taken) for taken in turns.values()) >= rules.max_seconds:
+    shuffled = np.random.default_rng(0)
+    for number in range(_MOST_ROUNDS * rules.rounds):
+        if number >= rules.rounds and _is_enough(turns[contestants[0].name], rules):
             break
-    return turns
+        for at in shuffled.permutation(len(contestants)):
+            contestant = contestants[at]
+            turns[contestant.name].append(_turn(contestant, counts[contestant.name], watch))
+        yield number
+        if number >= 2 and max(sum(turn.wall_s for turn in taken) for taken in turns.values()) >= rules.max_seconds:
+            break
 
 
-def _runs_per_turn(times_s: list[float], rules: TurnRules) -> int:
+def _is_enough(turns: Sequence[Turn], rules: TurnRules) -> bool:
+    loop_ns = usual_loop_ns([turn.state for turn in turns])
+    return sum(disturbance(turn.state, loop_ns) is None for turn in turns) >= _ENOUGH * rules.rounds
+
+
+def _runs_per_turn(times_s: Sequence[float], rules: TurnRules) -> int:
     return max(rules.least_runs, math.ceil(rules.turn_s / max(float(np.median(times_s)), 1e-9)))
 
 
-def _turn(contestant: Contestant, count: int, read: Callable[[], CpuReading] | None) -> Turn:
+def _turn(contestant: Contestant, count: int, watch: Watch | None) -> Turn:
+    """Take a turn of so many runs, behind some that are not counted."""
+    warm = max(1, round(_WARM_SHARE * count))
     with _awake(contestant):
-        before = read() if read else None
-        times = tuple(contestant.time_runs(count))
-        after = read() if read else None
-        if before is None or after is None:
-            return Turn(times, sum(times))
-        own = None if contestant.group is None else after.used_since(before, process_tree(contestant.group))
-    return Turn(times, after.wall_s - before.wall_s, foreign_share(before, after), own)
+        if watch is not None:
+            watch.begin()
+        started = time.monotonic()
+        times = np.asarray(contestant.time_runs(warm + count), np.float64)
+        wall_s = max(time.monotonic() - started, float(times.sum()))
+        state = watch.end(contestant.group) if watch is not None else TurnState()
+    return Turn(times[warm:], wall_s, state)
 
 
 @contextlib.contextmanager
@@ -125,48 +187,13 @@ def _signal(contestant: Contestant, number: int) -> None:
 
 def foreign_load(turns: Sequence[Turn]) -> float | None:
     """Return the share of all processors that others took in these turns, None where no turn could see it."""
-    seen = [(turn.foreign, turn.wall_s) for turn in turns if turn.foreign is not None]
+    seen = [(turn.state.foreign, turn.wall_s) for turn in turns if turn.state.foreign is not None]
     whole = sum(wall for _, wall in seen)
     return sum(share * wall for share, wall in seen) / whole if whole > 0 else None
 
 
 def busy_threads(turns: Sequence[Turn]) -> float | None:
     """Return on how many threads a contestant computed at a time, by its processor seconds; None where they were not seen."""
-    seen = [(turn.own_s, turn.wall_s) for turn in turns if turn.own_s is not None and turn.wall_s > 0]
+    seen = [(turn.state.own_s, turn.wall_s) for turn in turns if turn.state.own_s is not None and turn.wall_s > 0]
     return sum(own for own, _ in seen) / sum(wall for _, wall in seen) if seen else None
 
-
-def advantage(ours: Sequence[Turn], theirs: Sequence[Turn], why_not: str | None = None) -> Advantage:
-    """Return how many times faster we are, from the medians of each round, with a bootstrap interval of their median.
-
-    why_not: what forbids any ratio. Where the interval holds 1, no difference is shown and no ratio is given.
-    """
-    pairs = list(zip(ours, theirs, strict=False))
-    if why_not is not None:
-        return Advantage(None, None, None, len(pairs), why_not)
-    if len(pairs) < LEAST_ROUNDS:
-        return Advantage(None, None, None, len(pairs), f"only {len(pairs)} rounds, at least {LEAST_ROUNDS} are needed")
-    logs = [math.log(their.median_s / our.median_s) for our, their in pairs]
-    low, high = (math.exp(end) for end in _interval_of_median(logs))
-    if low <= 1.0 <= high:
-        return Advantage(None, low, high, len(pairs), "no difference shown")
-    return Advantage(float(np.exp(np.median(logs))), low, high, len(pairs), None)
-
-
-def median_interval_s(turns: Sequence[Turn]) -> tuple[float, float] | None:
-    """Return the interval in which the median of one run lies, in seconds, by the medians of the rounds; None for too few.
-
-    It knows of what changed from round to round, not of what changes from day to day.
-    """
-    if len(turns) < LEAST_ROUNDS:
-        return None
-    low, high = _interval_of_median([math.log(turn.median_s) for turn in turns])
-    return math.exp(low), math.exp(high)
-
-
-def _interval_of_median(values: list[float]) -> tuple[float, float]:
-    """Return the bootstrap interval of the median of values, at CONFIDENCE."""
-    drawn = np.random.default_rng(0).integers(0, len(values), (_RESAMPLES, len(values)))
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(np.median(np.asarray(values)[drawn], axis=1), [tail, 100 - tail])
-    return float(low), float(high)

@@ -1,0 +1,224 @@
+"""Look at the state of the machine while something is measured: how far the cores are from each other, their clock, who waits for whom.
+
+A turn of a measurement lies between two looks. The state that a turn gets from them decides with which other turns it is
+compared (`states_of`), and whether something disturbed it (`disturbance`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Protocol
+
+from tvmflow.evaluation.load import CpuReading, foreign_share, process_tree, read_cpu
+from tvmflow.recipe import RUNTIME
+
+SOURCE = RUNTIME / "measure" / "machine_state.c"
+_COMPILE = ("-x", "c", "-std=c11", "-O2", "-fPIC", "-shared", "-pthread")
+_LIMIT_US = 20_000  # of the look at one CPU, where others keep it busy
+_MOST_CPUS = 64
+_COMPUTES = 0.2  # of a turn: a thread that uses less of a processor does not compute
+# What tells two states apart: round trips of one state stay within 1.3 of each other, those of two differ by more than twice.
+_APART = 1.5
+_FEWEST_TURNS = 3  # fewer are no state, but a change between two
+_WAITED = 0.02  # of a turn that a thread which computes waited for a processor
+_SLOWER = 1.04  # of the loop's usual time
+
+
+@dataclass(frozen=True)
+class TurnState:
+    """The machine during one turn; None stands for what could not be seen.
+
+    round_trip_ns: of a line of the cache between the cores that computed; was_ns: the same before the turn. loop_ns: of a loop
+    of known length on the slowest of these cores. waited: largest share of the turn in which a thread that computed waited for a
+    processor; switches: how often such threads were taken off one. foreign: share of all processors that others took; own_s:
+    processor seconds of the contestant's processes. khz: the lowest clock, celsius: the highest temperature, where they are told.
+    """
+
+    round_trip_ns: float | None = None
+    was_ns: float | None = None
+    loop_ns: float | None = None
+    waited: float | None = None
+    switches: int | None = None
+    foreign: float | None = None
+    own_s: float | None = None
+    khz: float | None = None
+    celsius: float | None = None
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the cores moved during the turn."""
+        return self.round_trip_ns is not None and self.was_ns is not None and not _is_same(self.round_trip_ns, self.was_ns)
+
+
+class Watch(Protocol):
+    """What looks at the machine around each turn."""
+
+    def begin(self) -> None:
+        """Look at the machine before a turn."""
+
+    def end(self, group: int | None) -> TurnState:
+        """Return the state of the turn since `begin`. group: the leader of the contestant's processes, None for all of ours."""
+
+
+def states_of(round_trips_ns: Sequence[float | None]) -> list[int | None]:
+    """Return the number of the state of each turn, 0 for that with the nearest cores; None for a turn in none of them.
+
+    States lie apart by their round trips, whatever these are on a machine. Where no round trip is known, all turns are of state 0.
+    """
+    known = sorted(number for number in round_trips_ns if number is not None)
+    if not known:
+        return [0] * len(round_trips_ns)
+    groups = [[known[0]]]
+    for number in known[1:]:
+        if number / groups[-1][-1] > _APART:
+            groups.append([])
+        groups[-1].append(number)
+    large = [group for group in groups if len(group) >= _FEWEST_TURNS] or groups
+    bounds = [(group[0], group[-1]) for group in large]
+
+    def state_of(number: float | None) -> int | None:
+        return next((at for at, (low, high) in enumerate(bounds) if number is not None and low <= number <= high), None)
+
+    return [state_of(number) for number in round_trips_ns]
+
+
+def is_same_state(a_ns: float | None, b_ns: float | None) -> bool:
+    """Return whether two measurements were made in one state, by their round trips; unknown ones are taken as the same."""
+    return a_ns is None or b_ns is None or _is_same(a_ns, b_ns)
+
+
+def _is_same(a_ns: float, b_ns: float) -> bool:
+    return max(a_ns, b_ns) <= _APART * min(a_ns, b_ns)
+
+
+def disturbance(state: TurnState, usual_loop_ns: float | None) -> str | None:
+    """Return what disturbed a turn: `waited`, `moved` or `slowed`; None for nothing that can be seen.
+
+    usual_loop_ns: of the loop when the clock is as high as it gets.
+    """
+    if state.waited is not None and state.waited > _WAITED:
+        return "waited"
+    if state.has_changed:
+        return "moved"
+    if state.loop_ns is not None and usual_loop_ns is not None and state.loop_ns > _SLOWER * usual_loop_ns:
+        return "slowed"
+    return None
+
+
+def usual_loop_ns(states: Sequence[TurnState]) -> float | None:
+    """Return what the loop takes at the highest clock: the median of the faster half of the turns."""
+    loops = sorted(state.loop_ns for state in states if state.loop_ns is not None)
+    return median(loops[: (len(loops) + 1) // 2]) if loops else None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A compiled runtime/measure/machine_state.c."""
+
+    library: ctypes.CDLL
+
+    def look(self, cpus: Sequence[int]) -> tuple[float | None, float | None]:
+        """Return the slowest loop and the longest round trip between the first of these CPUs and the others, in nanoseconds."""
+        count = min(len(cpus), _MOST_CPUS)
+        numbers, loops, trips = (ctypes.c_int * count)(*cpus[:count]), (ctypes.c_double * count)(), (ctypes.c_double * count)()
+        self.library.machine_state(numbers, count, _LIMIT_US, loops, trips)
+        known_loops, known_trips = [one for one in loops if one > 0], [one for one in trips[1:] if one > 0]
+        return max(known_loops, default=None), max(known_trips, default=None)
+
+
+@functools.cache
+def host_probe() -> Probe | None:
+    """Return what looks at this machine's processor; None where no compiler of C is at hand."""
+    with tempfile.TemporaryDirectory(prefix="tvmflow-probe-") as folder:
+        path = Path(folder) / "machine_state.so"
+        for compiler in ("cc", "gcc", "clang", "g++"):
+            try:
+                subprocess.run([compiler, *_COMPILE, "-o", str(path), str(SOURCE)], capture_output=True, timeout=60, check=True)
+                return Probe(ctypes.CDLL(str(path)))
+            except (OSError, subprocess.SubprocessError):
+                continue
+    return None
+
+
+class HostWatch:
+    """Watches this machine, for contestants that compute on `threads` threads of processes that this one has started."""
+
+    def __init__(self, threads: int, read: Callable[[], CpuReading] | None = None, probe: Probe | None = None) -> None:
+        self.threads = threads
+        self._read = read or functools.partial(read_cpu, with_threads=True)
+        self._probe = probe
+        self._before: CpuReading | None = None
+        self._last: tuple[tuple[int, ...], float | None] = ((), None)  # CPUs, and their round trip behind the turn before
+
+    def begin(self) -> None:
+        self._before = self._read()
+
+    def end(self, group: int | None) -> TurnState:
+        before, after = self._before, self._read()
+        assert before is not None
+        wall_s = after.wall_s - before.wall_s
+        computing = _computing(before, after, self.threads)
+        own_s = None if group is None else after.used_since(before, process_tree(group))
+        cpus = self._cpus(after, computing)
+        loop_ns, round_trip_ns = self._probe.look(cpus) if self._probe and cpus else (None, None)
+        was_ns = self._last[1] if self._last[0] == cpus else None
+        self._last = (cpus, round_trip_ns)
+        return TurnState(
+            round_trip_ns, was_ns, loop_ns, _waited(before, after, computing, wall_s), _switches(before, after, computing),
+            foreign_share(before, after), own_s, _clock_khz(cpus), None,
+        )  # fmt: skip
+
+    def _cpus(self, after: CpuReading, computing: Sequence[int]) -> tuple[int, ...]:
+        allowed = sorted(os.sched_getaffinity(0))
+        if len(allowed) <= self.threads:
+            return tuple(allowed)
+        return tuple(sorted({after.threads[thread].cpu for thread in computing}))
+
+
+def _computing(before: CpuReading, after: CpuReading, threads: int) -> list[int]:
+    """Return the threads that computed between two readings, at most so many, those first that used most."""
+    wall_s = after.wall_s - before.wall_s
+    used = {
+        thread: now.used_s - before.threads[thread].used_s for thread, now in after.threads.items() if thread in before.threads
+    }
+    busy = [thread for thread, seconds in used.items() if seconds > _COMPUTES * wall_s]
+    return sorted(busy, key=lambda thread: -used[thread])[:threads]
+
+
+def _waited(before: CpuReading, after: CpuReading, computing: Sequence[int], wall_s: float) -> float | None:
+    waits = [after.threads[thread].waited_s - before.threads[thread].waited_s for thread in computing]
+    return max(waits) / wall_s if waits and wall_s > 0 else None
+
+
+def _switches(before: CpuReading, after: CpuReading, computing: Sequence[int]) -> int | None:
+    return sum(after.threads[one].switches - before.threads[one].switches for one in computing) if computing else None
+
+
+def _clock_khz(cpus: Sequence[int]) -> float | None:
+    """Return the lowest clock of some CPUs, where the system tells it."""
+    found = []
+    for cpu in cpus:
+        try:
+            text = Path(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq").read_text(encoding="ascii")
+            found.append(float(text))
+        except (OSError, ValueError):
+            continue
+    return min(found, default=None)
+
+
+def host_watch(threads: int) -> HostWatch:
+    """Return what watches this machine, with its probe where one can be compiled."""
+    return HostWatch(threads, probe=host_probe())
+
+
+def without_round_trips(state: TurnState) -> TurnState:
+    """Return the state of a turn on one thread, to which the way between cores is nothing."""
+    return replace(state, round_trip_ns=None, was_ns=None)
