@@ -39,9 +39,10 @@ from bench.side_by_side import (
     print_if_busy,
     ratio_of,
     serve,
+    shows_a_difference,
     turns_of,
 )
-from tvmflow.evaluation.turns import Turn, TurnRules, advantage
+from tvmflow.evaluation.turns import Turn, TurnRules
 from tvmflow.frontends.source_model import read_description
 from tvmflow.params import Cell
 from tvmflow.sources.tool_environments import python_of
@@ -77,7 +78,7 @@ def main() -> None:
         if "tvmflow" not in turns or len(turns) < 2:
             raise SystemExit(f"{cell}: the library and at least one peer must run; why they did not is above")
         relative = {name: ratio_of(turns["tvmflow"], taken) for name, taken in turns.items()}
-        shown = {name: "=" if advantage(turns["tvmflow"], turns[name]).times_faster is None else f"{relative[name]:.2f}"
+        shown = {name: f"{relative[name]:.2f}" if shows_a_difference(turns["tvmflow"], turns[name]) else "="
                  for name in turns}  # fmt: skip
         ratio = max(value for name, value in relative.items() if name != "tvmflow")
         ratios.append(ratio)

@@ -15,6 +15,8 @@ from statistics import median
 from typing import Any
 
 from tvmflow.evaluation.latency import timed
+from tvmflow.evaluation.machine_state import host_watch
+from tvmflow.evaluation.turn_statistics import median_ratio
 from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, foreign_load, take_turns
 
 TURN_S, LEAST_RUNS = 0.3, 5
@@ -24,6 +26,12 @@ MAX_FOREIGN_LOAD = 0.1
 def ratio_of(ours: Sequence[Turn], theirs: Sequence[Turn]) -> float:
     """Return the median of the rounds' ratios, below 1 where ours are faster."""
     return median(a.median_s / b.median_s for a, b in zip(ours, theirs, strict=True))
+
+
+def shows_a_difference(ours: Sequence[Turn], theirs: Sequence[Turn]) -> bool:
+    """Return whether the interval over the rounds leaves out 1."""
+    ratio = median_ratio([turn.median_s for turn in ours], [turn.median_s for turn in theirs])
+    return ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high
 
 
 def milliseconds(turns: Sequence[Turn]) -> float:
@@ -43,8 +51,8 @@ def print_if_busy(turns: Mapping[str, list[Turn]]) -> None:
               f"at most {MAX_FOREIGN_LOAD:.0%} is fair: measure again", flush=True)  # fmt: skip
 
 
-def turns_of(starts: Mapping[str, Callable[[], Peer]], rules: TurnRules) -> dict[str, list[Turn]]:
-    """Start processes one after the other; return the turns of those that run at all."""
+def turns_of(starts: Mapping[str, Callable[[], Peer]], rules: TurnRules, threads: int = 2) -> dict[str, list[Turn]]:
+    """Start processes one after the other; return the turns of those that run at all, each on so many threads."""
     with contextlib.ExitStack() as stack:
         peers: dict[str, Peer] = {}
         for name, start in starts.items():
@@ -52,7 +60,8 @@ def turns_of(starts: Mapping[str, Callable[[], Peer]], rules: TurnRules) -> dict
             if peer.ask(1) is not None:  # loads and compiles
                 peers[name] = peer
             peer.send(signal.SIGSTOP)
-        return take_turns([Contestant(name, peer.time_runs, peer.process.pid) for name, peer in peers.items()], rules)
+        contestants = [Contestant(name, peer.time_runs, peer.process.pid) for name, peer in peers.items()]
+        return take_turns(contestants, rules, host_watch(threads))
 
 
 def environment(threads: int) -> dict[str, str]:

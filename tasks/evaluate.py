@@ -76,7 +76,7 @@ Context = StageContext[EvaluateSettings, DeviceLimits]
 
 
 def evaluate(context: Context) -> dict[str, Any]:
-    """Measure everything; returns whether the latency is steady."""
+    """Measure everything; returns what disturbed the latency, in words."""
     settings, backend = context.settings, backend_of(context.settings.target)
     samples = Samples.load(context.inputs["fetch"] / "evaluation.npz")
     folder = context.inputs["build"]
@@ -87,8 +87,9 @@ def evaluate(context: Context) -> dict[str, Any]:
     with _peers(context) as loaded, session_of(context.limits, settings.target) as session:
         peers, threads, here = loaded(), settings.target.threads, _is_this_cpu(settings)
         rules = DeviceRules(
-            settings, settings.cold_starts, threads, here, tuple(peers), settings.emulated, description.sizes
-        )
+            settings, settings.cold_starts, threads, here, tuple(peers), settings.emulated,
+            settings.emulated or backend.cost(session.call) is not None, description.sizes,
+        )  # fmt: skip
         machine = in_machine(folder) if session.has_tvm and backend.has_machine else ships
         numbers = measure_on_device(session, ships, machine, samples.inputs, batch, rules, context.progress)
         part, unit = backend.verify(manifest["part"], session.call), session.unit
@@ -114,7 +115,7 @@ def evaluate(context: Context) -> dict[str, Any]:
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
     }  # fmt: skip
     write_scorecard(context.out, card, numbers.outputs, samples, task)
-    return {"steady": card["latency"]["compute"]["steady"]}
+    return {"badges": list(card["latency"]["compute"]["badges"])}
 
 
 def _is_this_cpu(settings: EvaluateSettings) -> bool:
@@ -132,7 +133,7 @@ def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) 
     if not has_bounds(settings):
         return {}
     context.progress("measuring what the machine does at most", 0, 0)
-    median_ms = latency.median_ms if latency.steady else None
+    median_ms = latency.median_ms if latency.is_time else None
     found = measured_bounds(
         manifest["kernels"], settings.target, median_ms, numbers.kernels_ms, settings.max_foreign_load
     )

@@ -149,10 +149,10 @@ def small_params() -> dict[str, Any]:
         "winograd_max_error": {},  # tested by themselves; here they would be more kernels to tune
     }
     params["evaluate"] |= {
-        "min_seconds": 0.2,
+        "turns": 8,
+        "turn_ms": 5.0,
         "max_seconds": 2.0,
         "cold_starts": 1,
-        "max_spread": MACHINE_MAY_BE_BUSY,
         "max_foreign_load": 1.0,
     }
     params["release"] |= {"compare_rounds": 6, "max_slowdown": MACHINE_MAY_BE_BUSY, "min_coverage": 0.5}

@@ -120,14 +120,13 @@ class ReleaseParams(Frozen):
     min_coverage: Annotated[float, Field(ge=0, le=1)] = 0.95
     count_estimates: bool = False
     max_slowdown: NotNegativeFloat = 0.02
-    compare_rounds: Annotated[int, Field(ge=4, le=10_000)] = 12
+    compare_rounds: Annotated[int, Field(ge=6, le=10_000)] = 60
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
 
 
 class Gates(Frozen):
     """What every cell of an app has to keep to, and its bundle. None: no such gate."""
 
-    steady: bool = True
     min_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     max_accuracy_drop: NotNegativeFloat | None = 0.005
     min_top1_agreement: Annotated[float, Field(ge=0, le=1)] | None = 0.99

@@ -165,10 +165,9 @@ class DeployParams(StageBlock):
 
 class EvaluateParams(StageBlock):
     warmup_runs: NotNegative = 10
-    min_runs: Annotated[int, Field(ge=3, le=10_000_000)] = 30
-    min_seconds: PositiveFloat = 2.0
+    turns: Annotated[int, Field(ge=6, le=100_000)] = 60
+    turn_ms: PositiveFloat = 50.0
     max_seconds: PositiveFloat = 30.0
-    max_spread: PositiveFloat = 0.15
     max_foreign_load: Annotated[float, Field(gt=0, le=1)] = 0.1
     cold_starts: Positive = 3
     peers: Annotated[tuple[Literal["source", "onnxruntime"], ...], Field(strict=False)] = ("source", "onnxruntime")

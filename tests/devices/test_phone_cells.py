@@ -41,7 +41,7 @@ def _walk(root: Path, device: dict[str, Any], sessions: int, trials: int) -> dic
         "devices": sessions,
         "give_up_s": 60.0,
     }
-    params["evaluate"] |= {"min_seconds": 0.01, "min_runs": 3, "warmup_runs": 1}
+    params["evaluate"] |= {"turns": 6, "turn_ms": 1.0, "warmup_runs": 1}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     workspace = find_workspace(root)
     store, cell = Store(workspace, STAGES), workspace.params.cell(CELL)

@@ -27,7 +27,7 @@ def test_a_gpu_that_computes_other_values_is_in_quarantine_until_it_agrees(
 ) -> None:
     params = yaml.safe_load((copy_of_finished / "params.yaml").read_text())
     params["tune"]["trials_per_workload"] = 0
-    params["evaluate"] |= {"min_seconds": 0.01, "min_runs": 3, "warmup_runs": 1}
+    params["evaluate"] |= {"turns": 6, "turn_ms": 1.0, "warmup_runs": 1}
     (copy_of_finished / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     workspace = find_workspace(copy_of_finished)
     store, cell = Store(workspace, STAGES), workspace.params.cell(CELL)

@@ -145,7 +145,7 @@ def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
     return tuple(
         Measurement(
             cell=row["cell"], when=row["when"], tvm=row["tvm"], device=row["device"], unit=row["unit"], build=row["build"], accuracy=row["accuracy_share"],
-            latency_ms=row["latency_ms"], library=row["library"], version=row["version_number"],
+            latency_ms=row["latency_ms"], badges=row["badges"], library=row["library"], version=row["version_number"],
             roles=tuple(row["roles"]), run_id=row["run_id"], url=row["url"], row=row,
         )
         for row in measurements(where, cell_of(where, cell))

@@ -162,7 +162,11 @@ class ReadyPhone:
 
 @dataclass(frozen=True)
 class Latency:
-    """Times of one run in milliseconds. steady: whether they can be trusted; of unsteady ones the numbers say little."""
+    """Times of one run in milliseconds, low_ms to high_ms the interval of the median (None: too few turns).
+
+    badges: what disturbed the measurement, in words. round_trip_ns: of a line of the cache between the cores that computed, where it
+    was seen: measurements of one machine are compared where it is about the same.
+    """
 
     median_ms: float
     mean_ms: float
@@ -171,13 +175,19 @@ class Latency:
     max_ms: float
     std_ms: float
     runs: int
-    steady: bool
+    low_ms: float | None = None
+    high_ms: float | None = None
+    badges: tuple[str, ...] = ()
+    round_trip_ns: float | None = None
 
     @staticmethod
     def of(entry: Mapping[str, Any]) -> Latency:
         """Return the latency of a scorecard's entry."""
         numbers = {f"{k}_ms": float(entry[f"{k}_ms"]) for k in ("median", "mean", "p90", "min", "max", "std")}
-        return Latency(**numbers, runs=int(entry["runs"]), steady=bool(entry["steady"]))
+        return Latency(
+            **numbers, runs=int(entry["runs"]), low_ms=entry["low_ms"], high_ms=entry["high_ms"],
+            badges=tuple(entry["badges"]), round_trip_ns=entry["round_trip_ns"],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -280,7 +290,8 @@ class RetuneResult:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement that MLflow holds. when: UTC; unit: which device of the kind; build: of its system; latency_ms: None where it was too unsteady to be believed.
+    """A measurement that MLflow holds. when: UTC; unit: which device of the kind; build: of its system; latency_ms: None where the device's clock tells no time.
+    badges: what disturbed the measurement.
 
     library: the first digits of its sha256; version: of the registry, '' where it has none; roles: champion, challenger,
     previous; run_id: of MLflow; url: its page in MLflow's UI.
@@ -294,6 +305,7 @@ class Measurement:
     build: str
     accuracy: float | None
     latency_ms: float | None
+    badges: str
     library: str
     version: str
     roles: tuple[str, ...]

@@ -194,12 +194,12 @@ def _measured(scorecard: Any) -> list[tuple[str, str]]:
         rows.append(("top-1 agreement with the source", f"{agreement['top1_agreement']:.2%}"))
     rows.append(("largest error, relative to the spread of the outputs", f"{agreement['max_relative_error']:.2g}"))
     latency = scorecard["latency"]["compute"]
-    steady = "" if latency["steady"] else ", unsteady: not to be trusted"
+    badges = f" ({', '.join(latency['badges'])})" if latency["badges"] else ""
     executed = scorecard.get("executed")
     if executed:
         rows.append(("executed instructions, of an emulated device", f"{executed['instructions'] / 1e6:.4g} M"))
     else:
-        rows.append(("latency, median", f"{latency['median_ms']:.4g} ms{steady}"))
+        rows.append(("latency, median", f"{latency['median_ms']:.4g} ms{badges}"))
     rows.append(("operations whose schedules were measured", f"{scorecard['coverage']:.1%}"))
     return rows
 

@@ -79,7 +79,7 @@ class Ceilings:
 
 
 def bounds_of(work: Work, ceilings: Ceilings, median_ms: float | None) -> dict[str, Any]:
-    """Return what the scorecard says of bounds. median_ms: of a run, None where it was not steady: then no share of it is known.
+    """Return what the scorecard says of bounds. median_ms: of a run, None where it is no time: then no share of it is known.
 
     Raises StageError where a run was faster than its bound: then the ceilings are none.
     """

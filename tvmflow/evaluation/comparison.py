@@ -49,7 +49,9 @@ def compare_in_turns(
     turns = take_turns([Contestant("a", a), Contestant("b", b)], rules.of_turns, watch)
     ratio, rounds, _ = ratio_of(sort_turns(turns, threads), "a", "b", None, confidence)
     if ratio.low is None or ratio.high is None:
-        raise StoreError(f"{len(rounds)} rounds", f"enough for an interval at {confidence:.0%}", "raise release.compare_rounds")
+        raise StoreError(
+            f"{len(rounds)} rounds", f"enough for an interval at {confidence:.0%}", "raise release.compare_rounds"
+        )
     latency = measured_of(turns, rules, threads).latency
     badges = tuple(dict.fromkeys((*latency["a"].badges, *latency["b"].badges)))
     return Comparison(ratio.value, ratio.low, ratio.high, len(rounds), confidence, badges=badges)

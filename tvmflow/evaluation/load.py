@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_IDLE = (3, 4)  # idle, iowait of a line of /proc/stat; what follows the eighth number is counted in the first two already
+_IDLE = (
+    3,
+    4,
+)  # idle, iowait of a line of /proc/stat; what follows the eighth number is counted in the first two already
 _COUNTED = 8
 _USER, _SYSTEM, _LAST_CPU = 11, 12, 36  # of /proc/PID/stat, behind the name
 
@@ -83,7 +86,7 @@ def foreign_share(before: CpuReading, after: CpuReading, processors: int | None 
 
 def _busy_s() -> float:
     """Return the processor seconds of the machine in which something ran, those that other machines on it took included."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/stat", "rb") as file:
+    with contextlib.suppress(OSError, ValueError), Path("/proc/stat").open("rb") as file:
         numbers = [int(word) for word in file.readline().split()[1 : _COUNTED + 1]]
         return sum(number for at, number in enumerate(numbers) if at not in _IDLE) / _TICKS
     return 0.0
@@ -99,16 +102,14 @@ def _children(pid: int) -> Iterator[int]:
 
 def _stat(path: str) -> list[bytes]:
     """Return the words of a stat file behind the name, which may hold anything."""
-    with open(path, "rb") as file:
-        return file.read().rpartition(b")")[2].split()
+    return Path(path).read_bytes().rpartition(b")")[2].split()
 
 
 def _threads(pid: int) -> Iterable[tuple[int, ThreadReading]]:
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             folder = f"/proc/{pid}/task/{thread}"
-            with open(f"{folder}/schedstat", "rb") as file:
-                used, waited = (int(word) / 1e9 for word in file.read().split()[:2])
-            with open(f"{folder}/status", "rb") as file:
-                switches = int(file.read().rpartition(b"nonvoluntary_ctxt_switches:")[2].split()[0])
+            used, waited = (int(word) / 1e9 for word in Path(folder, "schedstat").read_bytes().split()[:2])
+            status = Path(folder, "status").read_bytes().rpartition(b"nonvoluntary_ctxt_switches:")[2]
+            switches = int(status.split()[0])
             yield int(thread), ThreadReading(used, waited, switches, int(_stat(f"{folder}/stat")[_LAST_CPU]))

@@ -26,7 +26,7 @@ _LIMIT_US = 20_000  # of the look at one CPU, where others keep it busy
 _MOST_CPUS = 64
 _COMPUTES = 0.2  # of a turn: a thread that uses less of a processor does not compute
 # What tells two states apart: round trips of one state stay within 1.3 of each other, those of two differ by more than twice.
-_APART = 1.5
+APART = 1.5
 _FEWEST_TURNS = 3  # fewer are no state, but a change between two
 _WAITED = 0.02  # of a turn that a thread which computes waited for a processor
 _SLOWER = 1.04  # of the loop's usual time
@@ -55,7 +55,9 @@ class TurnState:
     @property
     def has_changed(self) -> bool:
         """Whether the cores moved during the turn."""
-        return self.round_trip_ns is not None and self.was_ns is not None and not _is_same(self.round_trip_ns, self.was_ns)
+        return (
+            self.round_trip_ns is not None and self.was_ns is not None and not _is_same(self.round_trip_ns, self.was_ns)
+        )
 
 
 class Watch(Protocol):
@@ -78,7 +80,7 @@ def states_of(round_trips_ns: Sequence[float | None]) -> list[int | None]:
         return [0] * len(round_trips_ns)
     groups = [[known[0]]]
     for number in known[1:]:
-        if number / groups[-1][-1] > _APART:
+        if number / groups[-1][-1] > APART:
             groups.append([])
         groups[-1].append(number)
     large = [group for group in groups if len(group) >= _FEWEST_TURNS] or groups
@@ -96,7 +98,7 @@ def is_same_state(a_ns: float | None, b_ns: float | None) -> bool:
 
 
 def _is_same(a_ns: float, b_ns: float) -> bool:
-    return max(a_ns, b_ns) <= _APART * min(a_ns, b_ns)
+    return max(a_ns, b_ns) <= APART * min(a_ns, b_ns)
 
 
 def disturbance(state: TurnState, usual_loop_ns: float | None) -> str | None:
@@ -128,7 +130,11 @@ class Probe:
     def look(self, cpus: Sequence[int]) -> tuple[float | None, float | None]:
         """Return the slowest loop and the longest round trip between the first of these CPUs and the others, in nanoseconds."""
         count = min(len(cpus), _MOST_CPUS)
-        numbers, loops, trips = (ctypes.c_int * count)(*cpus[:count]), (ctypes.c_double * count)(), (ctypes.c_double * count)()
+        numbers, loops, trips = (
+            (ctypes.c_int * count)(*cpus[:count]),
+            (ctypes.c_double * count)(),
+            (ctypes.c_double * count)(),
+        )
         self.library.machine_state(numbers, count, _LIMIT_US, loops, trips)
         known_loops, known_trips = [one for one in loops if one > 0], [one for one in trips[1:] if one > 0]
         return max(known_loops, default=None), max(known_trips, default=None)
@@ -141,7 +147,9 @@ def host_probe() -> Probe | None:
         path = Path(folder) / "machine_state.so"
         for compiler in ("cc", "gcc", "clang", "g++"):
             try:
-                subprocess.run([compiler, *_COMPILE, "-o", str(path), str(SOURCE)], capture_output=True, timeout=60, check=True)
+                subprocess.run(
+                    [compiler, *_COMPILE, "-o", str(path), str(SOURCE)], capture_output=True, timeout=60, check=True
+                )
                 return Probe(ctypes.CDLL(str(path)))
             except (OSError, subprocess.SubprocessError):
                 continue
@@ -156,7 +164,10 @@ class HostWatch:
         self._read = read or functools.partial(read_cpu, with_threads=True)
         self._probe = probe
         self._before: CpuReading | None = None
-        self._last: tuple[tuple[int, ...], float | None] = ((), None)  # CPUs, and their round trip behind the turn before
+        self._last: tuple[tuple[int, ...], float | None] = (
+            (),
+            None,
+        )  # CPUs, and their round trip behind the turn before
 
     def begin(self) -> None:
         self._before = self._read()
@@ -187,7 +198,9 @@ def _computing(before: CpuReading, after: CpuReading, threads: int) -> list[int]
     """Return the threads that computed between two readings, at most so many, those first that used most."""
     wall_s = after.wall_s - before.wall_s
     used = {
-        thread: now.used_s - before.threads[thread].used_s for thread, now in after.threads.items() if thread in before.threads
+        thread: now.used_s - before.threads[thread].used_s
+        for thread, now in after.threads.items()
+        if thread in before.threads
     }
     busy = [thread for thread, seconds in used.items() if seconds > _COMPUTES * wall_s]
     return sorted(busy, key=lambda thread: -used[thread])[:threads]

@@ -32,7 +32,8 @@ Arrays = tuple[Array, ...]
 @dataclass(frozen=True)
 class DeviceRules:
     """cold_starts: how many times the library is loaded anew. threads: of library and peers; on_this_host: where they run.
-    emulated: the device's clock counts instructions. sizes: that a run chooses."""
+    emulated: the device's clock counts instructions; is_counted: or cycles of a simulated part: no run differs from another.
+    sizes: that a run chooses."""
 
     latency: LatencyRules
     cold_starts: int
@@ -40,6 +41,7 @@ class DeviceRules:
     on_this_host: bool
     peers: tuple[Contestant, ...] = ()
     emulated: bool = False
+    is_counted: bool = False
     sizes: Sizes | None = None
 
 
@@ -130,8 +132,8 @@ def measure_on_device(
         other = machine.started(session)
         other.set_inputs(*first)
         contestants.append(Contestant(MACHINE, other.time_runs))
-    latency_rules = rules.latency if session.keeps_time and not rules.emulated else replace(rules.latency, turns=_COUNTED_TURNS)
-    watch: Watch | None = host_watch(rules.threads) if rules.on_this_host else session.watch(model)
+    latency_rules = replace(rules.latency, turns=_COUNTED_TURNS) if rules.is_counted else rules.latency
+    watch: Watch | None = host_watch(rules.threads) if rules.on_this_host else None
     beside = measure_in_turns(contestants, latency_rules, rules.threads, watch)
     if rules.emulated:
         beside = Measured({name: _no_time(found) for name, found in beside.latency.items()}, {})

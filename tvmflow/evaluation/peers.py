@@ -83,7 +83,7 @@ class Peer:
     def time_runs(self, count: int) -> list[float]:
         """Run count times and return as many times in seconds."""
         assert self._run is not None
-        return timed(self._run)(count)
+        return list(timed(self._run)(count))
 
 
 def _onnxruntime(onnx_file: Path, inputs: Arrays, description: SourceDescription, threads: int) -> Callable[[], object]:

@@ -107,7 +107,7 @@ def has_no_time(card: Mapping[str, Any]) -> bool:
 
 
 def bound_metrics(bounds: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return a scorecard's bounds as metrics; none where there is no bound, and no share of an unsteady latency."""
+    """Return a scorecard's bounds as metrics; none where there is no bound, and no share of what is no time."""
     if not bounds or bounds["reason"]:
         return {}
     numbers = {f"bound_ms.{name}": bounds[f"{name}_ms"] for name in ("arithmetic", "memory")}
@@ -124,6 +124,10 @@ def _metrics(card: dict[str, Any]) -> dict[str, Any]:
             if name == "top1_agreement" or card["agreement"][name] is not None
         },
     }
+    compute = card["latency"]["compute"]
+    if compute["low_ms"] is not None:
+        metrics |= {"latency_ms_low": compute["low_ms"], "latency_ms_high": compute["high_ms"]}
+    metrics["latency_ms_badges"] = ", ".join(compute["badges"])
     for label, latency in card.get("sizes", {}).items():
         metrics[metric_of(label)] = latency["median_ms"]
     if has_no_time(card):

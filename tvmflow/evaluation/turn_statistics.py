@@ -37,7 +37,9 @@ def median_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Estima
 def lowest_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Return the bound of the lowest tenth of what disturbed turns say."""
     groups = _interleaved(len(values))
-    return _estimate(_lowest(values), [_lowest([values[at] for at in group]) for group in groups], len(values), confidence)
+    return _estimate(
+        _lowest(values), [_lowest([values[at] for at in group]) for group in groups], len(values), confidence
+    )
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:

@@ -27,6 +27,7 @@ from tvmflow.evaluation.machine_state import (
     without_round_trips,
 )
 
+Array = np.ndarray[Any, Any]
 TimedRuns = Callable[[int], Sequence[float]]
 LEAST_ROUNDS = 6  # of fewer, all on one side of 1, chance is a possible reason
 _WARM_SHARE = 0.1  # of a turn's runs: behind the turn of another the caches hold other data
@@ -58,7 +59,7 @@ class TurnRules:
 class Turn:
     """times_s: of single runs. wall_s: of the turn. state: of the machine meanwhile."""
 
-    times_s: Sequence[float]
+    times_s: Sequence[float] | Array
     wall_s: float
     state: TurnState = TurnState()
     median_s: float = field(init=False)
@@ -115,7 +116,9 @@ def sort_turns(turns: Mapping[str, Sequence[Turn]], threads: int) -> Sorted:
     return Sorted(turns, disturbed, by_name, [float(np.median(trips[n])) if n in trips else None for n in range(count)])
 
 
-def take_turns(contestants: Sequence[Contestant], rules: TurnRules, watch: Watch | None = None) -> dict[str, list[Turn]]:
+def take_turns(
+    contestants: Sequence[Contestant], rules: TurnRules, watch: Watch | None = None
+) -> dict[str, list[Turn]]:
     """Return the turns of each contestant, as many as there are rounds, each round in another order.
 
     Goes on for up to twice as many rounds while too few of the first contestant's turns were undisturbed.
@@ -196,4 +199,3 @@ def busy_threads(turns: Sequence[Turn]) -> float | None:
     """Return on how many threads a contestant computed at a time, by its processor seconds; None where they were not seen."""
     seen = [(turn.state.own_s, turn.wall_s) for turn in turns if turn.state.own_s is not None and turn.wall_s > 0]
     return sum(own for own, _ in seen) / sum(wall for _, wall in seen) if seen else None
-

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tvmflow.errors import StoreError, first_line
+from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.ledger.links import run_url
 from tvmflow.ledger.registry import all_aliases, registry_name
 from tvmflow.ledger.store_paths import REBUILD, open_mlflow
@@ -56,11 +57,17 @@ def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
     runs = _runs(client, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
     complete = [run for run in runs if run.data.tags.get("tvmflow.complete") == "true"]
     before: dict[str, Any] = {}
+    by_cell: dict[str, list[dict[str, Any]]] = {}
     rows = []
     for run in sorted(complete, key=lambda run: run.info.start_time):
         cell = run.data.tags["cell"]
-        rows.append(_row(run, aliases, versions) | {"changed": changes(before.get(cell), run.data)})
+        row = _row(run, aliases, versions) | {"changed": changes(before.get(cell), run.data)}
+        earlier = by_cell.setdefault(cell, [])
+        like = comparable_before(earlier, row)
+        row |= {"since": like["when"] if like else "", "change": change_between(like, row).to_json() if like else None}
         before[cell] = run.data
+        earlier.append(row)
+        rows.append(row)
     return rows
 
 
@@ -90,7 +97,9 @@ def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str,
         "unit": tags.get("device.unit", ""),
         "build": tags.get("device.build", ""),
         "accuracy": f"{metrics['accuracy']:.2%}" if "accuracy" in metrics else "-",
-        "latency": "unsteady" if median is None else f"{median:.3g} ms",
+        "latency": "-" if median is None else f"{median:.3g} ms",
+        "badges": tags.get("latency.badges", ""),
+        "round_trip_ns": metrics.get("round_trip_ns.compute"),
         "latency_ms": median,
         "low_ms": metrics.get("latency_ms.low"),
         "high_ms": metrics.get("latency_ms.high"),

@@ -181,7 +181,7 @@ class _Recording:
             "network.sha256": network.sha256 if network else "",
             "network.dvc_md5": network.md5 if network else "",
             "git.commit": self.commit,
-            "latency.steady": str(self.card["latency"]["compute"]["steady"]).lower(),
+            "latency.badges": ", ".join(self.card["latency"]["compute"]["badges"]),
             **{f"toolchain.{name}": text for name, text in self._toolchain.items()},
             **{f"recipe.{name}": record.key for name, record in self.records.items()},
             **{f"code.{name}": digest_of(record.recipe["code"])[:12] for name, record in self.records.items()},
@@ -219,7 +219,7 @@ class _Recording:
 
     @functools.cached_property
     def _numbers(self) -> dict[str, float]:
-        """Return the flat numbers of the scorecard; a latency that was too unsteady is not among them."""
+        """Return the flat numbers of the scorecard; latencies with what disturbed them in the tag `latency.badges`."""
         card = self.card
         numbers = _agreement("agreement", card["agreement"])
         if card["accuracy"]:
@@ -237,10 +237,11 @@ class _Recording:
             if name in ("output_sqnr_db", "float_score", "quantized_score") and value is not None
         }
         for name, latency in card["latency"].items():
-            numbers[f"spread.{name}"] = latency["spread"]
-            if latency.get("foreign_load") is not None:
-                numbers[f"foreign_load.{name}"] = latency["foreign_load"]
-            if latency["steady"]:
+            numbers[f"undisturbed.{name}"] = latency["undisturbed"] / latency["turns"]
+            for state in ("foreign_load", "round_trip_ns"):
+                if latency[state] is not None:
+                    numbers[f"{state}.{name}"] = latency[state]
+            if latency["is_time"]:
                 prefix = f"{name}_ms" if name != "compute" else ("simulator_ms" if has_no_time(card) else "latency_ms")
                 numbers |= {
                     f"{prefix}.{stat}": latency[f"{stat}_ms"]
@@ -248,7 +249,7 @@ class _Recording:
                     if latency.get(f"{stat}_ms") is not None
                 }
         for name, peer in card["peers"].items():
-            if peer["steady"]:
+            if peer["is_time"]:
                 numbers[f"peer_ms.{name}"] = peer["median_ms"]
         for name, advantage in card.get("advantages", {}).items():
             numbers |= {
@@ -256,7 +257,7 @@ class _Recording:
                 for k in ("times_faster", "low", "high")
                 if advantage[k] is not None
             }
-        if card.get("machine") and card["machine"]["latency"]["steady"]:
+        if card.get("machine") and card["machine"]["latency"]["is_time"]:
             numbers["machine_ms.median"] = card["machine"]["latency"]["median_ms"]
         executed = card.get("executed") or {}
         numbers |= {name: float(value) for name, value in executed.items()}
@@ -333,7 +334,7 @@ class _Recording:
 
 
 def _of_sizes(card: dict[str, Any]) -> dict[str, float]:
-    return {metric_of(label): one["median_ms"] for label, one in card.get("sizes", {}).items() if one["steady"]}
+    return {metric_of(label): one["median_ms"] for label, one in card.get("sizes", {}).items() if one["is_time"]}
 
 
 def _of_gpu(card: dict[str, Any]) -> dict[str, float]:

@@ -30,8 +30,6 @@ class Judged:
         """What speaks against the release, in words."""
         if self.text:
             return f"{self.what}: {self.text} ({self.gate})"
-        if isinstance(self.limit, bool):
-            return f"{self.what}: its latency was too unsteady to be trusted ({self.gate})"
         value = "not measured" if self.value is None else f"{self.value:g}"
         side = "at least" if self.gate.startswith("min_") else "at most"
         return f"{self.what}: {_NAMES[self.gate]} is {value}, {side} {self.limit:g} is asked for ({self.gate})"
@@ -54,8 +52,11 @@ def _drop(card: Mapping[str, Any]) -> float | None:
 
 
 def _latency(card: Mapping[str, Any]) -> float | None:
+    """Return the median; of a disturbed measurement the upper end of its interval, which is on the safe side."""
     latency = card["latency"]["compute"]
-    return float(latency["median_ms"]) if latency["steady"] else None
+    if has_no_time(card) or not latency["is_time"]:
+        return None
+    return float((latency["badges"] and latency["high_ms"]) or latency["median_ms"])
 
 
 def _median_of(name: str) -> Callable[[Mapping[str, Any]], float | None]:
@@ -80,7 +81,7 @@ def _memory(card: Mapping[str, Any]) -> float | None:
 
 # Gate -> its value of a scorecard. A model without labels or top-1, or whose network no GPU computes, has nothing that the gates of `_OPTIONAL` could be about.
 _VALUES: dict[str, Callable[[Mapping[str, Any]], float | bool | None]] = {
-    "steady": lambda card: bool(card["latency"]["compute"]["steady"]), "min_accuracy": _accuracy, "max_accuracy_drop": _drop,
+    "min_accuracy": _accuracy, "max_accuracy_drop": _drop,
     "min_top1_agreement": lambda card: card["agreement"]["top1_agreement"], "min_coverage": lambda card: float(card.get("coverage", 0.0)),
     "max_latency_ms": _latency, "max_cold_start_ms": _median_of("cold_start_ms"),
     "max_first_run_ms": _median_of("first_run_ms"), "max_memory_mb": _memory,
@@ -100,8 +101,21 @@ def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Ga
         value = value_of(card)
         if value is None and gate in _OPTIONAL:
             continue
-        judged.append(Judged(gate, cell, value, limit, value is not None and _passes(gate, value, limit)))
+        passed = value is not None and _passes(gate, value, limit)
+        judged.append(Judged(gate, cell, value, limit, passed, "" if passed else _undecided(gate, card, limit)))
     return [*judged, *_size("max_library_mb", cell, library_bytes, gates.max_library_mb)]
+
+
+def _undecided(gate: str, card: Mapping[str, Any], limit: float) -> str:
+    """Return what to say of a latency whose interval holds the limit because something disturbed it; "" of all else."""
+    latency = card["latency"]["compute"]
+    if gate != "max_latency_ms" or not latency["badges"] or (latency["low_ms"] or latency["median_ms"]) > limit:
+        return ""
+    return (
+        f"its median latency of {latency['median_ms']:g} ms lies in an interval up to {latency['high_ms']:g} ms, at most {limit:g} is "
+        f"asked for, and the measurement was disturbed ({', '.join(latency['badges'])}): measure again with "
+        "'tvmflow run CELL --again --wait-quiet SECONDS'"
+    )
 
 
 def judge_gpu(cell: str, reasons: Sequence[str]) -> list[Judged]:

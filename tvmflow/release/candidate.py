@@ -7,6 +7,7 @@ machine where one of them has no other form.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,9 @@ from tvmflow.devices.session import DeviceSession, RemoteModel, open_session
 from tvmflow.devices.table import transport_of
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import DeviceLostError, StageError, StoreError
-from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_interleaved
+from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_in_turns
+from tvmflow.evaluation.latency import LatencyRules
+from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.ledger import dvc
 from tvmflow.ledger.history import champion_accuracy
 from tvmflow.ledger.registry import CHAMPION, Version, logged_library, version_by_alias, version_by_sha256
@@ -79,7 +82,7 @@ class Candidate:
 
     def _compare(self, champion: Version) -> Comparison:
         params = self.workspace.params
-        entry, rules = params.targets[self.cell.target], params.release
+        entry, rules, measure = params.targets[self.cell.target], params.release, params.evaluate
         limits = SessionLimits(params.deploy.session_timeout_s + 600, params.deploy.device_wait_s)
         with tempfile.TemporaryDirectory() as folder:
             old, new = self._forms(champion, Path(folder))
@@ -93,7 +96,11 @@ class Candidate:
                 costs = [cost_of_one_run(backend, session, model) for model in models]
                 if costs[0] is not None and costs[1] is not None:
                     return compare_exact(costs[0], costs[1], "estimated cycles")
-                return compare_interleaved(a.time_runs, b.time_runs, rules.compare_rounds, rules.confidence)
+                watch = (
+                    host_watch(entry.threads) if transport_of(entry.device).is_this_host and backend.is_cpu else None
+                )
+                turns = LatencyRules(3, rules.compare_rounds, measure.turn_ms, math.inf, measure.max_foreign_load)
+                return compare_in_turns(a.time_runs, b.time_runs, turns, entry.threads, rules.confidence, watch)
 
     def _forms(self, champion: Version, folder: Path) -> tuple[Form, Form]:
         """Bring the champion into a folder; returns its form and the candidate's, both of one kind. Raises StoreError."""

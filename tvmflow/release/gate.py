@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.evaluation.comparison import Comparison
-from tvmflow.evaluation.scorecard import has_no_time
 from tvmflow.params import ReleaseParams
 
 
@@ -28,10 +27,6 @@ def judge(
 
 def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
     reasons = []
-    latency = card["latency"]["compute"]
-    if not has_no_time(card) and not latency["steady"]:
-        why = latency.get("reason") or f"spread {latency['spread']:.0%}"
-        reasons.append(f"its latency was too unsteady to be trusted: {why}")
     estimated = card.get("coverage_estimated", 0.0)
     if card.get("coverage", 0.0) + (estimated if rules.count_estimates else 0.0) < rules.min_coverage:
         beside = f" and estimated for {estimated:.1%}" if estimated else ""
@@ -68,6 +63,14 @@ def _against_champion(
             reasons.append(f"it is slower than the champion: ratio {comparison}, at most {bound:g} is allowed")
         elif comparison.high > bound:
             reasons.append(
-                f"it is not shown to be as fast as the champion: ratio {comparison}, its upper end must be at most {bound:g}"
+                f"it is not shown to be as fast as the champion: ratio {comparison}, its upper end must be at most {bound:g} "
+                f"(release.max_slowdown); {_how_to_go_on(comparison)}"
             )
     return reasons
+
+
+def _how_to_go_on(comparison: Comparison) -> str:
+    """Return what to do where the interval of a ratio settles nothing."""
+    if comparison.badges:
+        return f"the machine was disturbed ({', '.join(comparison.badges)}): promote with --wait-quiet SECONDS, which waits for a quiet one"
+    return "more rounds narrow the interval (release.compare_rounds)"

@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 from tvmflow import __version__
 from tvmflow.artifacts import RECORD_NAME, Record, read_record, write_atomic
 from tvmflow.errors import StoreError, UsageError
+from tvmflow.evaluation.machine_state import APART
+from tvmflow.evaluation.regression import BETWEEN
 from tvmflow.ledger.links import DEFAULT_UI, mlflow_ui
 from tvmflow.ledger.registry import registry_name
 from tvmflow.ledger.releases import releases
@@ -56,6 +58,7 @@ def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]], page
             f"run 'tvmflow run {cell_name}'",
         )
     return {
+        "apart": APART, "between": BETWEEN,
         "cells": cells, "unmeasured": unmeasured, "forms": FORMS, "steps": STEPS, "precisions": get_args(Precision),
         "mlflow_ui": _web_address(mlflow_ui()),
         "mlflow_command": f"mlflow ui --backend-store-uri {mlflow_uri(workspace)}",

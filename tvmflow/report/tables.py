@@ -40,9 +40,9 @@ def trusted_bytes(folder: Path, name: str) -> bytes | None:
 
 
 def scorecard(workspace: Workspace, cell: Cell) -> dict[str, Any] | None:
-    """Return the cell's scorecard, None where it was never measured or is damaged."""
+    """Return the cell's scorecard, None where it was never measured, is damaged, or was written by a version before 0.2."""
     card = trusted_json(workspace.folder("evaluate", cell), "scorecard.json")
-    if card is None:
+    if card is None or "badges" not in card["latency"]["compute"]:
         return None
     return {
         "agreement_by_step": {},
@@ -77,10 +77,23 @@ def shown_error(agreement: dict[str, Any]) -> str:
 
 
 def shown_latency(latency: dict[str, Any]) -> str:
-    """Return a median in ms, or why the number cannot be trusted: a wide spread, a busy machine, other threads."""
-    if latency["steady"]:
-        return f"{latency['median_ms']:.3g} ms"
-    return latency.get("reason") or f"unsteady (±{latency['spread']:.0%})"
+    """Return a median in ms with its interval, and what disturbed the measurement."""
+    if not latency["is_time"]:
+        return ", ".join(latency["badges"])
+    interval = "" if latency["low_ms"] is None else f" ({latency['low_ms']:.3g} to {latency['high_ms']:.3g})"
+    return ", ".join([f"{latency['median_ms']:.3g} ms{interval}", *latency["badges"]])
+
+
+def shown_states(latency: dict[str, Any]) -> str:
+    """Return in which states of the machine a latency was measured, by how far the cores are from each other; "" where nobody knows."""
+    if latency["round_trip_ns"] is None:
+        return ""
+    text = f"cores {latency['round_trip_ns']:.0f} ns apart"
+    others = [
+        f"{one['value']:.3g} ms with cores {one['round_trip_ns']:.0f} ns apart ({one['share']:.0%} of the turns)"
+        for one in latency["elsewhere"]
+    ]
+    return "; ".join([text, *others])
 
 
 def shown_executed(executed: dict[str, int]) -> str:
@@ -112,24 +125,44 @@ def shown_bound(card: dict[str, Any]) -> str:
 
 def times_faster(card: dict[str, Any], peer: str) -> float | None:
     """Return how many times faster than a peer the library is; None where the measurement shows no difference, or nothing."""
-    ratio: float | None = card["advantages"].get(peer, {}).get("times_faster")
-    return ratio
+    advantage = card["advantages"].get(peer, {})
+    ratio: float | None = advantage.get("times_faster")
+    return None if ratio is None or not _is_shown(advantage) else ratio
+
+
+def _is_shown(advantage: dict[str, Any]) -> bool:
+    """Whether the interval leaves out 1."""
+    return advantage["low"] is not None and not advantage["low"] <= 1.0 <= advantage["high"]
 
 
 def shown_advantage(card: dict[str, Any], peer: str) -> str:
-    """Return how many times faster than a peer the library is with its interval, or why that is not shown."""
+    """Return how many times faster than a peer the library is with its interval, or why that is not known."""
     advantage = card["advantages"].get(peer)
     if advantage is None:
-        return "-"  # an older scorecard, whose peers were measured one after another
+        return "-"
     if advantage["times_faster"] is None:
         return str(advantage["reason"])
-    return f"{_times(advantage['times_faster'])}x, {_times(advantage['low'])} to {_times(advantage['high'])}"
+    interval = "" if advantage["low"] is None else f", {_times(advantage['low'])} to {_times(advantage['high'])}"
+    text = f"{_times(advantage['times_faster'])}x{interval}"
+    return text if _is_shown(advantage) else f"{text}: no difference shown"
+
+
+def best_peer(card: dict[str, Any]) -> str | None:
+    """Return the peer that is the fastest, None where none was measured beside the library."""
+    known = {name: one["times_faster"] for name, one in card["advantages"].items() if one["times_faster"] is not None}
+    return min(known, key=lambda name: known[name]) if known else None
+
+
+def shown_best(card: dict[str, Any]) -> str:
+    """Return the ratio to the fastest peer with its interval: what holds best on a busy machine."""
+    peer = best_peer(card)
+    return "-" if peer is None else f"{shown_advantage(card, peer)} ({peer})"
 
 
 def _shown_beside(card: dict[str, Any], peer: str) -> str:
-    """Return a peer's latency with the ratio to it; a reason that the latency, here or of the library, gives is not repeated."""
-    latency, advantage = shown_latency(card["peers"][peer]), shown_advantage(card, peer)
-    return latency if advantage in ("-", latency, shown_compute(card)) else f"{latency} ({advantage})"
+    """Return the ratio to a peer, and its latency."""
+    latency = card["peers"][peer]
+    return f"{shown_advantage(card, peer)} ({latency['median_ms']:.3g} ms)"
 
 
 def _times(factor: float) -> str:
@@ -141,17 +174,28 @@ def scorecard_table(cards: list[dict[str, Any]]) -> Grid:
     peers = sorted({name for card in cards for name in card["peers"]})
     beside = [f"vs {peer}" for peer in peers]
     bound = ["at least"] if any(card.get("bounds") for card in cards) else []
-    columns = ("cell", "device", *FORMS, "top-1 agreement", "error", "latency", *bound, *beside, "library")
+    columns = (
+        "cell",
+        "device",
+        "vs best peer",
+        "latency",
+        *bound,
+        *beside,
+        *FORMS,
+        "top-1 agreement",
+        "error",
+        "library",
+    )
     rows = []
     for card in cards:
         accuracy = card["accuracy"]
-        cells = [card["cell"], f"{card['device']['kind']}"]
-        cells += [f"{accuracy[k]:.2%}" if accuracy and k in accuracy else "-" for k in FORMS]
-        cells += [shown_top1(card["agreement"]), shown_error(card["agreement"]), shown_compute(card)]
+        cells = [card["cell"], f"{card['device']['kind']}", shown_best(card), shown_compute(card)]
         cells += [shown_bound(card) for _ in bound]
         cells += [_shown_beside(card, peer) if peer in card["peers"] else "-" for peer in peers]
+        cells += [f"{accuracy[k]:.2%}" if accuracy and k in accuracy else "-" for k in FORMS]
+        cells += [shown_top1(card["agreement"]), shown_error(card["agreement"])]
         rows.append([*cells, f"{card['library_bytes'] / 1e6:.2f} MB"])
-    return grid("scorecards", columns, rows, ("cell", "device", *bound, *beside))
+    return grid("scorecards", columns, rows, ("cell", "device", "vs best peer", "latency", *bound, *beside))
 
 
 def has_counters(card: dict[str, Any]) -> bool:
@@ -187,8 +231,7 @@ def latency_table(card: dict[str, Any]) -> Grid:
     steps = ("mean", "median", "p90", "max", "min", "std")
     rows = []
     for name, latency in measured.items():
-        steady = latency["steady"]
-        numbers = [f"{latency[f'{step}_ms']:.4f}" if steady else "-" for step in steps]
+        numbers = [f"{latency[f'{step}_ms']:.4g}" if latency["is_time"] else "-" for step in steps]
         rows.append([name, *numbers, str(latency["runs"])])
     columns = ["", *(f"{step} (ms)" for step in steps), "runs"]
     title = f"execution time of {card['cell']}, batch {card['batch']}, {card['device']['threads']} threads"
@@ -208,8 +251,9 @@ def latency_table(card: dict[str, Any]) -> Grid:
     if card.get("gpu"):
         first = sorted(card["first_run_ms"])
         caption += f", first run {first[len(first) // 2]:.2f} ms; GPU: {shown_gpu(card['gpu'])}"
-    reasons = [f"{name}: {shown_latency(latency)}" for name, latency in measured.items() if not latency["steady"]]
-    return grid(title, columns, rows, (), "; ".join([caption, *reasons]))
+    badges = [f"{name}: {', '.join(latency['badges'])}" for name, latency in measured.items() if latency["badges"]]
+    states = shown_states(card["latency"]["compute"])
+    return grid(title, columns, rows, (), "; ".join([caption, *([states] if states else []), *badges]))
 
 
 def shown_gpu(numbers: dict[str, float]) -> str:
@@ -244,7 +288,7 @@ def retune_table(results: list[dict[str, Any]]) -> Grid:
 
 def scorecard_markdown(card: dict[str, Any]) -> str:
     """Return a scorecard as Markdown: accuracy of every form, agreement, latency beside the peers."""
-    rows = [("device", card["device"]["kind"]), ("latency", shown_compute(card))]
+    rows = [("device", card["device"]["kind"]), ("vs best peer", shown_best(card)), ("latency", shown_compute(card))]
     rows += [("at least", shown_bound(card))] if card.get("bounds") else []
     rows += [
         (f"{card.get('metric') or 'accuracy'}, {form}", f"{card['accuracy'][form]:.2%}")

@@ -34,17 +34,26 @@ const VERDICTS = {good: "faster", tie: "no difference shown", bad: "slower"};
 
 const unitText = (row) => (row.unit ? `${row.device}, ${row.unit}` : row.device);
 
-// Latency of `now` over latency of `before`: two rows of measurements; the interval is the widest that theirs allow.
+// States of a machine, by how far its cores are from each other: as tvmflow/evaluation/machine_state.py tells them apart.
+const isSameState = (a, b) => typeof a.round_trip_ns !== "number" || typeof b.round_trip_ns !== "number" || Math.max(a.round_trip_ns, b.round_trip_ns) <= data.apart * Math.min(a.round_trip_ns, b.round_trip_ns);
+
+// Latency of `now` over latency of `before`, two rows of measurements: as tvmflow/evaluation/regression.py compares them.
 function ratioOf(before, now) {
-  if (!before || !now || typeof before.latency_ms !== "number" || typeof now.latency_ms !== "number") return {why: "no steady latency"};
+  if (!before || !now || typeof before.latency_ms !== "number" || typeof now.latency_ms !== "number") return {why: "no latency"};
   const center = now.latency_ms / before.latency_ms;
   if (before.device !== now.device) return {center, why: "different devices"};
   if (before.unit !== now.unit) return {center, why: "different units of the device"};
   if (before.build !== now.build) return {center, why: "different builds of the device's system"};
+  if (!isSameState(before, now)) return {center, why: "different states of the machine"};
   if (typeof before.low_ms !== "number" || typeof now.low_ms !== "number") return {center, why: "no interval was kept"};
   const low = now.low_ms / before.high_ms, high = now.high_ms / before.low_ms;
-  return {center, low, high, verdict: verdictOf(low, high, "low")};
+  const verdict = verdictOf(low * (1 - data.between), high * (1 + data.between), "low");
+  const disturbed = verdict === "bad" ? now.badges : verdict === "good" ? before.badges : "";
+  return disturbed ? {center, why: disturbed} : {center, low, high, verdict};
 }
+
+// The last measurement before one that can be compared with it: of the same unit, in the same state of the machine.
+const beforeOf = (history, at) => history.slice(0, at).findLast((row) => typeof row.latency_ms === "number" && row.device === history[at].device && row.unit === history[at].unit && row.build === history[at].build && isSameState(row, history[at]));
 
 function ratioText(ratio) {
   if (ratio.center === undefined) return h("span", {class: "tie"}, ratio.why);
@@ -58,15 +67,21 @@ function ratioText(ratio) {
 function peerOf(card, name) {
   const advantage = card.advantages[name];
   if (!advantage) return null;
-  const {low, high, reason} = advantage;
-  if (typeof low !== "number") return {text: reason ?? "–", verdict: "tie"};
-  const verdict = advantage.times_faster === null ? "tie" : verdictOf(low, high, "high");
-  const range = `${number(low)} to ${number(high)}`;
-  const center = advantage.times_faster ?? Math.sqrt(low * high);
-  return {center, low, high, verdict, text: verdict === "tie" ? `no difference shown (${range})` : `${number(center)}x (${range})`};
+  const {times_faster: center, low, high, reason} = advantage;
+  if (typeof center !== "number") return {text: reason ?? "–", verdict: "tie"};
+  if (typeof low !== "number") return {center, text: `${number(center)}x`, verdict: "tie"};
+  const verdict = verdictOf(low, high, "high"), text = `${number(center)}x (${number(low)} to ${number(high)})`;
+  return {center, low, high, verdict, text: verdict === "tie" ? `${text}, no difference shown` : text};
 }
 
-const latencyText = (latency) => (latency.steady ? ms(latency.median_ms) : latency.reason ?? "unsteady");
+const badgesText = (latency) => latency.badges.join(", ");
+const latencyText = (latency) => (latency.is_time ? [ms(latency.median_ms), ...latency.badges].join(", ") : badgesText(latency));
+// The state of the machine that a latency is of, and what it is in the others.
+function statesText(latency) {
+  if (typeof latency.round_trip_ns !== "number") return "";
+  const others = latency.elsewhere.map((one) => `${ms(one.value)} with cores ${number(one.round_trip_ns)} ns apart (${percent(one.share, 0)} of the turns)`);
+  return [`cores ${number(latency.round_trip_ns)} ns apart`, ...others].join("; ");
+}
 
 function computeText(card) {
   const executed = card.executed;

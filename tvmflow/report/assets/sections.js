@@ -20,10 +20,11 @@ function matrixCell(cell) {
   if (!cell) return "";
   if (!cell.card) return h("span", {class: "tie"}, "not measured");
   const card = cell.card, last = newest(cell), compute = card.latency.compute;
-  const simulated = Boolean(card.part?.simulated || card.executed), steady = compute.steady || simulated;
+  const simulated = Boolean(card.part?.simulated || card.executed), undisturbed = !compute.badges.length || simulated;
   const champion = cell.history.findLast((row) => row.roles.includes("champion"));
-  const lines = [h("b", {class: steady ? "" : "warn"}, computeText(card))];
-  if (compute.steady && !simulated && typeof compute.low_ms === "number") lines.push(h("small", null, rangeText(compute)));
+  const lines = [h("b", {class: undisturbed ? "" : "warn"}, computeText(card))];
+  if (!simulated && typeof compute.low_ms === "number") lines.push(h("small", null, rangeText(compute)));
+  if (!simulated && statesText(compute)) lines.push(h("small", null, statesText(compute)));
   if (card.bounds && !card.bounds.reason) lines.push(h("small", null, boundText(card)));
   if (card.accuracy) lines.push(h("small", null, `${percent(card.accuracy.built)} (source ${percent(card.accuracy.source)})`));
   for (const name of Object.keys(card.peers)) {
@@ -51,7 +52,7 @@ function peersSection(cells, width) {
   const columns = [["cell", "left name"], ["device", "left"], ["accuracy", ""], ["top-1 agreement", ""], ["error", ""], ["latency", ""], ["bound", "wrap"], ...names.map((name) => [name, ""]), ["cold start", ""], ["library", ""]];
   const lines = cells.map(({card}) => [
     code(card.cell), card.device.kind, percent(card.accuracy?.built), percent(card.agreement.top1_agreement), number(card.agreement.max_relative_error, 2),
-    h("b", {class: card.latency.compute.steady ? "" : "warn"}, computeText(card)), boundText(card),
+    h("b", {class: card.latency.compute.badges.length ? "warn" : ""}, computeText(card)), boundText(card),
     ...names.map((name) => (card.peers[name] ? [latencyText(card.peers[name]), peerOf(card, name) ? h("small", {class: peerOf(card, name).verdict}, peerOf(card, name).text) : ""] : "–")),
     ms(card.cold_start_ms.toSorted((a, b) => a - b)[card.cold_start_ms.length >> 1]), megabytes(card.library_bytes),
   ]);
@@ -75,8 +76,8 @@ function compareSection(cells, width, state, redraw) {
   const ratio = ratioOf(a, b);
   const both = (name, show) => [name, show(a), show(b)];
   const rows = [
-    both("latency", (row) => [row.latency, h("small", null, rangeText(row))]), both("accuracy", (row) => row.accuracy), both("error", (row) => number(row.max_relative_error, 2)),
-    both("library", (row) => megabytes(row.library_bytes)), both("device", (row) => row.device), both("unit", (row) => row.unit || "–"), both("its system", (row) => row.build || "–"), both("TVM", (row) => row.tvm), both("library sha256", (row) => code(row.library)),
+    both("latency", (row) => [row.latency, h("small", null, rangeText(row)), row.badges ? h("small", {class: "warn"}, row.badges) : ""]), both("accuracy", (row) => row.accuracy), both("error", (row) => number(row.max_relative_error, 2)),
+    both("library", (row) => megabytes(row.library_bytes)), both("device", (row) => row.device), both("unit", (row) => row.unit || "–"), both("cores apart", (row) => (typeof row.round_trip_ns === "number" ? `${number(row.round_trip_ns)} ns` : "–")), both("its system", (row) => row.build || "–"), both("TVM", (row) => row.tvm), both("library sha256", (row) => code(row.library)),
     both("version", (row) => [versionLink(row.owner, row), roles(row)]), both("run", runLink), both("commit", (row) => code(row.commit.slice(0, 12) || "–")),
   ];
   const between = a.owner === b.owner ? a.owner.history.slice(Math.min(a.at, b.at) + 1, Math.max(a.at, b.at) + 1).flatMap((row) => row.changed) : [];
@@ -89,10 +90,10 @@ function compareSection(cells, width, state, redraw) {
 }
 
 function historyTable(cell, open) {
-  const columns = [["when", "left"], ["TVM", ""], ["device", "left"], ["latency", ""], ["beside the one before", "wrap right"], ["accuracy", ""], ["library", ""], ["version", "left"], ["run", ""], ["what changed", "wrap"]];
+  const columns = [["when", "left"], ["TVM", ""], ["device", "left"], ["latency", ""], ["beside the last like it", "wrap right"], ["accuracy", ""], ["library", ""], ["version", "left"], ["run", ""], ["what changed", "wrap"]];
   const make = () => {
     const lines = cell.history.map((row, at) => [
-      row.when, row.tvm, [row.device, h("small", null, row.unit)], [row.latency, h("small", null, rangeText(row))], at ? ratioText(ratioOf(cell.history[at - 1], row)) : "–", row.accuracy, code(row.library),
+      row.when, row.tvm, [row.device, h("small", null, row.unit)], [row.latency, h("small", null, rangeText(row)), row.badges ? h("small", {class: "warn"}, row.badges) : ""], beforeOf(cell.history, at) ? ratioText(ratioOf(beforeOf(cell.history, at), row)) : "–", row.accuracy, code(row.library),
       [versionLink(cell, row), roles(row)], runLink(row), at ? row.changed.map((line) => h("div", null, line)) : "the first",
     ]);
     const trail = cell.releases.map((entry) => h("li", null, `${entry.when} ${entry.what}: version ${entry.version}, before ${entry.before ?? "none"}; ${entry.why}`));
@@ -102,7 +103,7 @@ function historyTable(cell, open) {
 }
 
 function trendSection(cells, width) {
-  return [h("h2", null, "Latency over dates and TVM versions"), chart("trend", trendChart(width, cells), "No steady latency is in MLflow."), cells.map((cell) => historyTable(cell, cells.length < 3)), note("trend")];
+  return [h("h2", null, "Latency over dates and TVM versions"), chart("trend", trendChart(width, cells), "No latency is in MLflow."), cells.map((cell) => historyTable(cell, cells.length < 3)), note("trend")];
 }
 
 function formsSection(cells) {
