@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvmflow.api.opening import CellName, Where, cell_of, opened
+from tvmflow.api.quiet import wait_for_quiet
 from tvmflow.api.results import Verdict
 from tvmflow.errors import StoreError
 
@@ -15,8 +16,17 @@ if TYPE_CHECKING:
     from tvmflow.workspace import Workspace
 
 
-def promote(cell: CellName, workspace: Where = None, dry_run: bool = False) -> Verdict:
-    """Make the newest library of a cell the champion if the gate lets it pass. Returns the gate's verdict; see `passed`."""
+def promote(
+    cell: CellName,
+    workspace: Where = None,
+    dry_run: bool = False,
+    wait_quiet_s: float = 0.0,
+    show_progress: bool = False,
+) -> Verdict:
+    """Make the newest library of a cell the champion if the gate lets it pass. Returns the gate's verdict; see `passed`.
+
+    wait_quiet_s: how long to wait until others leave this machine alone; show_progress: say so on standard error.
+    """
     where = opened(workspace)
     chosen = cell_of(where, cell)
     from flows.settings import configure_prefect, wait_for_prefect
@@ -26,6 +36,7 @@ def promote(cell: CellName, workspace: Where = None, dry_run: bool = False) -> V
     done = _champion_already(where, chosen)
     if done is not None:
         return done
+    wait_for_quiet(where, wait_quiet_s, show_progress)
     configure_prefect(where)
     from flows.release_model import run_release
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.api.opening import CellName, Where, cells_of, opened
+from tvmflow.api.quiet import wait_for_quiet
 from tvmflow.api.results import RetuneResult, RunResult
 from tvmflow.errors import TvmflowError, UsageError
 
@@ -21,13 +22,15 @@ def run(
     *cells: CellName,
     workspace: Where = None,
     again: bool = False,
+    wait_quiet_s: float = 0.0,
     check: bool = True,
     show_progress: bool = False,
     tuning_lines: bool = False,
 ) -> tuple[RunResult, ...]:
     """Bring cells (default: all of params.yaml) all the way: fetch, import, quantize, pack, tune, build, deploy, evaluate, record.
 
-    again: measure again even when nothing changed. show_progress: on standard error; tuning_lines: a line for each measurement
+    again: measure again even when nothing changed. wait_quiet_s: how long to wait until others leave this machine alone, before anything
+    begins. show_progress: on standard error; tuning_lines: a line for each measurement
     of a kernel with it. Returns a result per cell, in order. What
     is up to date is not done again; then neither Prefect nor TVM is started. A cell that fails does not stop the others: with
     `check` its error is raised at the end (where several failed, one error that names them all), without it is in the result.
@@ -45,6 +48,7 @@ def run(
         if len(refused) == len(wanted):
             cell_results = [refused[str(cell)] for cell in wanted]
         else:  # with all of them: Prefect is to know which were refused
+            wait_for_quiet(where, wait_quiet_s, show_progress)
             if show_progress:
                 sys.stderr.write("starting Prefect ...\n")
             cell_results = _sweep(where, wanted, refused, again, _display(len(wanted), show_progress, tuning_lines))

@@ -21,6 +21,12 @@ app = typer.Typer(
 )  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+WaitQuiet = Annotated[
+    float,
+    typer.Option(
+        "--wait-quiet", metavar="SECONDS", help="Wait up to so long until other processes leave this machine alone."
+    ),
+]
 _CELL = typer.Argument(
     help="model@target:precision, or a name under cells: in params.yaml", autocompletion=complete_cell
 )

@@ -84,16 +84,24 @@ def show_gpus(title: str, gpus: Sequence[GpuState]) -> None:
 def history(cell: CellName, as_json: Json = False) -> None:
     """List the measurements of a cell, oldest first, the champion and earlier releases."""
     from tvmflow import api
+    from tvmflow.evaluation.regression import Change
 
     workspace = open_workspace()
     measurements = [measurement.to_json() for measurement in api.history(cell, workspace)]
     if as_json:
         show_json(measurements)
         return
-    columns = ("when", "TVM", "device", "unit", "accuracy", "latency", "library", "version", "changed")
-    shown = ({**row, "changed": "; ".join(row["changed"]) or "the first"} for row in measurements)
-    rows = ([row[column.lower()] for column in columns] for row in shown)
-    show_table(f"measurements of {cell}", columns, rows, ("device", "unit", "version", "changed"))
+    columns = ("when", "TVM", "device", "unit", "accuracy", "latency", "beside the last like it", "library", "version", "changed")
+    rows = []
+    for row in measurements:
+        latency = ", ".join(filter(None, (row["latency"], row["badges"])))
+        change = str(Change(**row["change"])) if row["change"] else "-"
+        changed = "; ".join(row["changed"]) or "the first"
+        rows.append([
+            row["when"], row["tvm"], row["device"], row["unit"], row["accuracy"], latency, change, row["library"],
+            row["version"], changed,
+        ])  # fmt: skip
+    show_table(f"measurements of {cell}", columns, rows, ("device", "unit", "latency", columns[6], "version", "changed"))
     for change in api.releases(cell, workspace):
         show_text(
             f"{change.when} {change.what}: version {change.version}, before {change.before or 'none'}; {change.why}"

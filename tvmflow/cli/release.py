@@ -6,17 +6,22 @@ from typing import Annotated
 
 import typer
 
-from tvmflow.cli.app import CellName, Json, app, open_workspace
+from tvmflow.cli.app import CellName, Json, WaitQuiet, app, open_workspace
 from tvmflow.errors import GateRefusedError
 from tvmflow.report.console import show_json, suggest
 
 
 @app.command()
-def promote(cell: CellName, dry_run: Annotated[bool, typer.Option("--dry-run")] = False, as_json: Json = False) -> None:
+def promote(
+    cell: CellName, dry_run: Annotated[bool, typer.Option("--dry-run")] = False, wait_quiet: WaitQuiet = 0.0,
+    as_json: Json = False,
+) -> None:  # fmt: skip
     """Make the newest library of a cell the champion, if it passes the release gate."""
     from tvmflow import api
 
-    verdict = api.promote(cell, workspace=open_workspace(), dry_run=dry_run)
+    verdict = api.promote(
+        cell, workspace=open_workspace(), dry_run=dry_run, wait_quiet_s=wait_quiet, show_progress=True
+    )
     if as_json:
         show_json(verdict.to_json())
     else:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvmflow.cli.app import CellNames, Json, app, open_workspace
+from tvmflow.cli.app import CellNames, Json, WaitQuiet, app, open_workspace
 from tvmflow.cli.completion import complete_cell
 from tvmflow.cli.plans import raise_failures, show_plans
 from tvmflow.report.console import show, show_json, suggest
@@ -25,25 +25,29 @@ def run(
     cells: CellNames,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and why; run nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even when nothing changed.")] = False,
+    wait_quiet: WaitQuiet = 0.0,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
     """Run all stages of cells: fetch, import, quantize, pack, tune, build, deploy, evaluate; log the results."""
-    _run_cells(open_workspace(), cells, dry_run, as_json, again=again, tuning_lines=tuning_lines)
+    _run_cells(
+        open_workspace(), cells, dry_run, as_json, again=again, wait_quiet_s=wait_quiet, tuning_lines=tuning_lines
+    )
 
 
 @app.command()
 def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and why; run nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even when nothing changed.")] = False,
+    wait_quiet: WaitQuiet = 0.0,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
     """Run every cell under cells: in params.yaml."""
-    _run_cells(open_workspace(), [], dry_run, as_json, again=again, tuning_lines=tuning_lines)
+    _run_cells(open_workspace(), [], dry_run, as_json, again=again, wait_quiet_s=wait_quiet, tuning_lines=tuning_lines)
 
 
-def _run_cells(workspace: Workspace, cells: list[str], dry_run: bool, as_json: bool, **options: bool) -> None:
+def _run_cells(workspace: Workspace, cells: list[str], dry_run: bool, as_json: bool, **options: Any) -> None:
     from tvmflow import api
 
     if dry_run:

@@ -172,7 +172,7 @@ def latency_of(in_order: Sorted, name: str, rules: LatencyRules, threads: int) -
         undisturbed=sum(reason is None for reason in in_order.disturbed[name]),
         badges=(*_badges(in_order, name, state, foreign, rules), *_on_other_threads(busy, threads)),
         low_ms=estimate.low, high_ms=estimate.high, round_trip_ns=_round_trip(in_order, state),
-        elsewhere=_elsewhere(in_order, (name,), state, lambda at: _latency_at(turns, at, True)),
+        elsewhere=_elsewhere(in_order, (name,), state, lambda at, is_quiet: _latency_at(turns, at, is_quiet)),
         foreign_load=foreign, busy_threads=busy,
     )  # fmt: skip
 
@@ -210,7 +210,9 @@ def _advantage(in_order: Sorted, ours: str, theirs: str, latency: Mapping[str, L
     state, _, _ = _state_that_counts(in_order, ours)
     estimate, rounds, state = ratio_of(in_order, ours, theirs, state)
     badges = tuple(dict.fromkeys((*latency[ours].badges, *latency[theirs].badges)))
-    beside = _elsewhere(in_order, (ours, theirs), state, lambda at: _ratio_at(in_order, ours, theirs, at, True))
+    beside = _elsewhere(
+        in_order, (ours, theirs), state, lambda at, is_quiet: _ratio_at(in_order, ours, theirs, at, is_quiet)
+    )
     return Advantage(
         estimate.value, estimate.low, estimate.high, len(rounds), badges, _round_trip(in_order, state), beside
     )
@@ -232,19 +234,18 @@ def _latency_at(turns: Sequence[Turn], chosen: Sequence[int], is_quiet: bool) ->
 
 
 def _elsewhere(
-    in_order: Sorted, names: tuple[str, ...], state: int | None, of: Callable[[Sequence[int]], Estimate]
+    in_order: Sorted, names: tuple[str, ...], state: int | None, of: Callable[[Sequence[int], bool], Estimate]
 ) -> tuple[InState, ...]:
-    """Return what undisturbed turns of the other states say."""
+    """Return what the turns of the other states say, the undisturbed ones where there are any."""
     found = []
     count = len(in_order.turns[names[0]])
     for other in range(len(in_order.round_trips_ns)):
-        chosen = in_order.chosen(*names, state=other)
-        if other != state and chosen:
-            estimate = of(chosen)
-            shared = len(in_order.chosen(*names, state=other, undisturbed=False))
-            found.append(
-                InState(in_order.round_trips_ns[other], estimate.value, estimate.low, estimate.high, shared / count)
-            )
+        every = in_order.chosen(*names, state=other, undisturbed=False)
+        if other != state and every:
+            undisturbed = in_order.chosen(*names, state=other)
+            estimate = of(undisturbed or every, bool(undisturbed))
+            trip_ns = in_order.round_trips_ns[other]
+            found.append(InState(trip_ns, estimate.value, estimate.low, estimate.high, len(every) / count))
     return tuple(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ _IDLE = (
     4,
 )  # idle, iowait of a line of /proc/stat; what follows the eighth number is counted in the first two already
 _COUNTED = 8
+_LOOK_S = 1.0
 _USER, _SYSTEM, _LAST_CPU = 11, 12, 36  # of /proc/PID/stat, behind the name
 
 
@@ -113,3 +114,24 @@ def _threads(pid: int) -> Iterable[tuple[int, ThreadReading]]:
             status = Path(folder, "status").read_bytes().rpartition(b"nonvoluntary_ctxt_switches:")[2]
             switches = int(status.split()[0])
             yield int(thread), ThreadReading(used, waited, switches, int(_stat(f"{folder}/stat")[_LAST_CPU]))
+
+
+def wait_until_quiet(
+    limit_s: float, max_foreign_load: float, tell: Callable[[float | None], None] = lambda _: None,
+    read: Callable[[], CpuReading] = read_cpu, sleep: Callable[[float], None] = time.sleep,
+) -> bool:  # fmt: skip
+    """Wait until others take at most a share of this machine's processors, up to a limit; returns whether they do.
+
+    tell: is told the share every second, None where it cannot be seen.
+    """
+    first = before = read()
+    while True:
+        sleep(_LOOK_S)
+        now = read()
+        share = foreign_share(before, now)
+        if share is not None and share <= max_foreign_load:
+            return True
+        if now.wall_s - first.wall_s >= limit_s:
+            return False
+        tell(share)
+        before = now

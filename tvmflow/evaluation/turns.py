@@ -31,7 +31,8 @@ Array = np.ndarray[Any, Any]
 TimedRuns = Callable[[int], Sequence[float]]
 LEAST_ROUNDS = 6  # of fewer, all on one side of 1, chance is a possible reason
 _WARM_SHARE = 0.1  # of a turn's runs: behind the turn of another the caches hold other data
-_MOST_ROUNDS = 2  # times those asked for, where too few were undisturbed
+_MOST_ROUNDS = 2  # times those asked for, where too few were undisturbed,
+_MOST_TIME = 3  # and times the time that these take on a quiet machine
 _ENOUGH = 1 / 3  # of the rounds, undisturbed, of one state
 
 
@@ -61,7 +62,7 @@ class Turn:
 
     times_s: Sequence[float] | Array
     wall_s: float
-    state: TurnState = TurnState()
+    state: TurnState = field(default_factory=TurnState)
     median_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +142,7 @@ def rounds_of(
             counts[contestant.name] = _runs_per_turn(contestant.time_runs(3), rules)
     shuffled = np.random.default_rng(0)
     for number in range(_MOST_ROUNDS * rules.rounds):
-        if number >= rules.rounds and _is_enough(turns[contestants[0].name], rules):
+        if number >= rules.rounds and (_is_late(turns, rules) or _is_enough(turns[contestants[0].name], rules)):
             break
         for at in shuffled.permutation(len(contestants)):
             contestant = contestants[at]
@@ -151,13 +152,19 @@ def rounds_of(
             break
 
 
+def _is_late(turns: Mapping[str, Sequence[Turn]], rules: TurnRules) -> bool:
+    return (
+        max(sum(turn.wall_s for turn in taken) for taken in turns.values()) > _MOST_TIME * rules.rounds * rules.turn_s
+    )
+
+
 def _is_enough(turns: Sequence[Turn], rules: TurnRules) -> bool:
     loop_ns = usual_loop_ns([turn.state for turn in turns])
     return sum(disturbance(turn.state, loop_ns) is None for turn in turns) >= _ENOUGH * rules.rounds
 
 
 def _runs_per_turn(times_s: Sequence[float], rules: TurnRules) -> int:
-    return max(rules.least_runs, math.ceil(rules.turn_s / max(float(np.median(times_s)), 1e-9)))
+    return max(rules.least_runs, math.ceil(rules.turn_s / max(float(np.min(times_s)), 1e-9)))
 
 
 def _turn(contestant: Contestant, count: int, watch: Watch | None) -> Turn:
