@@ -38,7 +38,7 @@ TARGET = {
     "cc": "gcc",
     "options": {},
 }
-LATENCY = {"median_ms": 1.0, "p90_ms": 1.2, "spread": 0.01, "steady": True}
+LATENCY = {"median_ms": 1.0, "low_ms": 0.99, "high_ms": 1.01, "p90_ms": 1.2, "badges": [], "is_time": True}
 
 
 def small_scheduled(mcpu: str = "host", mtriple: str = "") -> Any:

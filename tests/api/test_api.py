@@ -46,7 +46,7 @@ def test_an_unchanged_run_does_nothing_and_returns_its_scorecard(finished: Path)
     card = tvmflow.scorecard("digits", finished)
     assert result.scorecard == card and card.accuracy is not None
     assert set(card.accuracy) == {"source", "imported", "quantized", "built"} and card.accuracy["built"] > 0.8
-    assert card.latency.steady and 0 < card.latency.min_ms <= card.latency.median_ms <= card.latency.max_ms
+    assert 0 < card.latency.min_ms <= card.latency.median_ms <= card.latency.max_ms
     assert "onnxruntime" in card.peers and card.raw["cell"] == CELL and "raw" not in repr(card)
 
 

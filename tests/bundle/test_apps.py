@@ -78,7 +78,6 @@ def test_a_release_is_verified_and_kept_with_its_evidence(
     assert (report.name, report.version, report.signer) == ("demo", 1, version.bundle.signer)
     evidence = json.loads(evidence_path(workspace, "demo", 1).read_text())
     assert {one["gate"] for one in evidence["gates"]} == {
-        "steady",
         "max_accuracy_drop",
         "min_top1_agreement",
         "min_coverage",
@@ -239,6 +238,11 @@ CARD = scorecard()
 ON_GPU = CARD | {"gpu": {"compile_ms": 100.0, "open_ms": 10.0, "copy_in_ms": 0.25, "copy_out_ms": 0.5}}
 
 
+def _busy(low_ms: float, high_ms: float) -> dict[str, Any]:
+    busy = {"low_ms": low_ms, "high_ms": high_ms, "badges": ["others used 79%"]}
+    return {**CARD, "latency": {"compute": {**CARD["latency"]["compute"], **busy}}}
+
+
 def _with(**changes: Any) -> dict[str, Any]:
     return {**CARD, **changes}
 
@@ -246,7 +250,8 @@ def _with(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("card", "gates", "said"),
     [
-        (_with(latency={"compute": {**CARD["latency"]["compute"], "steady": False}}), {}, "too unsteady to be trusted"),
+        (_busy(0.9, 1.3), {"max_latency_ms": 1.1}, "disturbed (others used 79%): measure again with 'tvmflow run CELL"),
+        (_busy(0.9, 1.3), {"max_latency_ms": 0.5}, "median latency in ms is 1.3, at most 0.5"),
         (CARD, {"min_accuracy": 0.95}, "accuracy is 0.9, at least 0.95"),
         (_with(accuracy=None), {"min_accuracy": 0.5}, "accuracy is not measured"),
         (_with(accuracy={"built": 0.8, "source": 0.9}), {}, "accuracy lost beside the source is 0.1, at most 0.005"),
@@ -267,7 +272,7 @@ def test_each_gate_refuses_by_itself(card: dict[str, Any], gates: dict[str, floa
     assert all(one.passed for one in judge_cell(CELL, CARD, 50_000, Gates()))
     failed = [one for one in judge_cell(CELL, card, 50_000, Gates(**gates)) if not one.passed]  # type: ignore[arg-type]
     assert len(failed) == 1 and said in failed[0].reason and CELL in failed[0].reason
-    off = Gates(steady=False, max_accuracy_drop=None, min_top1_agreement=None, min_coverage=None)
+    off = Gates(max_accuracy_drop=None, min_top1_agreement=None, min_coverage=None)
     assert judge_cell(CELL, card, 50_000, off) == []
 
 

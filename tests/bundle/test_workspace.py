@@ -29,8 +29,8 @@ def test_from_a_champion_to_an_app_and_back(copy_of_finished: Path, tmp_path: Pa
     root, keys = copy_of_finished, new_keys(tmp_path / "key")
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["apps"] = {
-        "camera": {"cells": ["digits"], "gates": {"steady": False}},
-        "strict": {"cells": ["digits"], "gates": {"steady": False, "min_accuracy": 1.0, "max_library_mb": 0.001}},
+        "camera": {"cells": ["digits"]},
+        "strict": {"cells": ["digits"], "gates": {"min_accuracy": 1.0, "max_library_mb": 0.001}},
     }
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     workspace = Workspace(root)

@@ -273,16 +273,19 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefe
     _edit(root, "channel_block: auto", "channel_block: 4")
     _edit(root, "trials_per_workload: 2", "trials_per_workload: 0")  # it need not be a good one
     _edit(root, "min_coverage: 0.5", "min_coverage: 0.0")
-    _edit(root, "max_spread: 1000000000.0", "max_spread: 1.0e-09")
+    _edit(root, "max_slowdown: 1000000000.0", "max_slowdown: 0.0")
+    _edit(
+        root, "confidence: 0.95", "confidence: 0.9999999999"
+    )  # whose interval no number of rounds makes narrow enough
     tvmflow(root, "run", "digits")
     refused = tvmflow(root, "promote", "digits", code=3)
     body = {"flows": {"name": {"any_": ["release_model"]}}, "sort": "START_TIME_DESC"}
     run = requests.post(f"{with_prefect_server}/flow_runs/filter", json=body, timeout=120).json()[0]
     assert (run["state_type"], run["state_name"]) == ("FAILED", "Refused"), "automations can notify"
     assert run["name"] == f"release_model {CELL}" and run["tags"] == [CELL]
-    assert "unsteady" in refused.stderr
-    _edit(root, "max_spread: 1.0e-09", "max_spread: 1000000000.0")
-    tvmflow(root, "run", "digits")
+    assert "raise release.compare_rounds" in refused.stderr
+    _edit(root, "confidence: 0.9999999999", "confidence: 0.95")
+    _edit(root, "max_slowdown: 0.0", "max_slowdown: 1000000000.0")
     verdict = json.loads(tvmflow(root, "promote", "digits", "--json").stdout)
     assert verdict["promoted"] and verdict["comparison"]["rounds"] == 6
     assert verdict["comparison"]["low"] <= verdict["comparison"]["ratio"] <= verdict["comparison"]["high"]

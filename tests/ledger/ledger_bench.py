@@ -24,8 +24,9 @@ from tvmflow.ledger.store_paths import experiment_id
 from tvmflow.params import Cell
 from tvmflow.workspace import Workspace
 
-LATENCY = {"median_ms": 1.0, "mean_ms": 1.0, "p90_ms": 1.0, "min_ms": 1.0, "max_ms": 1.0, "std_ms": 0.0, "spread": 0.01}
-LATENCY |= {"steady": True, "runs": 30}
+LATENCY = {"median_ms": 1.0, "mean_ms": 1.0, "p90_ms": 1.0, "min_ms": 1.0, "max_ms": 1.0, "std_ms": 0.0}
+LATENCY |= {"low_ms": 0.99, "high_ms": 1.01, "runs": 30, "turns": 60, "undisturbed": 60, "badges": [], "is_time": True}
+LATENCY |= {"foreign_load": 0.01, "round_trip_ns": 60.0, "elsewhere": []}
 FORMS = ("source", "imported", "quantized", "built")
 
 

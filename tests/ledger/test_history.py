@@ -45,11 +45,13 @@ def test_history_has_intervals_and_what_changed_at_each_step(ledger: LedgerBench
     cell = ledger.cell("digits_torch")
     ledger.measure(cell, "old")
     ledger.toolchain = {"tvm": "0.28", "llvm": "20"}
-    ledger.latency |= {"low_ms": 0.9, "high_ms": 1.1}
+    ledger.latency |= {"low_ms": 0.9, "high_ms": 1.1, "badges": ["others used 40%"]}
     ledger.tuned = {"kernels": {"re-measured": 4, "lost": 1}}
     ledger.measure(cell, "new")
     first, second = measurements(ledger.workspace, cell)
-    assert (first["changed"], first["low_ms"]) == ([], None)
+    assert (first["changed"], first["low_ms"], first["change"], first["badges"]) == ([], 0.99, None, "")
+    assert second["badges"] == "others used 40%" and second["since"] == first["when"]
+    assert second["change"]["verdict"] == "same" and second["round_trip_ns"] == 60.0
     assert second["changed"] == ["tvm: 0.27 -> 0.28"]
     assert (second["low_ms"], second["latency_ms"], second["high_ms"]) == (0.9, 1.0, 1.1)
     run = open_mlflow(ledger.workspace).get_run(second["run_id"])

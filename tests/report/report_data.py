@@ -10,6 +10,8 @@ import hashlib
 import itertools
 from typing import Any
 
+from tvmflow.evaluation.machine_state import APART
+from tvmflow.evaluation.regression import BETWEEN
 from tvmflow.ledger.links import run_url
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;'\"`${1}\u2028"
@@ -18,21 +20,32 @@ STEPS = tuple(f"{a}-{b}" for a, b in itertools.pairwise(FORMS))
 DAY_MS = 86_400_000
 
 
-def latency(median_ms: float, wide: float = 0.01, steady: bool = True) -> dict[str, Any]:
+BADGE = "others used 40%"
+
+
+def latency(median_ms: float, wide: float = 0.01, badges: tuple[str, ...] = ()) -> dict[str, Any]:
     numbers = {f"{name}_ms": median_ms for name in ("median", "mean", "p90", "min", "max", "std")}
     numbers |= {"low_ms": median_ms * (1 - wide), "high_ms": median_ms * (1 + wide)}
-    reason = None if steady else "unsteady (±40%, at most 15%)"
-    return {**numbers, "spread": wide, "runs": 300, "steady": steady, "reason": reason}
+    far = {
+        "round_trip_ns": 340.0,
+        "value": 2 * median_ms,
+        "low": 1.9 * median_ms,
+        "high": 2.1 * median_ms,
+        "share": 0.25,
+    }
+    state = {"round_trip_ns": 60.0, "elsewhere": [far], "turns": 60, "undisturbed": 45}
+    return {**numbers, **state, "runs": 300, "badges": list(badges), "is_time": True}
 
 
 def advantage(factor: float, wide: float) -> dict[str, Any]:
     low, high = factor * (1 - wide), factor * (1 + wide)
-    tie = low <= 1 <= high
-    return {"times_faster": None if tie else factor, "low": low, "high": high, "rounds": 10,
-            "reason": "no difference shown" if tie else None}  # fmt: skip
+    state = {"badges": [], "round_trip_ns": 60.0, "elsewhere": [], "reason": None}
+    return {"times_faster": factor, "low": low, "high": high, "rounds": 60, **state}
 
 
-def card(name: str, median_ms: float, steady: bool = True, part: dict[str, Any] | None = None) -> dict[str, Any]:
+def card(
+    name: str, median_ms: float, badges: tuple[str, ...] = (), part: dict[str, Any] | None = None
+) -> dict[str, Any]:
     agreement = {"top1_agreement": 0.9975, "max_relative_error": 3e-5, "sqnr_db": 72.0, "samples": 400}
     peers = (
         {}
@@ -41,14 +54,14 @@ def card(name: str, median_ms: float, steady: bool = True, part: dict[str, Any] 
     )
     bounds = {
         "operations": {"float32": 1e9 * median_ms}, "constant_bytes": 4_000_000, "ceilings": {"operations": {"float32": 5e11}, "read": 1e11},
-        "arithmetic_ms": 0.6 * median_ms, "memory_ms": 0.04, "least_ms": 0.6 * median_ms, "share": 0.6 if steady else None, "reason": None,
+        "arithmetic_ms": 0.6 * median_ms, "memory_ms": 0.04, "least_ms": 0.6 * median_ms, "share": 0.6, "reason": None,
         "kernels": [
             {"name": f"fused_conv2d_nchwc{at}_add_relu", "ms": median_ms / (at + 2), "least_ms": median_ms / (at + 2) / 4, "share": 0.25} for at in range(3)
         ],
     }  # fmt: skip
     return ({} if part else {"bounds": bounds}) | {
         "cell": name, "device": {"key": "local-cpu", "kind": "cpu-znver4-t2", "threads": 2}, "batch": 1, "coverage": 1.0,
-        "latency": {"compute": latency(median_ms, steady=steady)}, "peers": peers, "cold_start_ms": [9.0, 8.0, 10.0],
+        "latency": {"compute": latency(median_ms, badges=badges)}, "peers": peers, "cold_start_ms": [9.0, 8.0, 10.0],
         "advantages": {} if part else {"onnxruntime": advantage(1.3, 0.05), "source": advantage(0.7, 0.05), "tied": advantage(1.01, 0.05)},
         "agreement": agreement, "agreement_by_step": dict.fromkeys(STEPS, agreement), "library_bytes": 11_000_000,
         "accuracy": {**dict.fromkeys(FORMS, 0.9925), "samples": 400}, "part": part, "quantization": _quantization(),
@@ -80,7 +93,7 @@ def history(name: str, first_ms: float) -> list[dict[str, Any]]:
         run_id = hashlib.md5(f"{name} {at}".encode(), usedforsecurity=False).hexdigest()
         rows.append({
             "cell": name, "run_id": run_id, "experiment_id": "3", "url": run_url("3", run_id), "time_ms": 1_780_000_000_000 + 40 * at * DAY_MS,
-            "when": f"2026-0{at + 1}-11 10:00", "tvm": tvm, "device": "cpu-znver4-t2", "unit": "host-1", "build": "", "accuracy": "99.25%", "latency": f"{median:.3g} ms",
+            "when": f"2026-0{at + 1}-11 10:00", "tvm": tvm, "device": "cpu-znver4-t2", "unit": "host-1", "build": "", "accuracy": "99.25%", "latency": f"{median:.3g} ms", "badges": "", "round_trip_ns": 60.0,
             "latency_ms": median, "low_ms": 0.99 * median if kept else None, "high_ms": 1.01 * median if kept else None,
             "library_bytes": 11e6, "max_relative_error": 3e-5, "commit": "0123456789abcdef", "sha256": f"{at}" * 64, "library": f"{at}" * 12,
             "version_number": str(at + 1), "roles": roles, "version": f"{at + 1} {' '.join(roles)}".strip(),
@@ -145,12 +158,12 @@ def report_data() -> dict[str, Any]:
     board = cell("mobilenet_v2", "rk3399", "float32", 40.0)
     del board["card"]["bounds"]  # only this machine's CPU has any
     rows.append(board)
-    unsteady = cell(HOSTILE, "local-cpu", "float32", 1.0)
-    unsteady["card"] = card(f"{HOSTILE}@local-cpu:float32", 1.0, steady=False)
+    busy = cell(HOSTILE, "local-cpu", "float32", 1.0)
+    busy["card"] = card(f"{HOSTILE}@local-cpu:float32", 1.0, (BADGE, HOSTILE))
     simulated = cell("digits", "vta-sim", "vta_int8", 1.0, history=[], workloads=[], curve=[], releases=[])
     simulated["card"] = card("digits@vta-sim:vta_int8", 1.0, part=part())
     return {
-        "cells": [*rows, unsteady, simulated],
+        "apart": APART, "between": BETWEEN, "cells": [*rows, busy, simulated],
         "unmeasured": [{"model": "mobilenet_v2", "target": "rk3399", "precision": "int8"}],
         "forms": FORMS, "steps": STEPS, "precisions": ("float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8"),
         "mlflow_ui": "http://127.0.0.1:5000", "mlflow_command": "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db",

@@ -153,7 +153,7 @@ def test_a_network_without_a_device(tmp_path: Path) -> None:
     facts = covered(built.choices)
     assert facts["coverage"] == 0.0 and facts["kernels_estimated"] >= 3 and facts["kernels_tuned"] == 0
     card = {
-        "latency": {"compute": {"steady": True}}, "agreement": {"top1_agreement": 1.0}, "accuracy": None, "coverage": facts["coverage"],
+        "latency": {"compute": {"badges": []}}, "agreement": {"top1_agreement": 1.0}, "accuracy": None, "coverage": facts["coverage"],
         "coverage_estimated": 1.0,
     }  # fmt: skip
     [reason] = judge(card, None, None, ReleaseParams()).reasons
