@@ -176,7 +176,10 @@ def link_jni(path: Path, compiler: Command) -> None:
 
 
 def _link_one(sources: Sequence[Path], path: Path, compiler: Command) -> None:
-    include = [*(f"-I{RUNTIME / name}" for name in ("include", "src", "measure")), f"-ffile-prefix-map={RUNTIME}=runtime"]
+    include = [
+        *(f"-I{RUNTIME / name}" for name in ("include", "src", "measure")),
+        f"-ffile-prefix-map={RUNTIME}=runtime",
+    ]
     compiled = ["-fvisibility=default", *map(str, sources), "-x", "none"]
     linked = [*_LINK, f"-Wl,-soname,{path.name}", "-o", str(path), "-pthread", "-ldl"]
     _run(compiler.line(*_COMPILE, *include, *compiled, *linked), path.parent)

@@ -33,7 +33,10 @@ def agent_sources() -> list[Path]:
 
 def build_agent(path: Path, compiler: Sequence[str]) -> Path:
     """Compile the agent. compiler: of C, with what chooses its processor. Raises ToolchainError."""
-    include = [*(f"-I{RUNTIME / name}" for name in ("include", "gpu", "measure")), f"-ffile-prefix-map={RUNTIME}=runtime"]
+    include = [
+        *(f"-I{RUNTIME / name}" for name in ("include", "gpu", "measure")),
+        f"-ffile-prefix-map={RUNTIME}=runtime",
+    ]
     with tempfile.TemporaryDirectory(prefix="tvmflow-agent-") as folder:
         objects = []
         for source in agent_sources():
