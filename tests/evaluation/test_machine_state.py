@@ -190,11 +190,12 @@ def watched(model: RemoteModel, turns: int = 1) -> TurnState:
 def test_the_state_of_a_turn_is_what_counters_grew_by() -> None:
     before = known_state([100.0, 5.0, 2.0, 7.0, 50.0, 4.0, -1.0, -1.0, -1.0])
     after = known_state([102.0, 8.0, 2.4, 9.0, 55.0, 4.0, 1.8e6, 9000.0, 80.0]) | {"celsius": 41.5}
-    near = TurnState(80.0, None, 9000.0, pytest.approx(0.1), 2, pytest.approx(0.25), 3.0, 1.8e6, 41.5)
     model = Telling(before, after, before, {**after, "round_trip_ns": 320.0})
     watch = DeviceWatch(model, 2)
     watch.begin()
-    assert watch.end(None) == near
+    near = watch.end(None)
+    assert (near.waited, near.foreign, near.own_s) == pytest.approx((0.4 / 4, (5 - 3) / 8, 3.0))
+    assert near == TurnState(80.0, None, 9000.0, near.waited, 2, near.foreign, 3.0, 1.8e6, 41.5)
     watch.begin()
     assert (moved := watch.end(None)).has_changed and (moved.was_ns, moved.round_trip_ns) == (80.0, 320.0)
     assert model.looks == [False, True, False, True]

@@ -180,7 +180,8 @@ def _link_one(sources: Sequence[Path], path: Path, compiler: Command) -> None:
         *(f"-I{RUNTIME / name}" for name in ("include", "src", "measure")),
         f"-ffile-prefix-map={RUNTIME}=runtime",
     ]
-    compiled = ["-fvisibility=default", *map(str, sources), "-x", "none"]
+    as_c = (word for source in sources for word in ("-x", "c", str(source)))  # g++ forgets it after one file
+    compiled = ["-fvisibility=default", *as_c, "-x", "none"]
     linked = [*_LINK, f"-Wl,-soname,{path.name}", "-o", str(path), "-pthread", "-ldl"]
     _run(compiler.line(*_COMPILE, *include, *compiled, *linked), path.parent)
 
