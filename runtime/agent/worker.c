@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "worker.h"
 
+#include "process_state.h"
 #include "tvmflow.h"
 
 #include <dlfcn.h>
@@ -380,6 +381,18 @@ static void memory(text *reply) {
            (unsigned long long)now, (unsigned long long)peak_bytes());
 }
 
+static void state(const request *asked, text *reply) {
+  uint64_t look, threads;
+  process_state is;
+  if (request_number(asked, "look", 0, 1, 0, &look) || request_number(asked, "threads", 1, TVMFLOW_MAX_THREADS, 1, &threads))
+    return refuse(reply, "bad_request", "look or threads");
+  read_process_state((unsigned)threads, (int)look, &is);
+  say(reply, "ok", NULL);
+  text_add(reply, ",\"wall_s\":%.9f,\"own_s\":%.6f,\"waited_s\":%.9f,\"switches\":%.0f", is.wall_s, is.own_s, is.waited_s, is.switches);
+  text_add(reply, ",\"busy_s\":%.3f,\"processors\":%.0f,\"khz\":%.0f,\"loop_ns\":%.1f,\"round_trip_ns\":%.1f", is.busy_s, is.processors, is.khz,
+           is.loop_ns, is.round_trip_ns);
+}
+
 static void answer(const request *asked, text *reply) {
   const char *name = asked->name;
   if (!strcmp(name, "open")) open_library(asked, reply);
@@ -390,6 +403,7 @@ static void answer(const request *asked, text *reply) {
   else if (!strcmp(name, "fetch")) fetch(asked, reply);
   else if (!strcmp(name, "profile")) profile(asked, reply);
   else if (!strcmp(name, "memory")) memory(reply);
+  else if (!strcmp(name, "state")) state(asked, reply);
   else refuse(reply, "bad_request", "no such request");
 }
 

@@ -7,11 +7,14 @@
  *     profile(handle, on) -> status: turn the profile of kernels on, set to zero, or off
  *     kernel(handle, i, name, counts) -> status: of kernel call i, name as error has text, counts: int64 of 2, calls and nanoseconds
  *     resident() -> bytes of this process in memory, 0 where the system does not say
+ *     state(threads, look, numbers) -> status: what this process tells of itself and its machine; numbers: float64 of 9, those of
+ *         runtime/measure/process_state.h in their order
  *
  * driver: the address of a tvmflow_driver for a network with a device, 0 for others. path and error: uint8 tensors that end in a zero; error: at least 512 bytes, "" on success.
  */
 #define _GNU_SOURCE
 #include "plan.h"
+#include "process_state.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -212,4 +215,14 @@ int __tvm_ffi_resident(void *self, const plan_any *arguments, int32_t count, pla
   if (file && fscanf(file, "%ld %ld", &all, &resident) != 2) resident = 0;
   if (file) fclose(file);
   return returned(result, (int64_t)resident * sysconf(_SC_PAGESIZE));
+}
+
+int __tvm_ffi_state(void *self, const plan_any *arguments, int32_t count, plan_any *result);
+int __tvm_ffi_state(void *self, const plan_any *arguments, int32_t count, plan_any *result) {
+  (void)self;
+  process_state *found = count == 3 ? data_of(&arguments[2]) : NULL;
+  if (!found || size_of(&arguments[2]) != sizeof *found) return -1;
+  const int64_t threads = arguments[0].value.integer;
+  read_process_state(threads > 0 ? (unsigned)threads : 0, arguments[1].value.integer != 0, found);
+  return returned(result, TVMFLOW_OK);
 }

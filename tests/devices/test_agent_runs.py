@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import os
 import random
+import re
 import signal
 import struct
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -16,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import REPOSITORY
 from tests.devices.agents import (
     BACKEND,
     LIMITS,
@@ -280,6 +283,19 @@ def test_sensors_that_are_off_are_not_believed() -> None:
 def test_it_is_small(program: Path, tmp_path: Path) -> None:
     size = build_agent(tmp_path / "small", ["gcc"]).stat().st_size
     assert size < 200_000
+
+
+@pytest.mark.parametrize("page", ["devices.md", "recipes.md"])
+def test_it_is_compiled_as_the_documentation_says(page: str, tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs" / page).read_text()
+    [command] = re.findall(r"^aarch64-linux-gnu-(gcc(?:.*\\\n)*.*)$", text, re.M)
+    command = command.replace("-o tvmflow-agent", f"-o {tmp_path / 'tvmflow-agent'}")
+    subprocess.run(["bash", "-c", command], cwd=REPOSITORY, check=True)
+    with (
+        running_agent([str(tmp_path / "tvmflow-agent")], str(tmp_path / "store")) as agent,
+        session_with(agent) as session,
+    ):
+        assert session.probe()["version"] == 1
 
 
 # -- kills --

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tvmflow.building.self_contained import Network, link_rpc, write_network
 from tvmflow.compilers import Command
 from tvmflow.devices.remote_network import Form, RemoteNetwork, in_machine, shipped
 from tvmflow.devices.rpc import RemoteLibrary
-from tvmflow.devices.session import DeviceSession, open_session
+from tvmflow.devices.session import STATE, DeviceSession, open_session
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import StageError
 from tvmflow.evaluation.latency import LatencyRules
@@ -99,6 +100,26 @@ def test_its_numbers_are_those_of_the_card(session: DeviceSession, built: tuple[
     alone = measure_on_device(session, machine, machine, samples_for(name).inputs, 1, rules, lambda *_: None)
     assert alone.to_json()["machine"] is None, "a cell that has no other form"
     assert [x.tobytes() for x in alone.outputs] == [x.tobytes() for x in numbers.outputs]
+
+
+def test_it_tells_the_state_of_its_process(
+    session: DeviceSession, built: tuple[str, Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    name, folder, manifest = built
+    ours, machine = shipped(folder, manifest).started(session), in_machine(folder).started(session)
+    ours.set_inputs(*_one(name))
+    before = ours.state(2, look=False)
+    ours.time_runs(20)
+    after = ours.state(2, look=True)
+    assert before is not None and after is not None and set(before) < set(after) <= set(STATE)
+    assert after["wall_s"] > before["wall_s"] and after["own_s"] > before["own_s"] and after["loop_ns"] > 0
+    assert after["processors"] == os.cpu_count() and after["waited_s"] >= before["waited_s"] >= 0
+    assert machine.state(2, look=True) is None
+    link_rpc(tmp_path / "rpc.so", Command(("g++", "-D__tvm_ffi_state=not_there")))
+    older = session.network(session.upload(folder / "network.so"), tmp_path, manifest["outputs"])
+    assert older.state(2, look=True) is None, "a build of an earlier tvmflow"
+    older.close()
+    ours.close()
 
 
 def test_a_library_that_refuses_says_why(session: DeviceSession, built: tuple[str, Path, dict[str, Any]]) -> None:

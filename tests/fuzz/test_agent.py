@@ -19,6 +19,7 @@ OPTIONS = [
     f"-I{AGENT}",
     f"-I{AGENT.parent / 'include'}",
     f"-I{AGENT.parent / 'gpu'}",
+    f"-I{AGENT.parent / 'measure'}",
 ]
 
 

@@ -167,21 +167,23 @@ def _compile(source: Path, folder: Path, compiler: Command) -> Path:
 
 def link_rpc(path: Path, compiler: Command) -> None:
     """Link what lets TVM's RPC server run a library of this architecture. Raises StageError where the compiler refuses."""
-    _link_one(RUNTIME / "rpc" / "rpc.c", path, compiler)
+    _link_one([RUNTIME / "rpc" / "rpc.c", *sorted((RUNTIME / "measure").glob("*.c"))], path, compiler)
 
 
 def link_jni(path: Path, compiler: Command) -> None:
     """Link the native part of the class tvmflow.Network; the compiler has to know jni.h. Raises StageError where it refuses."""
-    _link_one(RUNTIME / "jni" / "tvmflow_jni.c", path, compiler)
+    _link_one([RUNTIME / "jni" / "tvmflow_jni.c"], path, compiler)
 
 
-def _link_one(source: Path, path: Path, compiler: Command) -> None:
-    include = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}", f"-ffile-prefix-map={RUNTIME}=runtime"]
-    sources = ["-fvisibility=default", str(source), "-x", "none"]
-    _run(
-        compiler.line(*_COMPILE, *include, *sources, *_LINK, f"-Wl,-soname,{path.name}", "-o", str(path), "-ldl"),
-        path.parent,
-    )
+def _link_one(sources: Sequence[Path], path: Path, compiler: Command) -> None:
+    include = [
+        *(f"-I{RUNTIME / name}" for name in ("include", "src", "measure")),
+        f"-ffile-prefix-map={RUNTIME}=runtime",
+    ]
+    as_c = (word for source in sources for word in ("-x", "c", str(source)))  # g++ forgets it after one file
+    compiled = ["-fvisibility=default", *as_c, "-x", "none"]
+    linked = [*_LINK, f"-Wl,-soname,{path.name}", "-o", str(path), "-pthread", "-ldl"]
+    _run(compiler.line(*_COMPILE, *include, *compiled, *linked), path.parent)
 
 
 class OpenedNetwork:

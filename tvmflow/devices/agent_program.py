@@ -27,13 +27,16 @@ def probe_sources() -> list[Path]:
 
 
 def agent_sources() -> list[Path]:
-    """Return the files that the agent is compiled of: its own, and the probe of GPUs."""
-    return sorted([*(RUNTIME / "agent").glob("*.c"), *probe_sources()])
+    """Return the files that the agent is compiled of: its own, what looks at the processor, and the probe of GPUs."""
+    return sorted([*(RUNTIME / "agent").glob("*.c"), *(RUNTIME / "measure").glob("*.c"), *probe_sources()])
 
 
 def build_agent(path: Path, compiler: Sequence[str]) -> Path:
     """Compile the agent. compiler: of C, with what chooses its processor. Raises ToolchainError."""
-    include = [f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'gpu'}", f"-ffile-prefix-map={RUNTIME}=runtime"]
+    include = [
+        *(f"-I{RUNTIME / name}" for name in ("include", "gpu", "measure")),
+        f"-ffile-prefix-map={RUNTIME}=runtime",
+    ]
     with tempfile.TemporaryDirectory(prefix="tvmflow-agent-") as folder:
         objects = []
         for source in agent_sources():

@@ -15,6 +15,7 @@ import numpy as np
 from tvmflow.devices.agent_wire import AgentConnection
 from tvmflow.devices.gpu.probe import TIME_LIMIT_S, Probed, ended_by, probed_of
 from tvmflow.devices.session import (
+    STATE,
     Array,
     Arrays,
     DeviceSession,
@@ -23,6 +24,7 @@ from tvmflow.devices.session import (
     RemoteModel,
     WorkloadBench,
     as_name,
+    known_state,
 )
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.errors import DeviceHotError, DeviceLostError, StageError
@@ -167,6 +169,16 @@ class AgentNetwork(RemoteModel):
     def peak_bytes(self) -> int:
         """Return how much memory of its process was resident at most."""
         return int(self.ask("memory", "reading the memory of its process").get("peak", 0))
+
+    def state(self, threads: int, look: bool) -> dict[str, float] | None:
+        connection = self.session.connection
+        reply = connection.ask_if_known(f"state look={int(look)} threads={threads}", "reading its state", self.number)
+        if reply is None:
+            return None
+        with _understood(self.session.name):
+            found = known_state(float(reply[name]) for name in STATE)
+        celsius = hottest(connection.ask("temperature", "asking its temperature")) if look else None
+        return found if celsius is None else {**found, "celsius": celsius}
 
     def profile(self, runs: int) -> list[tuple[str, int, int]]:
         reply = self.ask(f"profile runs={runs}", "profiling the library")

@@ -71,6 +71,14 @@ class AgentConnection:
         """Send a request and return its reply. within_s: the agent ends the library's process after so long."""
         return self._asked(request, doing, library, within_s, ())[0]
 
+    def ask_if_known(self, request: str, doing: str, library: int) -> dict[str, Any] | None:
+        """Send a request that agents of an earlier tvmflow do not take; None from those."""
+        reply, _ = self._exchanged(request, doing, library, 60.0, ())
+        if reply["status"] == "bad_request":
+            return None
+        self._check(reply, doing)
+        return reply
+
     def send(self, request: str, doing: str, library: int, content: memoryview) -> None:
         """Send a request with bytes behind it."""
         self._asked(f"{request} size={len(content)}", doing, library, 60.0, (content,))
@@ -102,6 +110,13 @@ class AgentConnection:
     def _asked(
         self, request: str, doing: str, library: int, within_s: float, parts: tuple[memoryview, ...]
     ) -> tuple[dict[str, Any], bytes]:
+        reply, data = self._exchanged(request, doing, library, within_s, parts)
+        self._check(reply, doing)
+        return reply, data
+
+    def _exchanged(
+        self, request: str, doing: str, library: int, within_s: float, parts: tuple[memoryview, ...]
+    ) -> tuple[dict[str, Any], bytes]:
         within_s = min(max(within_s, _SHORTEST_S), _LONGEST_S)
         with self._lock, self._translated(doing):
             while self._ended:
@@ -112,9 +127,7 @@ class AgentConnection:
             for part in parts:
                 for at in range(0, len(part), _MAX_DATA):
                     self._frame(_DATA, library, part[at : at + _MAX_DATA])
-            reply, data = self._reply()
-        self._check(reply, doing)
-        return reply, data
+            return self._reply()
 
     def _write(self, request: str, library: int) -> None:
         self._frame(_REQUEST, library, request.encode("ascii"))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.devices.rpc import RpcSession
-from tvmflow.devices.session import EXECUTED, Array, Arrays, DeviceSession, RemoteModel, translated
+from tvmflow.devices.session import EXECUTED, STATE, Array, Arrays, DeviceSession, RemoteModel, known_state, translated
 from tvmflow.errors import StageError
 from tvmflow.network_binding import DRIVER_ERROR_FUNCTION, DRIVER_FUNCTION
 from tvmflow.sizes import Numbers, axes_from, shape_at
@@ -108,6 +108,16 @@ class RemoteNetwork(RemoteModel):
         with translated(self.session.name, "reading the memory of its process"):
             now = int(self._server["resident"]())
         return max(0, now - self._before) if now else None
+
+    def state(self, threads: int, look: bool) -> dict[str, float] | None:
+        with translated(self.session.name, "reading its state"):
+            try:
+                read = self._server["state"]
+            except AttributeError:  # a build of an earlier tvmflow
+                return None
+            numbers = self.session.tensor(np.full(len(STATE), -1.0))
+            read(threads, int(look), numbers)
+            return known_state(map(float, numbers.numpy()))
 
     def close(self) -> None:
         """Free the network on the device."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,14 +26,21 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
-# What an emulated device counts, in the order of runtime/emulator/count.c.
 _LONGEST_NAME = 200
+# What a process on a device tells of itself and its machine, in the order of runtime/measure/process_state.h.
+STATE = ("wall_s", "own_s", "waited_s", "switches", "busy_s", "processors", "khz", "loop_ns", "round_trip_ns")
+# What an emulated device counts, in the order of runtime/emulator/count.c.
 EXECUTED = ("instructions", "multiply_add_instructions", "multiply_adds", "loaded_bytes", "stored_bytes")
 
 
 def as_name(said: object) -> str:
     """Return what a device calls itself as records and filters may have it: a line of letters, digits and few signs."""
     return re.sub(r"[^A-Za-z0-9 .,:;/+@#()~_-]", "?", str(said))[:_LONGEST_NAME]
+
+
+def known_state(numbers: Iterable[float]) -> dict[str, float]:
+    """Return those numbers of a process's state that its device knows, by name of STATE."""
+    return {name: number for name, number in zip(STATE, numbers, strict=True) if 0 <= number < math.inf}
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,14 @@ class RemoteModel(ABC):
 
     def memory_bytes(self) -> int | None:
         """Return by how much the device's process has grown since just before it loaded the library; None where nobody knows."""
+        return None
+
+    def state(self, threads: int, look: bool) -> dict[str, float] | None:
+        """Return what the device knows of the state of the process, by name of STATE, and `celsius`; None where it tells nothing.
+
+        Counters only grow: what happened is the difference of two calls. look: also at the clock, the temperature and the CPUs on which `threads`
+        threads compute, which takes some milliseconds.
+        """
         return None
 
     def close(self) -> None:  # noqa: B027 (most are freed with the object)

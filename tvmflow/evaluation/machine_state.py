@@ -11,14 +11,17 @@ import functools
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tvmflow.evaluation.load import CpuReading, foreign_share, process_tree, read_cpu
 from tvmflow.recipe import RUNTIME
+
+if TYPE_CHECKING:
+    from tvmflow.devices.session import RemoteModel
 
 SOURCE = RUNTIME / "measure" / "machine_state.c"
 _COMPILE = ("-x", "c", "-std=c11", "-O2", "-fPIC", "-shared", "-pthread")
@@ -192,6 +195,44 @@ class HostWatch:
         if len(allowed) <= self.threads:
             return tuple(allowed)
         return tuple(sorted({after.threads[thread].cpu for thread in computing}))
+
+
+class DeviceWatch:
+    """Watches a device by what it tells of the process in which a network computes on `threads` threads.
+
+    A device that tells nothing makes states of which nothing is known. Raises DeviceLostError for one that is gone.
+    """
+
+    def __init__(self, model: RemoteModel, threads: int) -> None:
+        self.model, self.threads = model, threads
+        self._before: Mapping[str, float] = {}
+        self._was_ns: float | None = None  # the round trip behind the turn before
+
+    def begin(self) -> None:
+        self._before = self.model.state(self.threads, look=False) or {}
+
+    def end(self, group: int | None) -> TurnState:
+        before, after = self._before, self.model.state(self.threads, look=True) or {}
+        wall_s, waited_s, switches = (_since(before, after, name) for name in ("wall_s", "waited_s", "switches"))
+        was_ns, self._was_ns = self._was_ns, after.get("round_trip_ns")
+        return TurnState(
+            self._was_ns, was_ns, after.get("loop_ns"), waited_s / (self.threads * wall_s) if waited_s is not None and wall_s else None,
+            None if switches is None else round(switches), _foreign_share(before, after), _since(before, after, "own_s"),
+            after.get("khz"), after.get("celsius"),
+        )  # fmt: skip
+
+
+def _since(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float | None:
+    """Return by how much a counter grew; None where it is not told, or began anew."""
+    grown = after[name] - before[name] if name in before and name in after else -1.0
+    return grown if grown >= 0 else None
+
+
+def _foreign_share(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    if not {"wall_s", "busy_s", "own_s", "processors"} <= before.keys() & after.keys():
+        return None
+    first, last = (CpuReading(told["wall_s"], told["busy_s"], {0: told["own_s"]}) for told in (before, after))
+    return foreign_share(first, last, round(after["processors"]))
 
 
 def _computing(before: CpuReading, after: CpuReading, threads: int) -> list[int]:

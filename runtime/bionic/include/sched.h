@@ -12,6 +12,7 @@ typedef struct { unsigned long bits[CPU_SETSIZE / 8 / sizeof(unsigned long)]; } 
 int sched_yield(void);
 int sched_getcpu(void);
 int sched_getaffinity(int, size_t, cpu_set_t *);
+int sched_setaffinity(int, size_t, const cpu_set_t *);
 int __sched_cpucount(size_t, const cpu_set_t *);
 static inline unsigned long tvmflow_cpu_bit(int cpu) { return 1ul << cpu % TVMFLOW_CPU_BITS; }
 #define CPU_ZERO(set) __builtin_memset(set, 0, sizeof(cpu_set_t))

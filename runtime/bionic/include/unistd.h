@@ -1,6 +1,7 @@
 /* What the runtime in C uses of bionic's unistd.h; its numbers of sysconf are its own. */
 #ifndef TVMFLOW_BIONIC_UNISTD_H
 #define TVMFLOW_BIONIC_UNISTD_H
+#define _SC_CLK_TCK 0x06
 #define _SC_PAGESIZE 0x27
 #define _SC_NPROCESSORS_ONLN 0x61
 int getpid(void);

@@ -1,0 +1,16 @@
+/* What runtime/measure uses of bionic's dirent.h. */
+#ifndef TVMFLOW_BIONIC_DIRENT_H
+#define TVMFLOW_BIONIC_DIRENT_H
+#include <stdint.h>
+typedef struct bionic_folder DIR;
+struct dirent {
+  uint64_t d_ino;
+  int64_t d_off;
+  unsigned short d_reclen;
+  unsigned char d_type;
+  char d_name[256];
+};
+DIR *opendir(const char *);
+struct dirent *readdir(DIR *);
+int closedir(DIR *);
+#endif
