@@ -19,19 +19,28 @@ from tvmflow.frontends.source_model import Arrays, PreparedRun, Way
 
 TOLERANCE = 1e-3  # of the largest output: more than float32 in another order, less than 16 bits
 LEAST_EQUAL = 0.9  # of integers, as between stages
-COMPILE_FROM_S = 0.002  # runs shorter than this do not repay a compiler, whose own calls cost 0.1 ms
+COMPILE_FROM_S = 0.002  # shorter runs gain nothing from a compiler, whose own calls cost 0.1 to 0.2 ms
 COMPILE_LIMIT_S = 120.0
-_WARMUP_RUNS, _ROUNDS, _TURN_S, _SECONDS = 3, 5, 0.01, 2.0
+_WARMUP_RUNS, _LEAST_RUNS, _ROUNDS, _TURN_S, _SECONDS = 3, 3, 5, 0.01, 2.0
 
 TimedRuns = Callable[[int], list[float]]
 
 
 class FastestWay:
-    """Ways that can be run, and why others cannot. expected: what each must compute, of batches as `ways` have them."""
+    """Ways that can be run, and why others cannot.
 
-    def __init__(self, ways: Sequence[Way], expected: Arrays, adjust: Callable[[Arrays], Arrays] = tuple) -> None:
+    expected: what each must compute, once `adjust` has made its outputs what these are. compile_limit_s: for all that compile.
+    """
+
+    def __init__(
+        self,
+        ways: Sequence[Way],
+        expected: Arrays,
+        adjust: Callable[[Arrays], Arrays] = tuple,
+        compile_limit_s: float = COMPILE_LIMIT_S,
+    ) -> None:
         self.left_out: dict[str, str] = {}
-        self._expected, self._adjust = expected, adjust
+        self._expected, self._adjust, self._compile_limit_s = expected, adjust, compile_limit_s
         self._later = [way for way in ways if way.compiles_long]
         self._ready = self._prepared([way for way in ways if not way.compiles_long])
 
@@ -39,7 +48,7 @@ class FastestWay:
         """Return the name of the fastest and what times it, None where none can be run. Call it while nothing else runs."""
         least = _least_times(self._ready)
         if self._later and least and min(least.values()) >= COMPILE_FROM_S:
-            with _limit(COMPILE_LIMIT_S):
+            with _limit(self._compile_limit_s):
                 compiled = self._prepared(self._later)
             self._ready |= compiled
             least = _least_times(self._ready) if compiled else least
@@ -81,16 +90,16 @@ def difference_of(outputs: Arrays, expected: Arrays) -> str | None:
 
 
 def _least_times(ready: Mapping[str, PreparedRun]) -> dict[str, float]:
-    """Return the least median of a turn of each, in seconds: what others take of the machine only adds."""
+    """Return the seconds of the shortest run of each, of several in turns: what others take of the machine only adds."""
     timers = {name: _time_runs(prepared) for name, prepared in ready.items()}
     counts = {}
     for name, time_runs in timers.items():
-        counts[name] = max(1, int(_TURN_S / max(min(time_runs(_WARMUP_RUNS)), 1e-9)))
+        counts[name] = max(_LEAST_RUNS, int(_TURN_S / max(min(time_runs(_WARMUP_RUNS)), 1e-9)))
     least = dict.fromkeys(timers, float("inf"))
     started = time.monotonic()
     for _ in range(_ROUNDS):
         for name, time_runs in timers.items():
-            least[name] = min(least[name], float(np.median(time_runs(counts[name]))))
+            least[name] = min(least[name], *time_runs(counts[name]))
         if time.monotonic() - started > _SECONDS:
             break
     return least

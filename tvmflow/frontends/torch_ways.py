@@ -18,9 +18,10 @@ def torch_ways(module: Any, arguments: Sequence[Any], exported: Callable[[], Any
     Tracing leaves out the Python of the layers, of which Keras has most; freezing folds weights, and what optimizes for
     inference lays them out for oneDNN, which is slower for small networks.
     """
+    traced = functools.cache(lambda: _traced(module, arguments))
     makers = {
-        "eager": lambda: module, "TorchScript": lambda: _frozen(module, arguments),
-        "TorchScript for inference": lambda: _optimized(module, arguments),
+        "eager": lambda: module, "TorchScript": lambda: _frozen(traced()),
+        "TorchScript for inference": lambda: _optimized(_frozen(traced())),
     }  # fmt: skip
     ways = [Way(name, functools.partial(_prepared, make, arguments)) for name, make in makers.items()]
     compiled = functools.partial(_prepared, lambda: _compiled(exported()), arguments)
@@ -47,17 +48,23 @@ def _read(outputs: Any) -> Arrays:
     return tuple(np.asarray(value.cpu().numpy()) for value in torch.utils._pytree.tree_leaves(outputs))
 
 
-def _frozen(module: Any, arguments: Sequence[Any]) -> Any:
+def _traced(module: Any, arguments: Sequence[Any]) -> Any:
     import torch
 
     with torch.no_grad():
-        return torch.jit.freeze(torch.jit.trace(module, tuple(arguments), check_trace=False, strict=False))
+        return torch.jit.trace(module, tuple(arguments), check_trace=False, strict=False)
 
 
-def _optimized(module: Any, arguments: Sequence[Any]) -> Any:
+def _frozen(traced: Any) -> Any:
     import torch
 
-    return torch.jit.optimize_for_inference(_frozen(module, arguments))
+    return torch.jit.freeze(traced)
+
+
+def _optimized(frozen: Any) -> Any:
+    import torch
+
+    return torch.jit.optimize_for_inference(frozen)
 
 
 def _compiled(graph: Any) -> Any:
