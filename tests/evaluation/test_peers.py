@@ -97,6 +97,7 @@ def keras_model() -> Any:
     return build("digits_cnn").eval()
 
 
+@pytest.mark.heavy
 def test_keras_runs_without_predict_and_its_layers(keras_model: Any) -> None:
     """Its traces compute what it does, and no Python of its layers runs again."""
     import torch
@@ -178,6 +179,7 @@ def test_a_bound_session_computes_what_a_feed_does(folders: tuple[Path, Path]) -
         np.testing.assert_array_equal(y, 2 * x)
 
 
+@pytest.mark.heavy
 def test_peers_say_how_they_run_and_why_others_do_not(folders: tuple[Path, Path]) -> None:
     with open_peers(("source", "onnxruntime"), *folders, 1) as loaded:
         peers = loaded()
@@ -201,6 +203,7 @@ def test_a_peer_without_an_onnx_form_says_why(folders: tuple[Path, Path]) -> Non
     }  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_a_peer_that_does_not_start_costs_no_measurement(folders: tuple[Path, Path]) -> None:
     folders[1].write_bytes(b"no model")
     with open_peers(("onnxruntime",), *folders, 1) as loaded:

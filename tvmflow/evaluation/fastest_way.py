@@ -20,7 +20,7 @@ from tvmflow.frontends.source_model import Arrays, PreparedRun, Way
 TOLERANCE = 1e-3  # of the largest output: more than float32 in another order, less than 16 bits
 LEAST_EQUAL = 0.9  # of integers, as between stages
 COMPILE_FROM_S = 0.002  # shorter runs gain nothing from a compiler, whose own calls cost 0.1 to 0.2 ms
-COMPILE_LIMIT_S = 120.0
+COMPILE_LIMIT_S = 60.0
 _WARMUP_RUNS, _LEAST_RUNS, _ROUNDS, _TURN_S, _SECONDS = 3, 3, 5, 0.01, 2.0
 
 TimedRuns = Callable[[int], list[float]]
