@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,8 @@ from tvmflow.errors import AgreementError
 from tvmflow.evaluation.bounds import SOURCE, measured_bounds
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
-from tvmflow.evaluation.peers import open_peers
+from tvmflow.evaluation.peers import Peers, open_peers
 from tvmflow.evaluation.scorecard import quality, write_scorecard
-from tvmflow.evaluation.turns import Contestant
 from tvmflow.frontends.source_model import read_description
 from tvmflow.frontends.table import frontend_named
 from tvmflow.params import Cell
@@ -87,7 +86,7 @@ def evaluate(context: Context) -> dict[str, Any]:
     with _peers(context) as loaded, session_of(context.limits, settings.target) as session:
         peers, threads, here = loaded(), settings.target.threads, _is_this_cpu(settings)
         rules = DeviceRules(
-            settings, settings.cold_starts, threads, here, tuple(peers), settings.emulated,
+            settings, settings.cold_starts, threads, here, peers.contestants, settings.emulated,
             settings.emulated or backend.cost(session.call) is not None, description.sizes,
         )  # fmt: skip
         machine = in_machine(folder) if session.has_tvm and backend.has_machine else ships
@@ -111,7 +110,7 @@ def evaluate(context: Context) -> dict[str, Any]:
     card = {
         "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": ships.file.stat().st_size,
         "coverage": manifest["coverage"], "coverage_estimated": manifest["coverage_estimated"], **numbers.to_json(),
-        **outputs, **_bounds(context, manifest, numbers), "part": part, "kernel_agreement": agreement,
+        **outputs, **peers.to_json(), **_bounds(context, manifest, numbers), "part": part, "kernel_agreement": agreement,
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
     }  # fmt: skip
     write_scorecard(context.out, card, numbers.outputs, samples, task)
@@ -140,11 +139,11 @@ def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) 
     return {"bounds": found}
 
 
-def _peers(context: Context) -> contextlib.AbstractContextManager[Callable[[], Sequence[Contestant]]]:
+def _peers(context: Context) -> contextlib.AbstractContextManager[Callable[[], Peers]]:
     settings, target = context.settings, context.settings.target
     if not _is_this_cpu(settings):
         return contextlib.nullcontext(
-            tuple
+            Peers
         )  # numbers of this machine's CPU would mislead beside those of another device
     onnx_file = context.inputs["import_model"] / "peer.onnx"
     return open_peers(settings.peers, context.inputs["fetch"], onnx_file, target.threads)

@@ -14,7 +14,7 @@ from tvmflow.backends.backend import Call, Progress
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.devices.rpc import RpcTransport
 from tvmflow.devices.transport import DeviceState, Link, SessionLimits
-from tvmflow.frontends.source_model import SourceDescription
+from tvmflow.frontends.source_model import PreparedRun, SourceDescription, Way
 from tvmflow.frontends.table import Frontend
 from tvmflow.options import Options
 from tvmflow.params import DeviceEntry
@@ -86,13 +86,14 @@ class InsideTransport(RpcTransport):
 class Numbers:
     """A framework whose models are one matrix: y = relu(x @ w)."""
 
-    in_process = True
-
     def __init__(self, weights: Array, shape: tuple[int, ...]) -> None:
         self.weights, self.shape = weights, shape
 
     def use_threads(self, threads: int) -> None:
         """It has one."""
+
+    def ways(self, *inputs: Array) -> tuple[Way, ...]:
+        return (Way("numpy", lambda: PreparedRun(lambda: self.run(*inputs), lambda outputs: outputs)),)
 
     def run(self, *inputs: Array) -> tuple[Array, ...]:
         return (np.maximum(inputs[0] @ self.weights, 0),)

@@ -77,7 +77,7 @@ def test_external_data_travels_to_the_peers(make_workspace: Callable[..., Path],
         assert names <= set(json.loads((folder / "record.json").read_text())["outputs"])
     for name in ("source", "onnxruntime"):
         with sandboxed_peer(name, fetched, imported / "peer.onnx", 1) as peer:
-            assert peer.call("is_there") and len(peer.call("time_runs", count=3)) == 3
+            assert peer.call("choose")["variant"] and len(peer.call("time_runs", count=3)) == 3
 
 
 def test_what_pytorch_exports_by_default_is_whole(tmp_path: Path) -> None:
@@ -111,7 +111,8 @@ request = WeightsRequest("onnx", None, {"file": "mine.onnx"}, fetched.parent, Do
 bring_weights(request, fetched, None, lambda *_: None)
 read_model(str(fetched), str(out), 1e-4, lambda *_: None)
 for name in ("source", "onnxruntime"):
-    assert len(Peer(name, str(fetched), str(out / "peer.onnx"), 1).time_runs(2)) == 2
+    peer = Peer(name, str(fetched), str(out / "peer.onnx"), 1)
+    assert peer.choose()["variant"] and len(peer.time_runs(2)) == 2
 assert "torch" not in sys.modules
 """
 

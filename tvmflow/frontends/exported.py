@@ -12,8 +12,9 @@ import numpy as np
 
 from tvmflow.errors import ModelFileError, UnsupportedOperatorError, first_line
 from tvmflow.frontends.known_values import with_known_values
-from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, in_order
+from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, Way, in_order
 from tvmflow.frontends.torch_converters import converters
+from tvmflow.frontends.torch_ways import torch_ways
 from tvmflow.ir.graph import with_inputs
 
 
@@ -22,8 +23,6 @@ class ExportedModel:
 
     order: of the parameters, as places among the inputs, where the module takes them in another order.
     """
-
-    in_process = True
 
     def __init__(self, module: Any, inputs: tuple[TensorSpec, ...], order: list[int] | None = None) -> None:
         self.module, self.inputs = module, inputs
@@ -100,6 +99,9 @@ class ExportedModel:
         import torch
 
         torch.set_num_threads(threads)
+
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        return torch_ways(self.module, self._arguments(inputs), lambda: self.exported().module())
 
     def exported(self) -> Any:
         """Return the torch.export program, made once."""

@@ -5,7 +5,7 @@ The oracle, for reference outputs, is MXNet 1.9.1 itself in a tool environment o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import numpy as np
 from tvmflow.errors import ModelFileError, UnsupportedOperatorError, last_line
 from tvmflow.frontends.mxnet_files import Node, Symbol, read_params, read_symbol
 from tvmflow.frontends.mxnet_operators import OPERATORS, Operands
-from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription
+from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription, Way
+from tvmflow.frontends.tool_ways import tool_ways
 from tvmflow.sources.tool_environments import ToolProcess
 
 PARAMS_SUFFIX = "-0000.params"
@@ -24,8 +25,6 @@ SYMBOL_SUFFIX = "-symbol.json"
 class MxnetModel:
     """A symbol with one data input; parameters that are no float32 are converted to it."""
 
-    in_process = False
-
     def __init__(self, folder: Path, description: SourceDescription) -> None:
         self.symbol_path = folder / description.weights_file
         self.params_path = folder / description.weights_file.replace(SYMBOL_SUFFIX, PARAMS_SUFFIX)
@@ -33,6 +32,7 @@ class MxnetModel:
         self.shape = description.only_input.shape
         self.data_name = _data_input(self.symbol, self.params)
         self._process: ToolProcess | None = None
+        self._threads: int | None = None
 
     def run(self, *inputs: Array) -> Arrays:
         return (self._oracle().arrays("run", inputs[0])[0][1],)
@@ -44,7 +44,10 @@ class MxnetModel:
         yield from self._oracle().arrays("layers", inputs[0])
 
     def use_threads(self, threads: int) -> None:
-        """Do nothing: MXNet runs in another process, whose times say nothing."""
+        self._process, self._threads = None, threads
+
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        return tool_ways(self._oracle(), ("executor", "hybridized"), inputs[0])
 
     def to_relax(self) -> Any:
         return import_symbol(self.symbol, self.params, self.data_name, self.shape)
@@ -55,7 +58,7 @@ class MxnetModel:
     def _oracle(self) -> ToolProcess:
         if self._process is None:
             arguments = [str(self.symbol_path), str(self.params_path), self.data_name]
-            self._process = ToolProcess("mxnet", arguments)
+            self._process = ToolProcess("mxnet", arguments, self._threads)
         return self._process
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tvmflow.errors import ModelFileError, UnsupportedOperatorError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
-from tvmflow.frontends.source_model import Array, Arrays, SourceDescription, in_order
+from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, SourceDescription, Way, in_order
 from tvmflow.ir.graph import with_inputs
 from tvmflow.ir.tvm_names import constant_value
 from tvmflow.sources.onnx_files import damaged, external_files, read_proto
@@ -28,8 +28,6 @@ _PAD_MODES = {
 
 class OnnxModel:
     """An ONNX graph with inputs of fixed shapes. A single input may have any name in params.yaml, several have their own."""
-
-    in_process = True
 
     def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
         self.path, self.graph = path, graph
@@ -67,6 +65,9 @@ class OnnxModel:
 
     def use_threads(self, threads: int) -> None:
         self.session = open_session(self.path, threads)
+
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        return session_ways(self.session, self._feed(inputs))
 
     def to_relax(self) -> Any:
         from tvm.relax.frontend.onnx import from_onnx
@@ -158,6 +159,25 @@ def open_session(path: Path, threads: int = 0) -> Any:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions share no public base
         raise damaged(path, error) from error
+
+
+def session_ways(session: Any, feed: Mapping[str, Array]) -> tuple[Way, ...]:
+    """Return the ways to run a session: with its inputs bound once, and with a feed for each run."""
+
+    def bound() -> PreparedRun:
+        binding = session.io_binding()
+        for name, x in feed.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(x))
+        for output in session.get_outputs():
+            binding.bind_output(output.name)
+        return PreparedRun(
+            lambda: session.run_with_iobinding(binding), lambda _: tuple(map(np.asarray, binding.copy_outputs_to_cpu()))
+        )
+
+    def fed() -> PreparedRun:
+        return PreparedRun(lambda: session.run(None, dict(feed)), lambda outputs: tuple(map(np.asarray, outputs)))
+
+    return Way("feed", fed), Way("I/O binding", bound)
 
 
 @contextlib.contextmanager

@@ -92,13 +92,38 @@ class Runner(Protocol):
     def run(self, *inputs: Array) -> Arrays: ...
 
 
-class SourceModel(Runner, Protocol):
-    """A model in its own framework. in_process: whether `run` costs what the framework costs, so that it may be timed."""
+@dataclass(frozen=True)
+class PreparedRun:
+    """A model with inputs that it has already. run: once, returns what `read` makes the outputs of.
 
-    in_process: bool
+    time_runs: returns the seconds of so many runs, where they are timed in another process than this one.
+    """
+
+    run: Callable[[], Any]
+    read: Callable[[Any], Arrays]
+    time_runs: Callable[[int], list[float]] | None = None
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of its framework to run a model. prepare: raises what it likes where this model cannot be run so.
+
+    compiles_long: preparing takes tens of seconds, which only long runs repay.
+    """
+
+    name: str
+    prepare: Callable[[], PreparedRun]
+    compiles_long: bool = False
+
+
+class SourceModel(Runner, Protocol):
+    """A model in its own framework."""
 
     def use_threads(self, threads: int) -> None:
-        """Let `run` use as many threads from now on."""
+        """Let `run`, and ways asked for later, use as many threads from now on."""
+
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        """Return the ways to run these inputs again and again that its users know to be fast: one of them will be timed."""
 
     def output_names(self) -> tuple[str, ...]:
         """Return the names of the outputs, as many as `run` returns."""

@@ -17,8 +17,18 @@ import numpy as np
 
 from tvmflow.errors import ModelFileError, first_line, last_line
 from tvmflow.frontends.exported import unsupported
-from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription, TensorSpec, in_order
+from tvmflow.frontends.source_model import (
+    Array,
+    Arrays,
+    NoOnnxError,
+    PreparedRun,
+    SourceDescription,
+    TensorSpec,
+    Way,
+    in_order,
+)
 from tvmflow.frontends.tflite_files import flatbuffer, read_tflite
+from tvmflow.frontends.tool_ways import tool_ways
 from tvmflow.ir.emit import call_again, constant, straight_line
 from tvmflow.ir.graph import Graph, TensorKind, read_graph
 from tvmflow.sources.tool_environments import ToolProcess, run_tool
@@ -73,8 +83,6 @@ class TfliteModel:
     are channels-first after import.
     """
 
-    in_process = True
-
     def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
         self.path = path
         self.content = read_tflite(path)
@@ -87,6 +95,9 @@ class TfliteModel:
     def run(self, *inputs: Array) -> Arrays:
         self._set(inputs)
         self.interpreter.invoke()
+        return self._outputs()
+
+    def _outputs(self) -> Arrays:
         return tuple(_dequantized(self.interpreter.get_tensor(output["index"]), output) for output in self.outputs)
 
     def output_names(self) -> tuple[str, ...]:
@@ -119,6 +130,15 @@ class TfliteModel:
     def use_threads(self, threads: int) -> None:
         self.interpreter = _interpreter(self.path, threads)
 
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        """Return the one way: LiteRT takes XNNPACK for whatever that knows, and keeps the inputs."""
+
+        def prepare() -> PreparedRun:
+            self._set(inputs)
+            return PreparedRun(self.interpreter.invoke, lambda _: self._outputs())
+
+        return (Way("LiteRT, XNNPACK", prepare),)
+
     def to_relax(self) -> Any:
         from tvm import relax
         from tvm.relax.frontend.tflite import from_tflite
@@ -140,21 +160,31 @@ class TfliteModel:
 class SavedModel(TfliteModel):
     """A SavedModel: outputs come from TensorFlow itself, the graph from its conversion to .tflite."""
 
-    in_process = False
-
     def __init__(self, folder: Path, description: SourceDescription) -> None:
         self.folder, spec = folder, description.only_input
         converted = folder.parent / "model.tflite"
         run_tool("tensorflow", ["convert", str(folder), str(converted)])
         super().__init__(converted, (spec,))
         self._process: ToolProcess | None = None
+        self._threads: int | None = None
 
     def run(self, *inputs: Array) -> Arrays:
-        if self._process is None:
-            self._process = ToolProcess("tensorflow", [str(self.folder)])
+        return (self._oracle().arrays("run", self._in_file(inputs))[0][1],)
+
+    def use_threads(self, threads: int) -> None:
+        self._process, self._threads = None, threads
+
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        return tool_ways(self._oracle(), ("concrete function", "frozen function", "XLA"), self._in_file(inputs))
+
+    def _in_file(self, inputs: Sequence[Array]) -> Array:
         (x,) = inputs
-        value = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.inputs[0].channels_first else x)
-        return (self._process.arrays("run", value)[0][1],)
+        return np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.inputs[0].channels_first else x)
+
+    def _oracle(self) -> ToolProcess:
+        if self._process is None:
+            self._process = ToolProcess("tensorflow", [str(self.folder)], self._threads)
+        return self._process
 
 
 def load(folder: Path, description: SourceDescription) -> TfliteModel:

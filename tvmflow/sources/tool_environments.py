@@ -120,15 +120,16 @@ def _not_made(name: str, tool: ToolEnvironment, why: str) -> TvmflowError:
 class ToolProcess:
     """A running worker, which ends when nobody holds this object any more.
 
-    Every request gives a list of named arrays; an error of the tool is a TvmflowError.
+    Every request gives a list of named arrays; an error of the tool is a TvmflowError. threads: on which it computes, None: as it likes.
     """
 
-    def __init__(self, name: str, arguments: list[str]) -> None:
+    def __init__(self, name: str, arguments: list[str], threads: int | None = None) -> None:
         self.name = name
         self._process = subprocess.Popen(
             [str(python_of(name)), str(_WORKERS / TOOL_ENVIRONMENTS[name].worker), *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             env={"PATH": os.environ.get("PATH", ""), "HOME": str(environments_folder()), "LANG": "C.UTF-8",
+                 **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
                  **{key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}},
         )  # fmt: skip
         self._errors: list[bytes] = []

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import sys
+import time
 
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # killed with whoever started it
 replies = os.dup(1)
@@ -19,6 +20,10 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+
+if "OMP_NUM_THREADS" in os.environ:
+    tf.config.threading.set_intra_op_parallelism_threads(int(os.environ["OMP_NUM_THREADS"]))
+    tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
 def convert(folder, path):
@@ -61,10 +66,47 @@ def make(seed, folder):
     model.export(folder)
 
 
-def run(model, x):
-    signature = model.signatures["serving_default"]
-    name = list(signature.structured_input_signature[1])[0]
-    return list(signature(**{name: tf.constant(x)}).values())[0].numpy()
+class Model:
+    def __init__(self, folder):
+        self.model = tf.saved_model.load(folder)  # whose functions live as long as it
+        self.signature = self.model.signatures["serving_default"]
+        self.name = list(self.signature.structured_input_signature[1])[0]
+        self.ways = {}
+
+    def run(self, x):
+        return list(self.signature(**{self.name: tf.constant(x)}).values())[0].numpy()
+
+    def prepare(self, way, x):
+        """Keep what runs this input and returns the first output."""
+        data, function = tf.constant(x), self.signature
+        if way == "frozen function":
+            from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+            frozen = convert_variables_to_constants_v2(self.signature)
+            self.ways[way] = lambda: tf.nest.flatten(frozen(data))[0]
+            return
+        if way == "XLA":
+            function = tf.function(self.signature, jit_compile=True)
+        self.ways[way] = lambda: list(function(**{self.name: data}).values())[0]
+
+    def time_runs(self, way, count):
+        run, times = self.ways[way], []
+        for _ in range(count):
+            started = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - started)
+        return np.array(times)
+
+    def reply(self, head, x):
+        request = head["request"]
+        if request == "run":
+            return [("output", self.run(x))]
+        if request == "prepare":
+            self.prepare(head["way"], x)
+            return []
+        if request == "outputs":
+            return [("output", self.ways[head["way"]]().numpy())]
+        return [("times_s", self.time_runs(head["way"], head["count"]))]
 
 
 def send(head, bodies=()):
@@ -81,16 +123,20 @@ def serve(folder):
         line = sys.stdin.buffer.readline()
         if not line:
             return
-        body = sys.stdin.buffer.read(json.loads(line)["bytes"])
+        head = json.loads(line)
+        body = sys.stdin.buffer.read(head["bytes"])
         try:
-            model = model or tf.saved_model.load(folder)
-            output = run(model, np.load(io.BytesIO(body), allow_pickle=False))
+            model = model or Model(folder)
+            arrays = model.reply(head, np.load(io.BytesIO(body), allow_pickle=False) if body else None)
         except Exception as error:
             send({"error": (str(error).strip().splitlines() or [type(error).__name__])[-1][:400]})
             continue
-        buffer = io.BytesIO()
-        np.save(buffer, output, allow_pickle=False)
-        send({"arrays": [["output", len(buffer.getvalue())]]}, [buffer.getvalue()])
+        bodies = []
+        for _, array in arrays:
+            buffer = io.BytesIO()
+            np.save(buffer, array, allow_pickle=False)
+            bodies.append(buffer.getvalue())
+        send({"arrays": [[name, len(body)] for (name, _), body in zip(arrays, bodies)]}, bodies)
 
 
 if sys.argv[1] == "convert":
