@@ -31,7 +31,7 @@ from bench.side_by_side import geometric_mean
 from tvmflow.building.runtime import RUNTIME
 from tvmflow.network_binding import network_binding
 
-SOME = ("shufflenet_v2_x1_0", "mobilenet_v3_small", "resnet18", "deit_tiny_patch16_224")
+SOME = ("mobilenet_v3_small", "shufflenet_v2_x1_0", "squeezenet1_1", "resnet18")
 TURN_S, MOST_RUNS = 0.05, 100_000
 MOST_RATIO = 1.02
 

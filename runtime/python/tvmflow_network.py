@@ -129,6 +129,7 @@ class _Api(ctypes.Structure):
         ("sizes_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Numbers), _Numbers)),
         ("shape_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint32, _Numbers, _Numbers)),
         ("run_sized", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _Numbers, _Pointers, _Pointers)),
+        ("threads_of", ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)),
     )  # fmt: skip
 
 
@@ -303,6 +304,13 @@ class Network:
         found = _Processor()
         self._check(self._api.processor(self._handle, ctypes.byref(found)))
         return Processor(*(getattr(found, name).decode(errors="replace") for name in Processor._fields))
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads compute the next run: those that make it faster. Raises NetworkError for a library of an earlier version."""
+        if self._api.size <= _Api.threads_of.offset:
+            raise NetworkError("the library is of an earlier version, which does not say how many threads it uses")
+        return int(self._api.threads_of(self._handle))
 
     @property
     def images(self) -> int:
