@@ -53,7 +53,7 @@ struct tvmflow_instance {
   plan_any *all_arguments;
   teams *teams;          /* one per bucket */
   teams_step *team_steps; /* of all buckets, one behind the other */
-  teams *trying;         /* of the bucket that runs */
+  teams *teams_now;      /* of the bucket that runs */
   uint32_t team;         /* of the step that runs */
   place *places;         /* of inputs, then outputs */
   const uint32_t *loops; /* of the step that runs: the extents of the parallel loops that it has not begun */
@@ -185,11 +185,11 @@ static void turn_to(tvmflow_instance *instance, const plan_tables *tables) {
   instance->moved = 1;
   instance->tensors = instance->all_tensors;
   instance->arguments = instance->all_arguments;
-  instance->trying = instance->teams;
+  instance->teams_now = instance->teams;
   for (uint32_t i = 0; bucket(i) != tables; ++i) {
     instance->tensors += bucket(i)->value_count;
     instance->arguments += bucket(i)->argument_count;
-    ++instance->trying;
+    ++instance->teams_now;
   }
 }
 
@@ -456,12 +456,12 @@ static void add_to_profile(tvmflow_instance *instance, uint32_t i, uint64_t ns) 
   instance->nanoseconds[i] += ns;
 }
 
-static tvmflow_status run_step(tvmflow_instance *instance, uint32_t i) {
+static tvmflow_status run_step(tvmflow_instance *instance, uint32_t i, uint32_t team) {
   const plan_step *step = &instance->now->steps[i];
   plan_any result = {PLAN_ANY_NONE, 0, {0}};
   instance->loops = step->loops;
   instance->loop_count = step->loop_count;
-  instance->team = instance->trying->steps[i].now;
+  instance->team = team;
   if (step->program && device_run(&instance->device, step->program - 1, instance->arguments + step->arguments))
     return told(TVMFLOW_DEVICE_FAILED, "the accelerator failed in %s", step->name);
   if (!step->program && step->kernel(NULL, instance->arguments + step->arguments, (int32_t)step->count, &result))
@@ -471,20 +471,21 @@ static tvmflow_status run_step(tvmflow_instance *instance, uint32_t i) {
 
 static tvmflow_status walk(tvmflow_instance *instance) {
   const plan_tables *now = instance->now;
-  const int profiling = instance->profiling && now == &plan, trying = teams_begin(instance->trying, now_ns), timed = profiling || trying;
-  if (trying || instance->trying->largest > 1) pool_settle(&instance->threads);
+  teams *used = instance->teams_now;
+  const int profiling = instance->profiling && now == &plan, trying = !profiling && teams_begin(used, now_ns), timed = profiling || trying;
+  if (trying || used->largest > 1) pool_settle(&instance->threads);
   const uint64_t first = timed ? now_ns() : 0;
   uint64_t begin = first;
   for (uint32_t i = 0; i < now->step_count; ++i) {
-    const tvmflow_status status = run_step(instance, i);
+    const tvmflow_status status = run_step(instance, i, trying ? used->steps[i].tried : used->steps[i].chosen);
     if (status) return status;
     if (!timed) continue;
     const uint64_t end = now_ns();
     if (profiling) add_to_profile(instance, i, end - begin);
-    if (trying) teams_note(instance->trying, i, end - begin);
+    if (trying) teams_note(used, i, end - begin);
     begin = end;
   }
-  if (trying) teams_end(instance->trying, begin - first, begin);
+  if (trying) teams_end(used, begin - first, begin);
   for (uint32_t i = 0; i < now->copy_count; ++i)
     memcpy(instance->tensors[now->copies[i].to].data, instance->tensors[now->copies[i].from].data, now->copies[i].size);
   return TVMFLOW_OK;

@@ -24,7 +24,7 @@ static uint32_t try_team(teams *used, uint32_t team) {
   for (uint32_t i = 0; i < used->count; ++i) {
     teams_step *step = &used->steps[i];
     const int is_tried = team != MIXED && step->is_open;
-    step->now = is_tried ? (uint8_t)team : step->best;
+    step->tried = is_tried ? (uint8_t)team : step->best;
     step->ns = UINT32_MAX;
     count += (uint32_t)is_tried;
   }
@@ -39,7 +39,7 @@ static void begin_tries(teams *used) {
 
 void teams_start(teams *made, teams_step *steps, uint32_t count, uint32_t all) {
   *made = (teams){.steps = steps, .count = count, .all = all, .largest = all, .wait = FIRST_WAIT};
-  for (uint32_t i = 0; i < count; ++i) steps[i] = (teams_step){.now = (uint8_t)all, .best = (uint8_t)all, .chosen = (uint8_t)all};
+  for (uint32_t i = 0; i < count; ++i) steps[i] = (teams_step){.tried = (uint8_t)all, .best = (uint8_t)all, .chosen = (uint8_t)all};
 }
 
 int teams_begin(teams *used, uint64_t (*now_ns)(void)) {
@@ -62,7 +62,7 @@ static void judge(teams *used) {
     if (!step->is_open) continue;
     step->is_open = step->ns < ALWAYS_NS && step->ns / 5 <= step->best_ns / 4;
     if (step->ns > step->best_ns) continue;
-    step->best = step->now;
+    step->best = step->tried;
     step->best_ns = step->ns;
   }
 }
@@ -75,7 +75,6 @@ static void choose(teams *used, uint64_t mixed_ns) {
   for (uint32_t i = 0; i < used->count; ++i) {
     teams_step *step = &used->steps[i];
     step->chosen = is_one ? 1 : is_all ? (uint8_t)used->all : step->best;
-    step->now = step->chosen;
     if (step->chosen > used->largest) used->largest = step->chosen;
   }
 }
@@ -97,7 +96,7 @@ void teams_end(teams *used, uint64_t total_ns, uint64_t now_ns) {
   }
   const uint32_t team = used->tried;
   uint32_t alone = 0;
-  for (uint32_t i = 0; i < used->count; ++i) alone += used->steps[i].now == 1;
+  for (uint32_t i = 0; i < used->count; ++i) alone += used->steps[i].tried == 1;
   if (team == used->all) used->all_ns = median(used->totals);
   if (alone == used->count) used->one_ns = median(used->totals);
   judge(used);

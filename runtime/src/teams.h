@@ -13,7 +13,7 @@
 
 typedef struct {
   uint32_t ns, best_ns; /* the shortest of this try, and of the best team's */
-  uint8_t now, best, chosen;
+  uint8_t tried, best, chosen; /* teams: of this try, the fastest so far, between tries */
   uint8_t is_open; /* smaller teams are tried */
 } teams_step;
 

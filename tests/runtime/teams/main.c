@@ -22,8 +22,10 @@ static unsigned tries, runs;
 
 static uint64_t now(void) { return clock_ns; }
 
-static uint64_t time_of(const teams *used, uint32_t i) {
-  const uint64_t team = used->steps[i].now, before = used->steps[i ? i - 1 : i].now;
+static uint32_t team_of(const teams *used, uint32_t i, int trying) { return trying ? used->steps[i].tried : used->steps[i].chosen; }
+
+static uint64_t time_of(const teams *used, uint32_t i, int trying) {
+  const uint64_t team = team_of(used, i, trying), before = team_of(used, i ? i - 1 : i, trying);
   const uint64_t took = alone_ns[i] / team + (team > 1 ? hand_over_ns * team : 0) + (team == before ? 0 : moved_ns);
   return disturbed && runs % disturbed == 0 ? 10 * took : took;
 }
@@ -35,7 +37,7 @@ static void run(teams *used, int count) {
     ++runs;
     tries += (unsigned)trying;
     for (uint32_t i = 0; i < used->count; ++i) {
-      const uint64_t ns = time_of(used, i);
+      const uint64_t ns = time_of(used, i, trying);
       total += ns;
       if (trying) teams_note(used, i, ns);
     }
@@ -53,7 +55,7 @@ static void begin(teams *made, teams_step *steps, uint32_t all, uint64_t hand_ov
 
 static int all_have(const teams *used, uint32_t team) {
   int same = used->largest == team;
-  for (uint32_t i = 0; i < STEPS; ++i) same &= used->steps[i].now == team && used->steps[i].chosen == team;
+  for (uint32_t i = 0; i < STEPS; ++i) same &= used->steps[i].chosen == team;
   return same;
 }
 
@@ -83,7 +85,7 @@ int main(void) {
   begin(&used, steps, 4, 300); /* a large kernel among small ones */
   alone_ns[2] = 100000;
   run(&used, 100);
-  CHECK(used.largest == 4 && steps[0].now == 1 && steps[1].now == 1 && steps[2].now == 4 && steps[3].now == 1);
+  CHECK(used.largest == 4 && steps[0].chosen == 1 && steps[1].chosen == 1 && steps[2].chosen == 4 && steps[3].chosen == 1);
 
   begin(&used, steps, 4, 300); /* kernels that always have all threads */
   for (int i = 0; i < STEPS; ++i) alone_ns[i] = 4000000;
