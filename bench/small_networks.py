@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -15,8 +16,7 @@ _SEED = 3
 
 
 def _layers(*widths: int) -> nn.Module:
-    pairs = zip(widths, widths[1:], strict=False)
-    layers = [layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())]
+    layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import random
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -86,9 +85,9 @@ def _row(
 ) -> Row:
     """Measure a library on some CPUs, print what was found and return it."""
     with _kept_on(place):
-        contestants = {"one": clock.opened(library, 1), "many": clock.opened(library, threads)}
+        contestants = {"one": _Opened(library, 1), "many": _Opened(library, threads)}
         if options.before:
-            contestants["before"] = clock.opened(_library(options.before, name, threads), threads)
+            contestants["before"] = _Opened(_library(options.before, name, threads), threads)
         trips = [clock.round_trip_ns(place)]
         times = clock.rounds(contestants, options.turns)
         trips.append(clock.round_trip_ns(place))
@@ -110,8 +109,8 @@ def _places(cpus: Sequence[int], threads: int, clock: _Clock) -> list[list[int]]
     """Return the CPUs to run on: for two threads the nearest and the farthest pair."""
     if threads != 2 or len(cpus) == 2:
         return [list(cpus)]
-    trips = {pair: clock.round_trip_ns(pair) for pair in combinations(cpus, 2)}
-    return [list(min(trips, key=trips.__getitem__)), list(max(trips, key=trips.__getitem__))]
+    by_trip = sorted(combinations(cpus, 2), key=clock.round_trip_ns)
+    return [list(by_trip[0]), list(by_trip[-1])]
 
 
 @contextmanager
@@ -163,21 +162,18 @@ class _Clock:
         self._library.turn.restype = ctypes.c_long
         self._times = np.zeros(MOST_RUNS)
 
-    def opened(self, library: Path, threads: int) -> _Opened:
-        return _Opened(library, threads)
-
     def round_trip_ns(self, cpus: Sequence[int]) -> float:
         """Return the median of three, between the first and the last of some CPUs."""
-        return 1e9 * median(self._library.round_trip(cpus[0], cpus[-1]) for _ in range(3))
+        return 1e9 * float(np.median([self._library.round_trip(cpus[0], cpus[-1]) for _ in range(3)]))
 
     def rounds(self, contestants: dict[str, _Opened], count: int) -> dict[str, list[float]]:
         """Return the median seconds of each turn; the order within a round is drawn."""
         times: dict[str, list[float]] = {name: [] for name in contestants}
-        draw = random.Random(0)
+        draw = np.random.default_rng(0)
         for opened in contestants.values():
             self._turn(opened)
         for _ in range(count):
-            for name in draw.sample(sorted(contestants), len(contestants)):
+            for name in map(str, draw.permutation(sorted(contestants))):
                 times[name].append(self._turn(contestants[name]))
         return times
 

@@ -237,7 +237,9 @@ class Network:
     def _warn_of_threads(self, asked: int) -> None:
         found = asked if self.gpu or self._api.size <= _Api.threads_of.offset else self.threads
         if found < asked:  # Python shows each text once
-            warnings.warn(f"{found} threads instead of {asked}: as many as there are CPUs", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"{found} threads instead of {asked}: as many as there are CPUs", RuntimeWarning, stacklevel=3
+            )
 
     def __call__(self, *arrays: Any) -> Any:
         """Run once. arrays: one per input, exactly of its shape; numbers are converted to its dtype.

@@ -186,8 +186,8 @@ uint32_t pool_cpus(uint64_t cpu_mask) {
     return online > 0 ? (uint32_t)online : TVMFLOW_MAX_THREADS;
   }
   if (!cpu_mask || sched_getaffinity(0, sizeof own, &own)) return (uint32_t)CPU_COUNT(&allowed);
-  CPU_OR(&both, &own, &allowed);
-  return (uint32_t)CPU_COUNT(&allowed) + !CPU_EQUAL(&both, &allowed);
+  CPU_AND(&both, &own, &allowed);
+  return (uint32_t)CPU_COUNT(&allowed) + (CPU_COUNT(&both) < CPU_COUNT(&own));
 }
 
 tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint32_t spin_us, void *owner) {
