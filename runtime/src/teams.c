@@ -3,7 +3,8 @@
 #define FIRST_WAIT 3u            /* runs: the first ones map pages and fill caches */
 #define WAIT 64u                 /* runs between looks at the clock */
 #define LEAST_PAUSE_NS 100000000u /* between tries */
-#define PAUSE_EACH 64u           /* of the time that a try took */
+#define FIRST_PAUSE 4u           /* times what tries took, after a change; twice as long each time that they change nothing */
+#define LAST_PAUSE 64u
 #define ALWAYS_NS 200000u        /* a kernel that takes all threads longer is worth any hand-over */
 #define MIXED UINT32_MAX
 
@@ -38,7 +39,7 @@ static void begin_tries(teams *used) {
 }
 
 void teams_start(teams *made, teams_step *steps, uint32_t count, uint32_t all) {
-  *made = (teams){.steps = steps, .count = count, .all = all, .largest = all, .wait = FIRST_WAIT};
+  *made = (teams){.steps = steps, .count = count, .all = all, .largest = all, .wait = FIRST_WAIT, .pause = FIRST_PAUSE / 2};
   for (uint32_t i = 0; i < count; ++i) steps[i] = (teams_step){.tried = (uint8_t)all, .best = (uint8_t)all, .chosen = (uint8_t)all};
 }
 
@@ -80,8 +81,11 @@ static void choose(teams *used, uint64_t mixed_ns) {
 }
 
 static void end_tries(teams *used, uint64_t now_ns) {
-  const uint64_t pause = PAUSE_EACH * used->spent_ns;
+  const uint32_t largest = used->largest;
   choose(used, median(used->totals));
+  const int is_changed = (largest == 1) != (used->largest == 1);
+  used->pause = is_changed ? FIRST_PAUSE : used->pause < LAST_PAUSE ? 2 * used->pause : LAST_PAUSE;
+  const uint64_t pause = used->pause * used->spent_ns;
   used->tried = 0;
   used->due_ns = now_ns + (pause > LEAST_PAUSE_NS ? pause : LEAST_PAUSE_NS);
 }

@@ -98,6 +98,12 @@ int main(void) {
   run(&used, 100);
   CHECK(all_have(&used, 1));
 
+  begin(&used, steps, 2, 300); /* the same, but all threads in every kernel gain */
+  alone_ns[1] = alone_ns[3] = 20000;
+  moved_ns = 500;
+  run(&used, 100);
+  CHECK(all_have(&used, 2));
+
   begin(&used, steps, 2, 100); /* a machine on which others run decides the same */
   disturbed = 7;
   run(&used, 100);
@@ -106,6 +112,16 @@ int main(void) {
   disturbed = 7;
   run(&used, 100);
   CHECK(all_have(&used, 1));
+
+  begin(&used, steps, 2, 0); /* who decided in a bad moment decides again soon, where runs take long, too */
+  for (int i = 0; i < STEPS; ++i) alone_ns[i] = 150000;
+  run(&used, 5000);
+  CHECK(all_have(&used, 2));
+  hand_over_ns = 50000;
+  while (!all_have(&used, 1)) run(&used, 1);
+  hand_over_ns = 0;
+  for (runs = 0; !all_have(&used, 2);) run(&used, 1);
+  CHECK(runs < 400);
 
   begin(&used, steps, 16, 100); /* tries stay a small share of slow networks, too */
   for (int i = 0; i < STEPS; ++i) alone_ns[i] = 500000;
