@@ -1,10 +1,11 @@
 """What more threads cost: each network at one thread and at several, in short turns that are mixed.
 
-    python -m bench.threads [NAME ...] [--threads 2 4 8 16] [--turns 20] [--libraries FOLDER] [--before FOLDER]
+    python -m bench.threads [NAME ...] [--threads 2 4 8 16] [--turns 30] [--libraries FOLDER] [--before FOLDER]
 
 Ten networks below 1 ms (bench/small_networks.py) and some of bench/zoo.py, float32, default schedules, built for the number of threads that they run on. A row for each number of
 threads that there are CPUs for: medians, and the median over rounds of the time at so many threads over that at one (1 is even; above 1.02 is marked). Two threads run on the pair of
 CPUs with the shortest round trip of a line of the cache, and on that with the longest, where the process has more than two; the round trips are measured before and after each row.
+Half of the rounds count: those with the fewest involuntary context switches.
 --libraries: where libraries are kept and found again, so that networks need not be built here; --before: libraries of an earlier version in a folder of that kind, run at as many
 threads in the same rounds: then `before` is the time now over the time then.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import resource
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,12 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import numpy as np
 
-from bench.side_by_side import geometric_mean
 from tvmflow.building.runtime import RUNTIME
 from tvmflow.network_binding import network_binding
 
@@ -39,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="networks; by default the ten small ones and " + ", ".join(SOME))
     parser.add_argument("--threads", nargs="+", type=int, default=[2, 4, 8, 16])
-    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--libraries", type=Path)
     parser.add_argument("--before", type=Path)
     options = parser.parse_args()
@@ -91,7 +92,7 @@ def _row(
         trips = [clock.round_trip_ns(place)]
         times = clock.rounds(contestants, options.turns)
         trips.append(clock.round_trip_ns(place))
-        used = getattr(contestants["many"].network, "threads", threads)
+        used = contestants["many"].used
     found = Row(_ratio(times["many"], times["one"]), _ratio(times["many"], times["before"]) if "before" in times else 0)
     shown = f"{place[0]},{place[1]}" if len(place) == 2 else "any"
     print(
@@ -128,11 +129,20 @@ class _Opened:
 
     def __init__(self, library: Path, threads: int) -> None:
         self.network = network_binding().Network(library, threads)
+        self._threads = threads
         draw = np.random.default_rng(0)
         self._inputs = [_drawn(spec, draw) for spec in self.network.inputs]
         self._outputs = [_line_of(np.zeros(spec.shape, spec.dtype)) for spec in self.network.outputs]
         self.inputs = (ctypes.c_void_p * len(self._inputs))(*(array.ctypes.data for array in self._inputs))
         self.outputs = (ctypes.c_void_p * len(self._outputs))(*(array.ctypes.data for array in self._outputs))
+
+    @property
+    def used(self) -> int:
+        """Return how many threads the next run uses; of an earlier version of the library as many as were asked for."""
+        try:
+            return int(self.network.threads)
+        except network_binding().NetworkError:
+            return self._threads
 
 
 def _drawn(spec: Any, draw: np.random.Generator) -> Any:
@@ -167,15 +177,18 @@ class _Clock:
         return 1e9 * float(np.median([self._library.round_trip(cpus[0], cpus[-1]) for _ in range(3)]))
 
     def rounds(self, contestants: dict[str, _Opened], count: int) -> dict[str, list[float]]:
-        """Return the median seconds of each turn; the order within a round is drawn."""
+        """Return the median seconds of each turn of the rounds that others disturbed least, half of all; the order within a round is drawn."""
         times: dict[str, list[float]] = {name: [] for name in contestants}
         draw = np.random.default_rng(0)
         for opened in contestants.values():
             self._turn(opened)
+        switches = [_involuntary_switches()]
         for _ in range(count):
             for name in map(str, draw.permutation(sorted(contestants))):
                 times[name].append(self._turn(contestants[name]))
-        return times
+            switches.append(_involuntary_switches())
+        kept = np.argsort(np.diff(switches), kind="stable")[: max(1, count // 2)]
+        return {name: [found[at] for at in kept] for name, found in times.items()}
 
     def _turn(self, opened: _Opened) -> float:
         network = opened.network
@@ -185,6 +198,10 @@ class _Clock:
         )  # fmt: skip
         assert done > 0, f"{network.name} failed"
         return float(np.median(self._times[:done]))
+
+
+def _involuntary_switches() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _small() -> dict[str, Any]:
