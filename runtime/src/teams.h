@@ -2,7 +2,7 @@
  *
  * What it takes to hand a loop to other threads is 0.1 to 50 us, by which cores they run on, whether others use these, and whether the threads sleep; it
  * changes from one minute to the next. So a few runs try teams: all threads, then half as many, down to one. Each kernel keeps the team that was
- * fastest, unless the network is faster with all threads in every kernel, or as fast with one. This is repeated after a while, in a small share of all runs.
+ * clearly the fastest, unless the network is as fast with all threads in every kernel, or with one. This is repeated after a while, in a small share of all runs.
  */
 #ifndef TVMFLOW_TEAMS_H
 #define TVMFLOW_TEAMS_H
@@ -12,7 +12,7 @@
 #define TEAMS_RUNS 5 /* of each try: what disturbs one or two of them decides nothing */
 
 typedef struct {
-  uint32_t ns, best_ns; /* the shortest of this try, and of the best team's */
+  uint32_t ns, best_ns, all_ns; /* the shortest of this try, of the best team's, and with all threads */
   uint8_t tried, best, chosen; /* teams: of this try, the fastest so far, between tries */
   uint8_t is_open; /* smaller teams are tried */
 } teams_step;

@@ -98,9 +98,9 @@ int main(void) {
   run(&used, 100);
   CHECK(all_have(&used, 1));
 
-  begin(&used, steps, 2, 300); /* the same, but all threads in every kernel gain */
+  begin(&used, steps, 2, 500); /* the same, but all threads in every kernel gain */
   alone_ns[1] = alone_ns[3] = 20000;
-  moved_ns = 500;
+  moved_ns = 1000;
   run(&used, 100);
   CHECK(all_have(&used, 2));
 
