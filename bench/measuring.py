@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from bench.side_by_side import Peer, environment
-from bench.threads import Clock, Opened, library_of, network_named
+from bench.threads import Clock, Opened, entry_of, library_of
 from tvmflow.evaluation.latency import LatencyRules, measured_of, ratio_of
 from tvmflow.evaluation.machine_state import host_probe, host_watch
 from tvmflow.evaluation.turn_statistics import median_ratio
@@ -139,7 +139,9 @@ class _Found:
             trip = median(self.trips[state])
             clean, badged, ratios = (found.get(state, []) for found in (self.clean, self.badged, self.ratios))
             shown = median(clean or badged or [float("nan")])
-            once = "" if at else f"{_share(self.found)}{_share(self.false)}{_share(self.alone)}{_share(self.in_turns, 9)}"
+            once = (
+                "" if at else f"{_share(self.found)}{_share(self.false)}{_share(self.alone)}{_share(self.in_turns, 9)}"
+            )
             yield (f"{name:14}{condition:>10}{trip if trip > 1 else 0:9.0f}{shown:10.4g}{_spread(clean)}{len(clean):4}{_spread(badged)}"
                    f"{len(badged):4}{median(ratios or [float('nan')]):7.2f}{_spread(ratios)}{once}")  # fmt: skip
 
@@ -164,7 +166,11 @@ def _differs(a: Sequence[Turn], b: Sequence[Turn], threads: int) -> bool:
 def _measured(library: Path, model: Path, rules: LatencyRules, threads: int) -> dict[str, list[Turn]]:
     """Return the turns of a library, of a second process with it, and of ONNX Runtime."""
     serve = partial(_serving, threads)
-    starts = {"library": serve("library", library), "again": serve("library", library), "onnxruntime": serve("onnx", model)}
+    starts = {
+        "library": serve("library", library),
+        "again": serve("library", library),
+        "onnxruntime": serve("onnx", model),
+    }
     with contextlib.ExitStack() as stack:
         peers = {name: stack.enter_context(peer) for name, peer in starts.items()}
         for peer in peers.values():
@@ -207,7 +213,9 @@ def _onnx_runs(file: Path, threads: int) -> Any:
     generator = np.random.default_rng(0)
     kinds = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
     feed = {
-        one.name: np.ones(one.shape, kinds[one.type]) if one.type in kinds else generator.standard_normal(one.shape, np.float32)
+        one.name: np.ones(one.shape, kinds[one.type])
+        if one.type in kinds
+        else generator.standard_normal(one.shape, np.float32)
         for one in session.get_inputs()
     }
     return timed(lambda: session.run(None, feed))
@@ -219,7 +227,7 @@ def _onnx(folder: Path, name: str) -> Path:
     if not path.is_file():
         from tvmflow.frontends.exported import ExportedModel
 
-        entry = network_named(name)
+        entry = entry_of(name)
         ExportedModel(entry.make(), entry.inputs).to_onnx(path)
     return path
 
@@ -244,7 +252,9 @@ def _condition(name: str, threads: int) -> Iterator[None]:
 def _stranger(program: str) -> int:
     """Start a program that is nobody's child here, so that it counts among the processes of others; return its id."""
     shell = 'setsid "$0" -c "$1" > /dev/null 2>&1 & echo $!'
-    started = subprocess.run(["sh", "-c", shell, sys.executable, program], stdout=subprocess.PIPE, text=True, check=True)
+    started = subprocess.run(
+        ["sh", "-c", shell, sys.executable, program], stdout=subprocess.PIPE, text=True, check=True
+    )
     return int(started.stdout)
 
 

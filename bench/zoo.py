@@ -149,7 +149,7 @@ class _Detector(nn.Module):  # type: ignore[misc]
         return made
 
 
-def _with_statistics(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
+def with_statistics(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
     """Return a network whose batch norms have the statistics of a batch, so that outputs follow inputs."""
     torch.manual_seed(_SEED)
     network = make()
@@ -245,9 +245,9 @@ _TIMM = {"deit_tiny_patch16_224": 224, "mobilenetv4_conv_small": 224, "mobileone
 NETWORKS: dict[str, Entry] = {
     **{name: _image(lambda name=name: seeded(f"torchvision/{name}", _SEED)) for name in _TORCHVISION},  # type: ignore[misc]
     **{name: _image(lambda name=name, size=size: _timm(name, size), size) for name, size in _TIMM.items()},  # type: ignore[misc]
-    "unet": _image(lambda: _with_statistics(UNet, (3, 256, 256)), 256),
-    "yolo": _image(lambda: _with_statistics(Yolo, (3, 320, 320)), 320),
-    "ssdlite320_mobilenet_v3_large": _image(lambda: _with_statistics(_ssdlite, (3, 320, 320)), 320),
+    "unet": _image(lambda: with_statistics(UNet, (3, 256, 256)), 256),
+    "yolo": _image(lambda: with_statistics(Yolo, (3, 320, 320)), 320),
+    "ssdlite320_mobilenet_v3_large": _image(lambda: with_statistics(_ssdlite, (3, 320, 320)), 320),
     "bert_base": _text("BertModel", "BertConfig"),
     "distilbert": _text("DistilBertModel", "DistilBertConfig"),
     "gpt2": _decoder("GPT2LMHeadModel", "GPT2Config"),

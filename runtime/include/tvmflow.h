@@ -61,7 +61,7 @@ typedef struct {
 
 /* All zero means: the number of threads that the network was tuned for, on any core, with memory from the C library. */
 typedef struct {
-  uint32_t threads;  /* that compute, the caller's own among them; at most TVMFLOW_MAX_THREADS */
+  uint32_t threads;  /* that compute at most, the caller's own among them; up to TVMFLOW_MAX_THREADS, and no more than there are CPUs for: threads_of */
   uint64_t cpu_mask; /* bit i: the threads of the library may run on CPU i; 0: on the fastest kind of core where there are several */
   uint32_t spin_us;  /* how long an idle thread waits for work before it sleeps; 0: the default, UINT32_MAX: never spin */
   void *(*allocate)(void *context, size_t size, size_t alignment); /* both are called by several threads at a time */
@@ -219,6 +219,10 @@ typedef struct tvmflow_api {
   tvmflow_status (*shape_of)(int is_output, uint32_t i, const int64_t *sizes, int64_t *shape);
   /* As run, with inputs and outputs of these sizes, elements one behind the other: padding and cutting are the library's. */
   tvmflow_status (*run_sized)(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs, void *const *outputs);
+
+  /* How many threads compute an instance's next run: as many as were asked for, or as there are CPUs for, and after the first runs as many as make it
+   * faster, 1 where none does; each kernel has its own number of these. Tried again now and then. 0 for NULL. */
+  uint32_t (*threads_of)(tvmflow_instance *instance);
 } tvmflow_api;
 
 typedef const tvmflow_api *(*tvmflow_entry)(void);

@@ -67,6 +67,9 @@ class network {
     return found;
   }
 
+  // How many threads compute the next run: those that make it faster; 0 for a library of an earlier version, which does not say.
+  uint32_t threads() const { return api_->size > offsetof(tvmflow_api, threads_of) ? api_->threads_of(instance_.get()) : 0; }
+
   // How many sizes a run chooses; 0 where inputs and outputs have one shape.
   uint32_t sizes() const { return api_->size > offsetof(tvmflow_api, sizes) ? api_->sizes : 0; }
 

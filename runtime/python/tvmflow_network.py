@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -129,6 +130,7 @@ class _Api(ctypes.Structure):
         ("sizes_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Numbers), _Numbers)),
         ("shape_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint32, _Numbers, _Numbers)),
         ("run_sized", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _Numbers, _Pointers, _Pointers)),
+        ("threads_of", ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)),
     )  # fmt: skip
 
 
@@ -171,7 +173,7 @@ class Guess(NamedTuple):
 
 
 class Network:
-    """An instance of a network. threads: 0 for as many as it was tuned for; cpu_mask: bit i allows CPU i, 0 leaves it open.
+    """An instance of a network. threads: at most, 0 for as many as it was tuned for, and no more than there are CPUs for; cpu_mask: bit i allows CPU i, 0 leaves it open.
 
     driver: of the accelerator that computes a part of it, a Driver, or a function that returns one for the accelerator's design.
     gpu: which GPU runs it, of a network that was compiled for one; None for the first.
@@ -209,6 +211,7 @@ class Network:
         else:
             pointer = ctypes.addressof(self._driver)
             self._check(self._api.create_on(ctypes.byref(options), pointer, ctypes.byref(self._handle)))
+        self._warn_of_threads(threads or self._api.threads)
 
     def _create_with_gpu(
         self, options: _Options, path: str | os.PathLike[str], gpu: Gpu | None, sample: Sequence[Any] | None
@@ -230,6 +233,13 @@ class Network:
                 ctypes.byref(options), other, gpu and ctypes.byref(gpu), given, ctypes.byref(self._handle)
             )
         )
+
+    def _warn_of_threads(self, asked: int) -> None:
+        found = asked if self.gpu or self._api.size <= _Api.threads_of.offset else self.threads
+        if found < asked:  # Python shows each text once
+            warnings.warn(
+                f"{found} threads instead of {asked}: as many as there are CPUs", RuntimeWarning, stacklevel=3
+            )
 
     def __call__(self, *arrays: Any) -> Any:
         """Run once. arrays: one per input, exactly of its shape; numbers are converted to its dtype.
@@ -303,6 +313,13 @@ class Network:
         found = _Processor()
         self._check(self._api.processor(self._handle, ctypes.byref(found)))
         return Processor(*(getattr(found, name).decode(errors="replace") for name in Processor._fields))
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads compute the next run: those that make it faster. Raises NetworkError for a library of an earlier version."""
+        if self._api.size <= _Api.threads_of.offset:
+            raise NetworkError("the library is of an earlier version, which does not say how many threads it uses")
+        return int(self._api.threads_of(self._handle))
 
     @property
     def images(self) -> int:

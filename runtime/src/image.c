@@ -248,7 +248,7 @@ static int fill_rows(int task, pool_group *group, void *data) {
 /* Return the end of what the pixels of an axis are made of. */
 static uint32_t end_of(const axis *made) { return made->start[made->count - 1] + made->used[made->count - 1]; }
 
-void image_prepare(const plan_image *wanted, const tvmflow_image *image, void *memory, pool *threads, void *sample) {
+void image_prepare(const plan_image *wanted, const tvmflow_image *image, void *memory, pool *threads, uint32_t team, void *sample) {
   job doing;
   lay_out(&doing, wanted, image, memory);
   doing.sample = sample;
@@ -260,7 +260,7 @@ void image_prepare(const plan_image *wanted, const tvmflow_image *image, void *m
   const axis *second = doing.is_vertical_first ? &doing.x : &doing.y;
   doing.from = second->start[0];
   *(doing.is_vertical_first ? &doing.columns : &doing.lines) = end_of(second) - doing.from;
-  if (doing.colors) pool_run(threads, mix_rows, &doing, 0, 0);
-  pool_run(threads, first_pass, &doing, 0, 0);
-  pool_run(threads, fill_rows, &doing, 0, 0);
+  if (doing.colors) pool_run(threads, team, mix_rows, &doing, 0, 0);
+  pool_run(threads, team, first_pass, &doing, 0, 0);
+  pool_run(threads, team, fill_rows, &doing, 0, 0);
 }

@@ -9,6 +9,7 @@
 #include "pool.h"
 #include "scores.h"
 #include "sizes.h"
+#include "teams.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@
 #define POPULATE_WRITE 23                /* advice of Linux 5.14, which headers of some systems do not know */
 #define HUGE_PAGE ((size_t)2 << 20) /* bytes, of x86-64 and arm64 with pages of 4 KB */
 #define ERROR_SIZE 512
+#define FEW_PIXELS 4096 /* of an image: threads are not worth their hand-overs */
 
 typedef struct {
   void *memory;
@@ -49,6 +51,10 @@ struct tvmflow_instance {
   plan_any *arguments;   /* one per argument of a step, likewise */
   plan_tensor *all_tensors;
   plan_any *all_arguments;
+  teams *teams;          /* one per bucket */
+  teams_step *team_steps; /* of all buckets, one behind the other */
+  teams *teams_now;      /* of the bucket that runs */
+  uint32_t team;         /* of the step that runs */
   place *places;         /* of inputs, then outputs */
   const uint32_t *loops; /* of the step that runs: the extents of the parallel loops that it has not begun */
   uint32_t loop_count;
@@ -150,7 +156,7 @@ static int launch(pool_task task, void *data, int tasks) {
   tvmflow_instance *instance = current.instance;
   const uint32_t extent = instance->loop_count ? *instance->loops : 0;
   if (instance->loop_count) ++instance->loops, --instance->loop_count;
-  failed = pool_run(&instance->threads, task, data, tasks, extent);
+  failed = pool_run(&instance->threads, instance->team, task, data, tasks, extent);
   current.in_loop = 0;
   return failed;
 }
@@ -179,9 +185,11 @@ static void turn_to(tvmflow_instance *instance, const plan_tables *tables) {
   instance->moved = 1;
   instance->tensors = instance->all_tensors;
   instance->arguments = instance->all_arguments;
+  instance->teams_now = instance->teams;
   for (uint32_t i = 0; bucket(i) != tables; ++i) {
     instance->tensors += bucket(i)->value_count;
     instance->arguments += bucket(i)->argument_count;
+    ++instance->teams_now;
   }
 }
 
@@ -218,6 +226,8 @@ static void free_memory(tvmflow_instance *freed) {
   release(freed, freed->calls);
   release(freed, freed->all_arguments);
   release(freed, freed->all_tensors);
+  release(freed, freed->team_steps);
+  release(freed, freed->teams);
   release(freed, freed->arena);
   tvmflow_instance copy = {.options = freed->options};
   release(&copy, freed);
@@ -283,18 +293,23 @@ static int make_memory(tvmflow_instance *made) {
   memset(made->places, 0, tensors);
   made->now = &plan;
   if (plan.gpu) return 0;
-  size_t values = 0, arguments = 0;
+  size_t values = 0, arguments = 0, steps = 0;
   for (uint32_t i = 0; i < bucket_count(); ++i) {
     values += bucket(i)->value_count;
     arguments += bucket(i)->argument_count;
+    steps += bucket(i)->step_count;
   }
   made->arena = allocate(made, plan_api.arena_size);
   made->all_tensors = allocate(made, values * sizeof *made->tensors);
   made->all_arguments = allocate(made, arguments * sizeof *made->arguments);
-  if (!made->arena || !made->all_tensors || !made->all_arguments) return -1;
+  made->teams = allocate(made, bucket_count() * sizeof *made->teams);
+  made->team_steps = allocate(made, steps * sizeof *made->team_steps);
+  if (!made->arena || !made->all_tensors || !made->all_arguments || !made->teams || !made->team_steps) return -1;
   memset(made->all_arguments, 0, arguments * sizeof *made->arguments);
   made->now = NULL;
-  for (uint32_t i = 0; i < bucket_count(); ++i) {
+  teams_step *first = made->team_steps;
+  for (uint32_t i = 0; i < bucket_count(); first += bucket(i++)->step_count) {
+    teams_start(&made->teams[i], first, bucket(i)->step_count, made->options.threads);
     turn_to(made, bucket(i));
     bind(made);
   }
@@ -343,6 +358,7 @@ static tvmflow_status create(const tvmflow_options *options, const tvmflow_drive
   if (options) wanted = *options;
   if (!wanted.threads) wanted.threads = plan_api.threads;
   if (wanted.threads > TVMFLOW_MAX_THREADS) return told(TVMFLOW_BAD_ARGUMENT, "more threads than TVMFLOW_MAX_THREADS", NULL);
+  if (wanted.threads > pool_cpus(wanted.cpu_mask)) wanted.threads = pool_cpus(wanted.cpu_mask);
   if (!wanted.allocate != !wanted.release) return told(TVMFLOW_BAD_ARGUMENT, "allocate and release belong together", NULL);
   tvmflow_instance asking = {.options = wanted};
   tvmflow_instance *made = allocate(&asking, sizeof *made);
@@ -435,26 +451,41 @@ static void point(tvmflow_instance *instance) {
   instance->moved = 0;
 }
 
-static void add_to_profile(tvmflow_instance *instance, uint32_t i, uint64_t begin) {
+static void add_to_profile(tvmflow_instance *instance, uint32_t i, uint64_t ns) {
   instance->calls[i] += 1;
-  instance->nanoseconds[i] += now_ns() - begin;
+  instance->nanoseconds[i] += ns;
+}
+
+static tvmflow_status run_step(tvmflow_instance *instance, uint32_t i, uint32_t team) {
+  const plan_step *step = &instance->now->steps[i];
+  plan_any result = {PLAN_ANY_NONE, 0, {0}};
+  instance->loops = step->loops;
+  instance->loop_count = step->loop_count;
+  instance->team = team;
+  if (step->program && device_run(&instance->device, step->program - 1, instance->arguments + step->arguments))
+    return told(TVMFLOW_DEVICE_FAILED, "the accelerator failed in %s", step->name);
+  if (!step->program && step->kernel(NULL, instance->arguments + step->arguments, (int32_t)step->count, &result))
+    return current.error[0] ? TVMFLOW_KERNEL_FAILED : told(TVMFLOW_KERNEL_FAILED, "kernel %s failed", step->name);
+  return TVMFLOW_OK;
 }
 
 static tvmflow_status walk(tvmflow_instance *instance) {
   const plan_tables *now = instance->now;
-  const int profiling = instance->profiling && now == &plan;
+  teams *used = instance->teams_now;
+  const int profiling = instance->profiling && now == &plan, trying = !profiling && teams_begin(used, now_ns), timed = profiling || trying;
+  if (trying || used->largest > 1) pool_settle(&instance->threads);
+  const uint64_t first = timed ? now_ns() : 0;
+  uint64_t begin = first;
   for (uint32_t i = 0; i < now->step_count; ++i) {
-    const plan_step *step = &now->steps[i];
-    plan_any result = {PLAN_ANY_NONE, 0, {0}};
-    uint64_t begin = profiling ? now_ns() : 0;
-    instance->loops = step->loops;
-    instance->loop_count = step->loop_count;
-    if (step->program && device_run(&instance->device, step->program - 1, instance->arguments + step->arguments))
-      return told(TVMFLOW_DEVICE_FAILED, "the accelerator failed in %s", step->name);
-    if (!step->program && step->kernel(NULL, instance->arguments + step->arguments, (int32_t)step->count, &result))
-      return current.error[0] ? TVMFLOW_KERNEL_FAILED : told(TVMFLOW_KERNEL_FAILED, "kernel %s failed", step->name);
-    if (profiling) add_to_profile(instance, i, begin);
+    const tvmflow_status status = run_step(instance, i, trying ? used->steps[i].tried : used->steps[i].chosen);
+    if (status) return status;
+    if (!timed) continue;
+    const uint64_t end = now_ns();
+    if (profiling) add_to_profile(instance, i, end - begin);
+    if (trying) teams_note(used, i, end - begin);
+    begin = end;
   }
+  if (trying) teams_end(used, begin - first, begin);
   for (uint32_t i = 0; i < now->copy_count; ++i)
     memcpy(instance->tensors[now->copies[i].to].data, instance->tensors[now->copies[i].from].data, now->copies[i].size);
   return TVMFLOW_OK;
@@ -490,7 +521,6 @@ static void enter(tvmflow_instance *instance, const plan_tables *tables) {
   pthread_mutex_lock(&instance->mutex);
   current.instance = instance;
   turn_to(instance, tables);
-  pool_settle(&instance->threads);
 }
 
 static tvmflow_status leave(tvmflow_instance *instance, tvmflow_status status) {
@@ -576,9 +606,12 @@ static tvmflow_status settle_images(tvmflow_instance *instance, const tvmflow_im
   for (uint32_t i = 0; i < plan_api.images && !status; ++i) {
     void *memory = memory_for(instance, &images[i]);
     if (!memory) return told(TVMFLOW_NO_MEMORY, "no memory to resize an image", NULL);
-    image_prepare(plan.image, &images[i], memory, &instance->threads, instance->places[0].used + i * plan.image->sample_size);
+    const uint64_t pixels = (uint64_t)images[i].width * images[i].height + (uint64_t)plan.image->width * plan.image->height;
+    const uint32_t team = pixels > FEW_PIXELS ? instance->options.threads : 1;
+    if (team > 1) pool_settle(&instance->threads);
+    image_prepare(plan.image, &images[i], memory, &instance->threads, team, instance->places[0].used + i * plan.image->sample_size);
   }
-  if (instance->profiling && !status) add_to_profile(instance, plan.step_count + PROFILE_IMAGES, begin);
+  if (instance->profiling && !status) add_to_profile(instance, plan.step_count + PROFILE_IMAGES, now_ns() - begin);
   return status;
 }
 
@@ -693,6 +726,16 @@ tvmflow_status tvmflow_profile_of(const tvmflow_instance *instance, uint32_t i, 
   if (i == plan.step_count + PROFILE_IMAGES ? !plan.image : i > plan.step_count && !plan.gpu) return TVMFLOW_BAD_ARGUMENT;
   *found = (tvmflow_profile){i < plan.step_count ? plan.steps[i].name : others[i - plan.step_count], instance->calls[i], instance->nanoseconds[i]};
   return TVMFLOW_OK;
+}
+
+uint32_t tvmflow_threads_of(tvmflow_instance *instance) {
+  if (!instance) return 0;
+  uint32_t most = plan.gpu ? instance->options.threads : 1;
+  pthread_mutex_lock(&instance->mutex);
+  for (uint32_t i = 0; i < bucket_count() && !plan.gpu; ++i)
+    if (instance->teams[i].largest > most) most = instance->teams[i].largest;
+  pthread_mutex_unlock(&instance->mutex);
+  return most;
 }
 
 tvmflow_status tvmflow_processor_of(const tvmflow_instance *instance, tvmflow_processor *found) {

@@ -170,6 +170,7 @@ tvmflow_status tvmflow_size_of(uint32_t i, tvmflow_size *info);
 tvmflow_status tvmflow_sizes_of(const int64_t *const *shapes, int64_t *sizes);
 tvmflow_status tvmflow_shape_of(int is_output, uint32_t i, const int64_t *sizes, int64_t *shape);
 tvmflow_status tvmflow_run_sized(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs, void *const *outputs);
+uint32_t tvmflow_threads_of(tvmflow_instance *instance);
 void tvmflow_destroy(tvmflow_instance *instance);
 const char *tvmflow_last_error(void);
 tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on);

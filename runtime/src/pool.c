@@ -19,14 +19,20 @@ static inline void relax_cpu(void) {
 #endif
 }
 
-#define SHARE_BITS 16 /* of a word that says a round and a share, or how many */
+#define SHARE_BITS 16 /* of a word that says a round and a share, or how many; of `work` the upper 7 of these are the team */
+#define TEAM_SHIFT 9
 
 static uint64_t round_of(unsigned long long word) { return word >> SHARE_BITS; }
 static uint32_t share_of(unsigned long long word) { return (uint32_t)word & ((1u << SHARE_BITS) - 1); }
 static unsigned long long word_of(uint64_t round, uint32_t share) { return (unsigned long long)round << SHARE_BITS | share; }
 
+static uint32_t team_of(unsigned long long work) { return share_of(work) >> TEAM_SHIFT; }
+static uint32_t shares_of(unsigned long long work) { return share_of(work) & ((1u << TEAM_SHIFT) - 1); }
+_Static_assert(POOL_SHARES_EACH * TVMFLOW_MAX_THREADS < 1u << TEAM_SHIFT, "shares have bits of their own");
+_Static_assert(TVMFLOW_MAX_THREADS <= 64, "a bit each of `sleeping`, and seven for the team");
+
 /* The first of a thread's own shares; those of a thread are neighbours. */
-static uint32_t first_share(const pool *used, uint32_t shares, uint32_t number) { return (uint32_t)((uint64_t)shares * number / used->threads); }
+static uint32_t first_share(uint32_t team, uint32_t shares, uint32_t number) { return (uint32_t)((uint64_t)shares * number / team); }
 
 /* Take the next share of a part of a round, which begins and ends with these; returns `end` where none is left. Of a round that is over all shares are
  * taken, in it or in a later one. */
@@ -49,40 +55,42 @@ static void compute(pool *used, uint32_t share, uint32_t shares) {
 /* Compute shares of a round: those of this thread, and where there are many threads, others until none is left. */
 static void run_shares(pool *used, uint32_t number, unsigned long long work) {
   const uint64_t round = round_of(work);
-  const uint32_t shares = share_of(work), parts = used->threads > FEW_THREADS ? used->threads : 1;
+  const uint32_t shares = shares_of(work), team = team_of(work), parts = team > FEW_THREADS ? team : 1;
   uint32_t done = 0;
   for (uint32_t i = 0; i < parts; ++i) {
-    const uint32_t of = number + i < used->threads ? number + i : number + i - used->threads, before = done;
-    const uint32_t first = first_share(used, shares, of), end = first_share(used, shares, of + 1);
+    const uint32_t of = number + i < team ? number + i : number + i - team, before = done;
+    const uint32_t first = first_share(team, shares, of), end = first_share(team, shares, of + 1);
     for (uint32_t share; first < end && (share = take(&used->parts[of], round, first, end)) < end; ++done) compute(used, share, shares);
     if (done > before) atomic_store_explicit(&used->counts[number].done, word_of(round, done), memory_order_release);
   }
 }
 
 /* How many shares of a round have been computed. */
-static uint32_t done_of(pool *used, uint64_t round) {
+static uint32_t done_of(pool *used, unsigned long long work) {
   uint32_t done = 0;
-  for (uint32_t number = 0; number < used->threads; ++number) {
+  for (uint32_t number = 0; number < team_of(work); ++number) {
     const unsigned long long count = atomic_load_explicit(&used->counts[number].done, memory_order_acquire);
-    if (round_of(count) == round) done += share_of(count);
+    if (round_of(count) == round_of(work)) done += share_of(count);
   }
   return done;
 }
 
-/* Wait until the round is another than that of `seen`: spinning first, then asleep. */
-static unsigned long long next_work(pool *owner, unsigned long long seen) {
+static int is_for(unsigned long long work, uint32_t number, unsigned long long seen) { return work != seen && number < team_of(work); }
+
+/* Wait until a thread has a round after `seen`: spinning first, then asleep. */
+static unsigned long long next_work(pool *owner, uint32_t number, unsigned long long seen) {
   uint64_t until = owner->spin_ns ? now_ns() + owner->spin_ns : 0;
   unsigned long long found;
   for (uint32_t turn = 0; until; ++turn) {
     found = atomic_load_explicit(&owner->work, memory_order_acquire);
-    if (found != seen) return found;
+    if (is_for(found, number, seen)) return found;
     relax_cpu();
     if (turn % 64 == 63 && now_ns() > until) break;
   }
   pthread_mutex_lock(&owner->mutex);
-  atomic_fetch_add(&owner->sleeping, 1);
-  while ((found = atomic_load(&owner->work)) == seen) pthread_cond_wait(&owner->wake, &owner->mutex);
-  atomic_fetch_sub(&owner->sleeping, 1);
+  atomic_fetch_or(&owner->sleeping, 1ull << number);
+  while (found = atomic_load(&owner->work), !is_for(found, number, seen)) pthread_cond_wait(&owner->wake, &owner->mutex);
+  atomic_fetch_and(&owner->sleeping, ~(1ull << number));
   pthread_mutex_unlock(&owner->mutex);
   return found;
 }
@@ -92,17 +100,17 @@ static void *work(void *argument) {
   pool *owner = self->owner;
   pool_enter(owner->owner, self->number);
   for (unsigned long long seen = 0;;) {
-    seen = next_work(owner, seen);
+    seen = next_work(owner, self->number, seen);
     if (atomic_load_explicit(&owner->ends, memory_order_acquire)) return NULL;
     run_shares(owner, self->number, seen);
   }
 }
 
-/* Begin a round of so many shares; returns it. */
-static unsigned long long announce(pool *used, uint32_t shares) {
-  const unsigned long long next = word_of(round_of(atomic_load_explicit(&used->work, memory_order_relaxed)) + 1, shares);
+/* Begin a round of a team; returns it. Only who is in the team is woken. */
+static unsigned long long announce(pool *used, uint32_t team, uint32_t shares) {
+  const unsigned long long next = word_of(round_of(atomic_load_explicit(&used->work, memory_order_relaxed)) + 1, team << TEAM_SHIFT | shares);
   atomic_store(&used->work, next); /* sequentially consistent, as is the read of `sleeping`: one of both sees the other */
-  if (atomic_load(&used->sleeping)) {
+  if (atomic_load(&used->sleeping) & ~0ull >> (64 - team)) {
     pthread_mutex_lock(&used->mutex);
     pthread_cond_broadcast(&used->wake);
     pthread_mutex_unlock(&used->mutex);
@@ -169,6 +177,19 @@ void pool_settle(pool *used) {
   used->avoided = cpu;
 }
 
+/* The CPUs that are allowed; of a mask one more where the caller may be on another. */
+uint32_t pool_cpus(uint64_t cpu_mask) {
+  const cpu_set_t allowed = allowed_cpus(cpu_mask);
+  cpu_set_t own, both;
+  if (!CPU_COUNT(&allowed)) {
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (uint32_t)online : TVMFLOW_MAX_THREADS;
+  }
+  if (!cpu_mask || sched_getaffinity(0, sizeof own, &own)) return (uint32_t)CPU_COUNT(&allowed);
+  CPU_AND(&both, &own, &allowed);
+  return (uint32_t)CPU_COUNT(&allowed) + (CPU_COUNT(&both) < CPU_COUNT(&own));
+}
+
 tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint32_t spin_us, void *owner) {
   memset(made, 0, sizeof *made);
   made->allowed = allowed_cpus(cpu_mask);
@@ -176,9 +197,7 @@ tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint3
   made->threads = threads;
   made->owner = owner;
   made->spin_ns = spin_us == UINT32_MAX ? 0 : 1000u * (uint64_t)(spin_us ? spin_us : DEFAULT_SPIN_US);
-  /* A thread that spins would take another's core; the caller's need not be among those that it allows. */
-  long cpus = CPU_COUNT(&made->allowed) ? CPU_COUNT(&made->allowed) + (cpu_mask != 0) : sysconf(_SC_NPROCESSORS_ONLN);
-  if (cpus < (long)threads) made->spin_ns = 0;
+  if (pool_cpus(cpu_mask) < threads) made->spin_ns = 0; /* a thread that spins would take another's core */
   if (pthread_mutex_init(&made->mutex, NULL)) return TVMFLOW_NO_THREADS;
   if (pthread_cond_init(&made->wake, NULL)) {
     pthread_mutex_destroy(&made->mutex);
@@ -203,39 +222,45 @@ tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint3
 }
 
 /* Into how many tasks to divide a loop of so many steps, 0 for unknown: none of them empty, where many threads may take those of others. */
-static uint32_t tasks_of(const pool *used, uint32_t extent) {
-  if (used->threads <= FEW_THREADS) return used->threads;
-  const uint32_t most = POOL_SHARES_EACH * used->threads;
+static uint32_t tasks_of(uint32_t team, uint32_t extent) {
+  if (team <= FEW_THREADS) return team;
+  const uint32_t most = POOL_SHARES_EACH * team;
   if (!extent) return most;
   const uint32_t steps = (extent + most - 1) / most;
   return (extent + steps - 1) / steps;
 }
 
-int pool_run(pool *used, pool_task task, void *data, int tasks, uint32_t extent) {
-  const uint32_t count = tasks > 0 ? (uint32_t)tasks : tasks_of(used, extent), most = POOL_SHARES_EACH * used->threads;
-  const uint32_t shares = used->threads <= FEW_THREADS ? used->threads : count < most ? count : most;
+static int run_alone(pool_task task, void *data, int tasks) {
+  pool_group group = {NULL, tasks > 0 ? tasks : 1};
+  int failed = 0;
+  for (int32_t i = 0; i < group.num_task; ++i) failed |= task(i, &group, data);
+  return failed;
+}
+
+int pool_run(pool *used, uint32_t team, pool_task task, void *data, int tasks, uint32_t extent) {
+  if (team > used->threads) team = used->threads;
+  if (team == 1) return run_alone(task, data, tasks);
+  const uint32_t count = tasks > 0 ? (uint32_t)tasks : tasks_of(team, extent), most = POOL_SHARES_EACH * team;
+  const uint32_t shares = team <= FEW_THREADS ? team : count < most ? count : most;
   used->task = task;
   used->data = data;
   used->group = (pool_group){NULL, (int32_t)count};
-  if (used->threads == 1) {
-    int failed = 0;
-    for (int32_t i = 0; i < used->group.num_task; ++i) failed |= task(i, &used->group, data);
-    return failed;
-  }
   atomic_store_explicit(&used->failed, 0, memory_order_relaxed);
-  const unsigned long long begun = announce(used, shares);
+  const unsigned long long begun = announce(used, team, shares);
   run_shares(used, 0, begun);
-  uint64_t until = now_ns() + used->spin_ns;
-  for (uint32_t turn = 0; done_of(used, round_of(begun)) < shares; ++turn) {
+  uint64_t until = 0; /* the clock takes part of a small loop's time: a wait that is short does without */
+  for (uint32_t turn = 0; done_of(used, begun) < shares; ++turn) {
     relax_cpu();
-    if (turn % 64 == 63 && now_ns() > until) sched_yield();
+    if (turn % 64 != 63) continue;
+    if (!until) until = now_ns() + used->spin_ns;
+    else if (now_ns() > until) sched_yield();
   }
   return (int)atomic_load_explicit(&used->failed, memory_order_relaxed);
 }
 
 void pool_stop(pool *stopped) {
   atomic_store_explicit(&stopped->ends, 1, memory_order_release);
-  announce(stopped, 0);
+  announce(stopped, stopped->threads, 0);
   for (uint32_t number = 1; number <= stopped->started; ++number) pthread_join(stopped->workers[number].thread, NULL);
   pthread_cond_destroy(&stopped->wake);
   pthread_mutex_destroy(&stopped->mutex);

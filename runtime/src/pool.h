@@ -1,6 +1,6 @@
 /* A pool of threads of one instance: they spin for a while, then sleep.
  *
- * A loop is divided into shares, one for each of few threads. Each of many takes its own first, so that it finds its data in its cache, then
+ * A loop has a team of threads, the first of all, and is divided into shares, one for each of few threads. Each of many takes its own first, so that it finds its data in its cache, then
  * those that nobody has taken: a thread that the system does not run, or that still sleeps, holds up nothing that it has not begun.
  *
  * What one thread writes while others read something else lies in lines of the cache of its own: fetching a line that another core wrote takes
@@ -58,10 +58,10 @@ struct pool {
   uint32_t started;
   struct pool_worker workers[TVMFLOW_MAX_THREADS];
   atomic_uint failed;
-  atomic_uint sleeping;
+  atomic_ullong sleeping; /* bit i: thread i */
   /* Of the round, written as it begins. */
   char apart[POOL_APART];
-  _Alignas(TVMFLOW_ALIGNMENT) atomic_ullong work; /* number of the round, and how many shares it has; workers wait for it to change */
+  _Alignas(TVMFLOW_ALIGNMENT) atomic_ullong work; /* number of the round, its team and how many shares it has; workers wait for it to change */
   pool_task task;
   void *data;
   pool_group group;
@@ -70,13 +70,15 @@ struct pool {
   struct pool_count counts[TVMFLOW_MAX_THREADS];
 };
 
+/* How many threads find a CPU each, the caller's among them. */
+uint32_t pool_cpus(uint64_t cpu_mask);
 /* Start threads - 1 threads. Returns TVMFLOW_NO_THREADS, with none of them left, when the system makes no more. */
 tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint32_t spin_us, void *owner);
 /* Before the loops of a run: keep the workers off the caller's CPU, where there are enough others. */
 void pool_settle(pool *used);
-/* Run task(i) for every i below `tasks`; returns nonzero when one did. tasks 0: as many as are useful, of a loop of `extent` steps that each divides by
- * their number; extent 0: of an unknown number. */
-int pool_run(pool *used, pool_task task, void *data, int tasks, uint32_t extent);
+/* Run task(i) for every i below `tasks` on `team` threads, at most all; returns nonzero when one did. tasks 0: as many as are useful, of a loop of `extent`
+ * steps that each divides by their number; extent 0: of an unknown number. */
+int pool_run(pool *used, uint32_t team, pool_task task, void *data, int tasks, uint32_t extent);
 void pool_stop(pool *stopped);
 /* Called in a worker as it starts: says for whom it works. */
 void pool_enter(void *owner, uint32_t number);

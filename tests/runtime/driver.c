@@ -99,6 +99,57 @@ static void the_caller_has_a_cpu_of_its_own(void) {
   api->destroy(net);
 }
 
+extern atomic_int add_tasks, add_ns;
+
+static int cpus(void) {
+  cpu_set_t own;
+  CHECK(!sched_getaffinity(0, sizeof own, &own));
+  return CPU_COUNT(&own);
+}
+
+/* Kernels that take less than a hand-over run on one thread, and no thread of the library is woken; others on as many as there are CPUs for. */
+static void threads_where_they_are_worth_it(void) {
+  const uint32_t all = cpus() < 4 ? (uint32_t)cpus() : 4;
+  tvmflow_instance *net = NULL;
+  CHECK(!api->threads_of(NULL));
+  CHECK(api->create(&(tvmflow_options){.threads = 4, .spin_us = UINT32_MAX}, &net) == TVMFLOW_OK); /* hand-overs wake who sleeps */
+  CHECK(api->threads_of(net) == all);
+  for (int seed = 0; seed < 100; ++seed) run_with(net, seed, 0);
+  CHECK(api->threads_of(net) == 1 && add_tasks == 1);
+  api->destroy(net);
+  add_ns = 4000000;
+  CHECK(api->create(&(tvmflow_options){.threads = 4}, &net) == TVMFLOW_OK);
+  for (int seed = 0; seed < 25; ++seed) run_with(net, seed, 0);
+  CHECK(api->threads_of(net) == all && add_tasks == (int)all);
+  add_ns = 0;
+  api->destroy(net);
+}
+
+/* An instance that is asked for more threads than there are CPUs has as many as these; of a mask they are the mask's, and the caller's. */
+static void no_more_threads_than_cpus(void) {
+  cpu_set_t own, one;
+  tvmflow_instance *net = NULL;
+  CHECK(api->create(&(tvmflow_options){.threads = TVMFLOW_MAX_THREADS}, &net) == TVMFLOW_OK);
+  CHECK(api->threads_of(net) == (uint32_t)cpus());
+  api->destroy(net);
+  CHECK(!sched_getaffinity(0, sizeof own, &own));
+  int first = 0, last = 0;
+  while (!CPU_ISSET(first, &own)) ++first;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &own)) last = cpu;
+  CPU_ZERO(&one);
+  CPU_SET(first, &one);
+  CHECK(!sched_setaffinity(0, sizeof one, &one));
+  CHECK(api->create(&(tvmflow_options){.threads = 2}, &net) == TVMFLOW_OK && api->threads_of(net) == 1);
+  run_with(net, 1, 0);
+  api->destroy(net);
+  CHECK(api->create(&(tvmflow_options){.threads = 8, .cpu_mask = (uint64_t)1 << last}, &net) == TVMFLOW_OK);
+  CHECK(api->threads_of(net) == 1 + (first != last));
+  run_with(net, 2, 0);
+  api->destroy(net);
+  CHECK(!sched_setaffinity(0, sizeof own, &own));
+}
+
 static int left, held;
 static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
 
@@ -223,6 +274,8 @@ static void the_largest_scores(void) {
 int main(void) {
   threads_and_alignment();
   the_caller_has_a_cpu_of_its_own();
+  threads_where_they_are_worth_it();
+  no_more_threads_than_cpus();
   callers_of_one_instance_and_of_two();
   every_allocation_may_fail();
   faults_are_told();

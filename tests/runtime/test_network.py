@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,22 @@ def test_the_file_needs_the_c_library_alone_and_is_the_same_each_time(scheduled:
     assert made["constant_bytes"] + made["arena_bytes"] > 0 and made["kernel_calls"] == len(
         plan_of(scheduled.module, scheduled.backend.device_program).steps
     )
+
+
+def test_any_number_of_threads_has_the_same_bits_in_every_run(scheduled: Scheduled, tmp_path: Path) -> None:
+    """Also while the threads of each kernel are tried; and there are never more than CPUs."""
+    path, cpus = tmp_path / "network.so", len(os.sched_getaffinity(0))
+    write_network(path, scheduled, _network(scheduled.module, ("scores", "features")), Command(("g++",)))
+    x = np.random.default_rng(0).standard_normal((1, 3, 24, 24), dtype=np.float32)
+    expected = [y.tobytes() for y in OpenedNetwork(path, 1).run(x)]
+    for threads in (2, 4):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            network = OpenedNetwork(path, threads)
+        assert network.network.threads == min(threads, cpus)
+        assert [str(one.message) for one in told] == [f"{cpus} threads instead of {threads}: as many as there are CPUs"] * (cpus < threads)  # fmt: skip
+        for _ in range(60):
+            assert [y.tobytes() for y in network.run(x)] == expected
 
 
 def test_kernels_are_the_objects_of_the_executable(scheduled: Scheduled, tmp_path: Path) -> None:

@@ -34,7 +34,17 @@ from tvmflow.network_binding import network_binding
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
 _OBJECT_KINDS = (*LLVM_KINDS, "static_library")  # of TVM's modules: those that are written as an object file
-_SOURCES = ("network.c", "device.c", "pool.c", "image.c", "scores.c", "arithmetic.c", "fallback.c", "sizes.c")
+_SOURCES = (
+    "network.c",
+    "device.c",
+    "pool.c",
+    "image.c",
+    "scores.c",
+    "arithmetic.c",
+    "fallback.c",
+    "sizes.c",
+    "teams.c",
+)
 _PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
 _COMPILE = (
     "-x", "c", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra", "-Werror",
@@ -256,7 +266,7 @@ def tables(
         f"  {network.inputs[0].shape[0] if network.image else 0}, tvmflow_run_image, tvmflow_classify, "
         f"{c_string(plan.design) if plan.design else '(void *)0'}, tvmflow_create_on, "
         f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu, tvmflow_processor_of, {network.tolerance!r}, tvmflow_create_with_gpu,",
-        f"  {len(network.sized.sizes.names) if network.sized else 0}, tvmflow_size_of, tvmflow_sizes_of, tvmflow_shape_of, tvmflow_run_sized}};",
+        f"  {len(network.sized.sizes.names) if network.sized else 0}, tvmflow_size_of, tvmflow_sizes_of, tvmflow_shape_of, tvmflow_run_sized, tvmflow_threads_of}};",
     ]
     for name in ("tvmflow_network", network.symbol):
         lines += [

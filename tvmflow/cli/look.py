@@ -91,17 +91,30 @@ def history(cell: CellName, as_json: Json = False) -> None:
     if as_json:
         show_json(measurements)
         return
-    columns = ("when", "TVM", "device", "unit", "accuracy", "latency", "beside the last like it", "library", "version", "changed")
+    columns = (
+        "when",
+        "TVM",
+        "device",
+        "unit",
+        "accuracy",
+        "latency",
+        "beside the last like it",
+        "library",
+        "version",
+        "changed",
+    )
     rows = []
     for row in measurements:
         latency = ", ".join(filter(None, (row["latency"], row["badges"])))
-        change = str(Change(**row["change"])) if row["change"] else "-"
+        since = str(Change(**row["change"])) if row["change"] else "-"
         changed = "; ".join(row["changed"]) or "the first"
         rows.append([
-            row["when"], row["tvm"], row["device"], row["unit"], row["accuracy"], latency, change, row["library"],
+            row["when"], row["tvm"], row["device"], row["unit"], row["accuracy"], latency, since, row["library"],
             row["version"], changed,
         ])  # fmt: skip
-    show_table(f"measurements of {cell}", columns, rows, ("device", "unit", "latency", columns[6], "version", "changed"))
+    show_table(
+        f"measurements of {cell}", columns, rows, ("device", "unit", "latency", columns[6], "version", "changed")
+    )
     for change in api.releases(cell, workspace):
         show_text(
             f"{change.when} {change.what}: version {change.version}, before {change.before or 'none'}; {change.why}"

@@ -12,7 +12,7 @@ import numpy as np
 from tvmflow.devices.remote_network import Form
 from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.evaluation.latency import LIBRARY, Latency, LatencyRules, Measured, measure, measure_in_turns, timed
-from tvmflow.evaluation.machine_state import Watch, host_watch
+from tvmflow.evaluation.machine_state import DeviceWatch, Watch, host_watch
 from tvmflow.evaluation.turns import Contestant
 from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.progress import Progress
@@ -130,7 +130,7 @@ def measure_on_device(
     session.rest()
     contestants = [Contestant(LIBRARY, model.time_runs), *rules.peers]
     latency_rules = replace(rules.latency, turns=_COUNTED_TURNS) if rules.is_counted else rules.latency
-    watch: Watch | None = host_watch(rules.threads) if rules.on_this_host else None
+    watch = _watch_of(model, rules)
     beside = measure_in_turns(contestants, latency_rules, rules.threads, watch)
     if machine.file != ships.file:
         other = machine.started(session)
@@ -153,6 +153,13 @@ def measure_on_device(
     )
     by_size = _by_size(model, first, rules, latency["compute"])
     return DeviceNumbers(cold, latency, beside, outputs, executed, gpu, by_size, kernels_ms)
+
+
+def _watch_of(model: RemoteModel, rules: DeviceRules) -> Watch | None:
+    """Return what looks at the machine that a library runs on; None where nothing there is a time."""
+    if rules.is_counted:
+        return None
+    return host_watch(rules.threads) if rules.on_this_host else DeviceWatch(model, rules.threads)
 
 
 def _kernels_ms(model: RemoteModel) -> dict[str, float]:

@@ -253,7 +253,15 @@ def latency_table(card: dict[str, Any]) -> Grid:
         caption += f", first run {first[len(first) // 2]:.2f} ms; GPU: {shown_gpu(card['gpu'])}"
     badges = [f"{name}: {', '.join(latency['badges'])}" for name, latency in measured.items() if latency["badges"]]
     states = shown_states(card["latency"]["compute"])
-    return grid(title, columns, rows, (), "; ".join([caption, *([states] if states else []), *badges]))
+    return grid(
+        title, columns, rows, (), "; ".join([caption, *([states] if states else []), *badges, *_said_of_peers(card)])
+    )
+
+
+def _said_of_peers(card: dict[str, Any]) -> list[str]:
+    """Return in which way of its framework each peer ran, and why others were left out."""
+    ways = [f"{name} ran as {way}" for name, way in sorted(card.get("peer_variants", {}).items()) if way]
+    return ways + [f"{name} left out: {why}" for name, why in sorted(card.get("peers_left_out", {}).items())]
 
 
 def shown_gpu(numbers: dict[str, float]) -> str:

@@ -1,4 +1,4 @@
-/* Every step of every loop is run once, whatever the threads, and whether or not the pool knows how long the loop is. */
+/* Every step of every loop is run once, whatever the threads and the team, and whether or not the pool knows how long the loop is. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -37,13 +37,14 @@ int main(int count, char **arguments) {
   pool *used = aligned_alloc(TVMFLOW_ALIGNMENT, (sizeof *used + TVMFLOW_ALIGNMENT - 1) / TVMFLOW_ALIGNMENT * TVMFLOW_ALIGNMENT);
   if (!used || pool_start(used, threads, 0, 0, NULL)) return puts("no threads"), 1;
   for (int round = 0; round < ROUNDS; ++round) {
+    const uint32_t team = round % 3 ? threads : 1 + (uint32_t)round / 3 % threads;
     int extent = 1 + round * 7 % (MOST_STEPS - 1), none = -1, fails = extent / 2;
     pool_settle(used);
-    if (pool_run(used, steps, &extent, 0, (uint32_t)extent) || !each_once(extent)) return printf("a loop of %d steps\n", extent), 1;
-    if (pool_run(used, steps, &extent, 0, 0) || !each_once(extent)) return printf("a loop of unknown length, %d\n", extent), 1;
-    if (pool_run(used, steps, &extent, 0, 3) || !each_once(extent)) return printf("a loop of another length, %d\n", extent), 1;
-    if (pool_run(used, one_step, &none, extent, 0) || !each_once(extent)) return printf("%d tasks\n", extent), 1;
-    if (!pool_run(used, one_step, &fails, extent, 0) || !each_once(extent)) return printf("%d tasks of which one fails\n", extent), 1;
+    if (pool_run(used, team, steps, &extent, 0, (uint32_t)extent) || !each_once(extent)) return printf("a loop of %d steps\n", extent), 1;
+    if (pool_run(used, team, steps, &extent, 0, 0) || !each_once(extent)) return printf("a loop of unknown length, %d\n", extent), 1;
+    if (pool_run(used, team, steps, &extent, 0, 3) || !each_once(extent)) return printf("a loop of another length, %d\n", extent), 1;
+    if (pool_run(used, team, one_step, &none, extent, 0) || !each_once(extent)) return printf("%d tasks\n", extent), 1;
+    if (!pool_run(used, team, one_step, &fails, extent, 0) || !each_once(extent)) return printf("%d tasks of which one fails\n", extent), 1;
   }
   pool_stop(used);
   free(used);

@@ -56,7 +56,12 @@ function peersSection(cells, width) {
     ...names.map((name) => (card.peers[name] ? [latencyText(card.peers[name]), peerOf(card, name) ? h("small", {class: peerOf(card, name).verdict}, peerOf(card, name).text) : ""] : "–")),
     ms(card.cold_start_ms.toSorted((a, b) => a - b)[card.cold_start_ms.length >> 1]), megabytes(card.library_bytes),
   ]);
-  return [h("h2", null, "Beside peers"), chart("peers", ratioChart(width, rows, "times faster than the peer"), "No peer was measured in turns with these cells."), table(columns, lines), note("peers")];
+  const ways = cells.flatMap(({card}) => [
+    ...Object.entries(card.peer_variants ?? {}).map(([name, way]) => `${card.cell}: ${name} ran as ${way}`),
+    ...Object.entries(card.peers_left_out ?? {}).map(([name, why]) => `${card.cell}: ${name} was left out: ${why}`),
+  ]);
+  const said = ways.length ? folded("how each peer ran, and which were left out", () => h("ul", {class: "note"}, ways.map((line) => h("li", null, line)))) : "";
+  return [h("h2", null, "Beside peers"), chart("peers", ratioChart(width, rows, "times faster than the peer"), "No peer was measured in turns with these cells."), table(columns, lines), said, note("peers")];
 }
 
 function measurementsOf(cells) {

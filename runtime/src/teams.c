@@ -1,0 +1,118 @@
+#include "teams.h"
+
+#define FIRST_WAIT 3u            /* runs: the first ones map pages and fill caches */
+#define WAIT 64u                 /* runs between looks at the clock */
+#define LEAST_PAUSE_NS 100000000u /* between tries */
+#define FIRST_PAUSE 4u           /* times what tries took, after a change; twice as long each time that they change nothing */
+#define LAST_PAUSE 64u
+#define ALWAYS_NS 200000u        /* a kernel that takes all threads longer is worth any hand-over */
+#define MIXED UINT32_MAX
+
+static uint64_t median(const uint64_t *totals) {
+  for (int i = 0; i < TEAMS_RUNS; ++i) {
+    int below = 0, equal = 0;
+    for (int k = 0; k < TEAMS_RUNS; ++k) below += totals[k] < totals[i], equal += totals[k] == totals[i];
+    if (below <= TEAMS_RUNS / 2 && below + equal > TEAMS_RUNS / 2) return totals[i];
+  }
+  return totals[0];
+}
+
+/* Let the next runs be with this team in every step where it is tried, and with the best one in others. Returns in how many it is tried. */
+static uint32_t try_team(teams *used, uint32_t team) {
+  uint32_t count = 0;
+  used->tried = team;
+  used->run = 0;
+  for (uint32_t i = 0; i < used->count; ++i) {
+    teams_step *step = &used->steps[i];
+    const int is_tried = team != MIXED && step->is_open;
+    step->tried = is_tried ? (uint8_t)team : step->best;
+    step->ns = UINT32_MAX;
+    count += (uint32_t)is_tried;
+  }
+  return count;
+}
+
+static void begin_tries(teams *used) {
+  for (uint32_t i = 0; i < used->count; ++i) used->steps[i].is_open = 1, used->steps[i].best_ns = UINT32_MAX;
+  used->one_ns = used->spent_ns = 0;
+  try_team(used, used->all);
+}
+
+void teams_start(teams *made, teams_step *steps, uint32_t count, uint32_t all) {
+  *made = (teams){.steps = steps, .count = count, .all = all, .largest = all, .wait = FIRST_WAIT, .pause = FIRST_PAUSE / 2};
+  for (uint32_t i = 0; i < count; ++i) steps[i] = (teams_step){.tried = (uint8_t)all, .best = (uint8_t)all, .chosen = (uint8_t)all};
+}
+
+int teams_begin(teams *used, uint64_t (*now_ns)(void)) {
+  if (used->tried) return 1;
+  if (used->all == 1 || used->wait--) return 0;
+  used->wait = WAIT;
+  if (now_ns() < used->due_ns) return 0;
+  begin_tries(used);
+  return 1;
+}
+
+void teams_note(teams *used, uint32_t step, uint64_t ns) {
+  if (ns < used->steps[step].ns) used->steps[step].ns = (uint32_t)ns;
+}
+
+/* Keep the team of this try where it was the fastest so far; smaller ones are tried unless it was much slower than that. */
+static void judge(teams *used) {
+  for (uint32_t i = 0; i < used->count; ++i) {
+    teams_step *step = &used->steps[i];
+    if (!step->is_open) continue;
+    if (used->tried == used->all) step->all_ns = step->ns;
+    step->is_open = step->ns < ALWAYS_NS && step->ns / 5 <= step->best_ns / 4;
+    if (step->ns > step->best_ns) continue;
+    step->best = step->tried;
+    step->best_ns = step->ns;
+  }
+}
+
+/* Try the best teams together; what wins little by itself loses that where a kernel reads what was written by another team. */
+static void try_best(teams *used) {
+  for (uint32_t i = 0; i < used->count; ++i) {
+    teams_step *step = &used->steps[i];
+    if (step->best_ns > step->all_ns - step->all_ns / 8) step->best = (uint8_t)used->all;
+  }
+  try_team(used, MIXED);
+}
+
+/* Choose between one thread, all threads and the best teams, by what whole runs took: what a kernel reads may lie in another core's cache. */
+static void choose(teams *used, uint64_t mixed_ns) {
+  const uint64_t least = mixed_ns < used->all_ns ? mixed_ns : used->all_ns;
+  const int is_one = used->one_ns && used->one_ns <= least + least / 100, is_all = used->all_ns <= mixed_ns + mixed_ns / 100;
+  used->largest = 1;
+  for (uint32_t i = 0; i < used->count; ++i) {
+    teams_step *step = &used->steps[i];
+    step->chosen = is_one ? 1 : is_all ? (uint8_t)used->all : step->best;
+    if (step->chosen > used->largest) used->largest = step->chosen;
+  }
+}
+
+static void end_tries(teams *used, uint64_t now_ns) {
+  const uint32_t largest = used->largest;
+  choose(used, median(used->totals));
+  const int is_changed = (largest == 1) != (used->largest == 1);
+  used->pause = is_changed ? FIRST_PAUSE : used->pause < LAST_PAUSE ? 2 * used->pause : LAST_PAUSE;
+  const uint64_t pause = used->pause * used->spent_ns;
+  used->tried = 0;
+  used->due_ns = now_ns + (pause > LEAST_PAUSE_NS ? pause : LEAST_PAUSE_NS);
+}
+
+void teams_end(teams *used, uint64_t total_ns, uint64_t now_ns) {
+  used->totals[used->run++] = total_ns;
+  used->spent_ns += total_ns;
+  if (used->run < TEAMS_RUNS) return;
+  if (used->tried == MIXED) {
+    end_tries(used, now_ns);
+    return;
+  }
+  const uint32_t team = used->tried;
+  uint32_t alone = 0;
+  for (uint32_t i = 0; i < used->count; ++i) alone += used->steps[i].tried == 1;
+  if (team == used->all) used->all_ns = median(used->totals);
+  if (alone == used->count) used->one_ns = median(used->totals);
+  judge(used);
+  if (team == 1 || !try_team(used, team / 2)) try_best(used);
+}
