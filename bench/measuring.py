@@ -70,7 +70,8 @@ def main() -> None:
     parser.add_argument("--serve", nargs=2, metavar=("KIND", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        _serve(*options.serve, options.threads)
+        kind, file = options.serve
+        _serve(kind, file, options.threads)
         return
     networks = options.network or (NETWORKS if options.long else SHORT)
     conditions = options.condition or (CONDITIONS if options.long else CONDITIONS[::2])

@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import resource
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -29,7 +29,9 @@ from typing import Any
 import numpy as np
 
 from tvmflow.building.runtime import RUNTIME
-from tvmflow.evaluation.machine_state import host_probe
+from tvmflow.evaluation.latency import ratio_of
+from tvmflow.evaluation.machine_state import host_probe, host_watch
+from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, sort_turns, take_turns
 from tvmflow.network_binding import network_binding
 
 SOME = ("mobilenet_v3_small", "shufflenet_v2_x1_0", "squeezenet1_1", "resnet18")
@@ -91,20 +93,22 @@ def _row(
         if options.before:
             contestants["before"] = Opened(library_of(options.before, name, threads), threads)
         trips = [clock.round_trip_ns(place)]
-        times = clock.rounds(contestants, options.turns)
+        turns = clock.turns(contestants, options.turns, threads)
         trips.append(clock.round_trip_ns(place))
         used = contestants["many"].used
-    found = Row(_ratio(times["many"], times["one"]), _ratio(times["many"], times["before"]) if "before" in times else 0)
+    times = {name: median(turn.median_s for turn in taken) for name, taken in turns.items()}
+    found = Row(_ratio(turns, "many", "one"), _ratio(turns, "many", "before") if "before" in turns else 0)
     shown = f"{place[0]},{place[1]}" if len(place) == 2 else "any"
     print(
-        f"{name:31}{threads:8}{used:5}{shown:>9}{trips[0]:7.0f} {trips[1]:7.0f}{1e6 * median(times['one']):10.2f}{1e6 * median(times['many']):10.2f}{found.ratio:7.3f}"
+        f"{name:31}{threads:8}{used:5}{shown:>9}{trips[0]:7.0f} {trips[1]:7.0f}{1e6 * times['one']:10.2f}{1e6 * times['many']:10.2f}{found.ratio:7.3f}"
         + (f"{found.change:8.3f}" if found.change else f"{'':8}") + ("  above" if found.ratio > MOST_RATIO else ""), flush=True,
     )  # fmt: skip
     return found
 
 
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    return median(a / b for a, b in zip(ours, theirs, strict=True))
+def _ratio(turns: dict[str, list[Turn]], ours: str, theirs: str) -> float:
+    """Return the time of ours over that of theirs, in rounds of one state."""
+    return 1 / ratio_of(sort_turns(turns, threads=2), ours, theirs)[0].value
 
 
 def _places(cpus: Sequence[int], threads: int, clock: Clock) -> list[list[int]]:
@@ -177,19 +181,10 @@ class Clock:
         probe = host_probe()
         return (probe.look((cpus[0], cpus[-1]))[1] if probe else None) or 0.0
 
-    def rounds(self, contestants: dict[str, Opened], count: int) -> dict[str, list[float]]:
-        """Return the median seconds of each turn of the rounds that others disturbed least, half of all; the order within a round is drawn."""
-        times: dict[str, list[float]] = {name: [] for name in contestants}
-        draw = np.random.default_rng(0)
-        for opened in contestants.values():
-            self._turn(opened)
-        switches = [_involuntary_switches()]
-        for _ in range(count):
-            for name in map(str, draw.permutation(sorted(contestants))):
-                times[name].append(self._turn(contestants[name]))
-            switches.append(_involuntary_switches())
-        kept = np.argsort(np.diff(switches), kind="stable")[: max(1, count // 2)]
-        return {name: [found[at] for at in kept] for name, found in times.items()}
+    def turns(self, contestants: dict[str, Opened], count: int, threads: int) -> dict[str, list[Turn]]:
+        """Return the turns of libraries in this process, with the state of the machine beside each."""
+        taking = [Contestant(name, partial(self.times, opened, 1e9)) for name, opened in contestants.items()]
+        return take_turns(taking, TurnRules(count, TURN_S, 3), host_watch(threads))
 
     def times(self, opened: Opened, seconds: float, most: int) -> Any:
         """Return the seconds of single runs: for so many seconds, at most so many."""
@@ -200,9 +195,6 @@ class Clock:
         )  # fmt: skip
         assert done > 0, f"{network.name} failed"
         return self._times[:done].copy()
-
-    def _turn(self, opened: Opened) -> float:
-        return float(np.median(self.times(opened, TURN_S, MOST_RUNS)))
 
 
 def _small() -> dict[str, Any]:

@@ -106,7 +106,10 @@ def _least_times(ready: Mapping[str, PreparedRun]) -> dict[str, float]:
 
 
 def _time_runs(prepared: PreparedRun) -> TimedRuns:
-    return prepared.time_runs or timed(prepared.run)
+    if prepared.time_runs is not None:
+        return prepared.time_runs
+    time_runs = timed(prepared.run)
+    return lambda count: list(time_runs(count))
 
 
 @contextlib.contextmanager
