@@ -86,7 +86,7 @@ def rules(slots: int = 1, trials: int = 16, tuner: str = "xgb") -> SearchRules:
         measure=MeasureRules(3, 10.0),
     )  # fmt: skip
     return SearchRules(
-        tuner=tuner, loss="rank", trials=trials, total_trials=0, seconds=0.0, early_stopping=10**6, seed=0,
+        tuner=tuner, loss="rank", trials=trials, total_trials=0, early_stopping=10**6, seed=0,
         replay_slowdown=0.1, build_workers=2, build_timeout_s=60.0, overlap=slots > 1, fleet=fleet,
     )  # fmt: skip
 

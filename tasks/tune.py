@@ -59,11 +59,13 @@ def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
 
 def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     """Tune every workload; returns how much was measured, how much was known, and what it cost."""
+    from tvmflow.tuning.budget import Budget
     from tvmflow.tuning.journal import Journal
     from tvmflow.tuning.network import network_rules, tune_network
     from tvmflow.tuning.outcome import costs, write_best, write_curve, write_kernels
 
     target, limits = context.settings.target, context.limits
+    budget = Budget(context.settings.max_seconds)
     backend = backend_of(target)
     packed = load_module(context.inputs["graph_pack"])
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +80,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
         journal,
         lambda: session_of(limits, target),
         context.progress,
+        budget,
     )
     part = backend.search_part(packed, context.progress)
     write_best(

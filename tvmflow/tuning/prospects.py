@@ -103,10 +103,11 @@ class Prospects:
 
     def candidate_s(self, search: WorkloadSearch) -> float:
         """Return what a candidate costs, by those of this kernel, or of all where it has none in this run."""
-        of = [search] if search.measured else self.searches
-        measured = sum(one.measured for one in of)
-        spent = sum(one.build_s / self.workers + one.spent_s for one in of)
-        return spent / measured if measured and spent else _CANDIDATE_S
+        return _mean_s([search] if search.measured else self.searches, self.workers)
+
+    def usual_s(self) -> float:
+        """Return what a candidate of any kernel costs."""
+        return _mean_s(self.searches, self.workers)
 
     def _behind_s(self, search: WorkloadSearch) -> float:
         """Return how much slower a kernel's way to compute a convolution is than the fastest."""
@@ -116,3 +117,9 @@ class Prospects:
 
     def _seconds(self, way: list[tuple[str, int]]) -> float:
         return sum(calls * self._search[key].best_s if key in self._search else math.inf for key, calls in way)
+
+
+def _mean_s(searches: Sequence[WorkloadSearch], workers: int) -> float:
+    measured = sum(one.measured for one in searches)
+    spent = sum(one.build_s / workers + one.spent_s for one in searches)
+    return spent / measured if measured and spent else _CANDIDATE_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,10 +16,11 @@ from tvmflow.kernels.workloads import Workload, anchor_extents
 from tvmflow.progress import Progress
 from tvmflow.templates import Knobs
 from tvmflow.tuning.algorithms import Alternative
+from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.builder import BuildPool, Built
 from tvmflow.tuning.canary import canary_workload
 from tvmflow.tuning.display import best_so_far, task_line, why_stopped
-from tvmflow.tuning.estimates import order_by_estimate
+from tvmflow.tuning.estimates import MOST, order_by_estimate
 from tvmflow.tuning.fleet import Fleet, Job, Measured, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import inputs_of
@@ -42,7 +43,9 @@ REPLAYED = "replayed"
 MIN_GAIN = "min_gain_per_minute"
 TOTAL_TRIALS, MAX_SECONDS = "total_trials", "max_seconds"
 NOTHING_LEFT = "every kernel had its trials"
+Later = Callable[[Sequence[WorkloadSearch]], float]  # what comes after a search -> seconds that it takes
 _ROUND = 16  # candidates in one round, for each device
+_UNTIMED = 4  # of them before it is known how long they take, where there is a limit
 _OF_ONE = 4  # of them of one kernel
 _MOST_UNBUILT = 8  # in a row, though a small kernel can be built: there is too little memory or room
 
@@ -50,17 +53,20 @@ _MOST_UNBUILT = 8  # in a row, though a small kernel can be built: there is too 
 def tune(
     workloads: list[Workload], open_session: OpenSession, backend: Backend, rules: SearchRules, journal: Journal,
     folder: Path, progress: Progress, watch: Watch | None = None, alternatives: Sequence[Alternative] = (),
+    budget: Budget | None = None, later: Later | None = None,
 ) -> TuneReport:  # fmt: skip
     """Tune workloads side by side, always the one that may win most per second. What the journal already has is not measured again.
 
-    alternatives: which of the workloads would replace which others.
+    alternatives: which of the workloads would replace which others. budget: for the search and what comes later; later: what that takes.
 
     A workload that an older toolchain tuned gets its old schedule replayed and measured; only where the schedule is
     lost, or slower than before by more than the rules allow, it is searched for anew. Raises DeviceError when no device
     can be had; what was measured until then is in the journal.
     """
-    search = _Search(workloads, backend, rules, journal, folder, progress, watch, alternatives)
-    if search.wants_device():
+    search = _Search(
+        workloads, backend, rules, journal, folder, progress, watch, alternatives, budget or Budget(), later
+    )
+    if search.wants_device() and not search.budget_over():
         search.run(open_session)
     else:
         search.say_why()
@@ -72,8 +78,9 @@ def tune(
 class _Search:
     def __init__(
         self, workloads: list[Workload], backend: Backend, rules: SearchRules, journal: Journal, folder: Path,
-        progress: Progress, watch: Watch | None, alternatives: Sequence[Alternative],
+        progress: Progress, watch: Watch | None, alternatives: Sequence[Alternative], budget: Budget, later: Later | None,
     ) -> None:  # fmt: skip
+        self.budget, self.later = budget, later
         self.backend, self.rules, self.journal, self.folder = backend, rules, journal, folder
         self.progress, self.watch = progress, watch
         self.report = TuneReport({})
@@ -141,18 +148,35 @@ class _Search:
         found = [(self.prospects.gain_per_minute(search), search) for search in self.searches if self._open(search)]
         return [(gain, search) for gain, search in found if gain >= self.rules.least_gain]
 
-    def _budget_over(self) -> str:
+    def budget_over(self) -> str:
         """Return which budget is spent, "" for none."""
         rules = self.rules
         if rules.total_trials and self.report.measured >= rules.total_trials:
             return TOTAL_TRIALS
-        return MAX_SECONDS if rules.seconds and time.monotonic() - self.started >= rules.seconds else ""
+        return "" if self._room() >= 1 else MAX_SECONDS
+
+    def _room(self) -> float:
+        """Return how many candidates there is time for, with what comes after the search."""
+        left_s = self.budget.left_s()
+        if math.isinf(left_s):
+            return left_s
+        return min(
+            (left_s - self._later_s()) / self.prospects.usual_s(), math.inf if self.report.measured else _UNTIMED
+        )
+
+    def _later_s(self) -> float:
+        return self.later(self.searches) if self.later else 0.0
+
+    def _patience_s(self) -> float | None:
+        """Return how long to wait for something that is being built; None without a limit."""
+        left_s = self.budget.left_s()
+        return max(0.0, left_s - self._later_s()) if math.isfinite(left_s) else None
 
     def say_why(self) -> None:
         """Say why the search ends, and what another minute promised."""
         left = [self.prospects.gain_per_minute(search) for search in self.searches if self._open(search)]
         self.report.promised = max((gain for gain in left if math.isfinite(gain)), default=0.0)
-        self.report.stopped = self._budget_over() or (MIN_GAIN if left else NOTHING_LEFT)
+        self.report.stopped = self.budget_over() or (MIN_GAIN if left else NOTHING_LEFT)
         self.progress(why_stopped(self.report), self._trials_done(), self.rules.trials * len(self.searches))
 
     # -- the loop --
@@ -162,9 +186,10 @@ class _Search:
         target = self.backend.target
         with BuildPool(rules.build_workers, target, self.folder, rules.build_timeout_s, rules.self_contained) as pool:
             canary = canary_workload()
-            with Fleet(open_session, rules.fleet, (canary, self._canary_library(pool, canary))) as fleet:
+            with Fleet(open_session, rules.fleet, (canary, self._canary_library(pool, canary)), self.budget) as fleet:
                 self.report.fleet = fleet.counts
                 self._prepare_reference(fleet, pool, canary)
+                fleet.start()
                 self._replay_all(fleet, pool)
                 before = {search.workload.key for search in self.searches if search.trials}
                 self._search_all(fleet, pool)
@@ -184,7 +209,7 @@ class _Search:
     def _search_all(self, fleet: Fleet, pool: BuildPool) -> None:
         """Measure one batch after the other; where devices are elsewhere, the next is built meanwhile."""
         ahead: list[_Candidate] = []
-        while not self._budget_over():
+        while not self.budget_over():
             batch = ahead or self._propose(fleet, pool)
             ahead = []
             if not batch:
@@ -261,7 +286,7 @@ class _Search:
 
     def _propose(self, fleet: Fleet, pool: BuildPool) -> list[_Candidate]:
         """Start to build the next round: candidates of the workloads that may win most."""
-        batch_size = _ROUND * self.rules.fleet.slots
+        batch_size = int(min(_ROUND * self.rules.fleet.slots, self._room()))
         batch: list[_Candidate] = []
         while len(batch) < batch_size:
             found = [(gain, one) for gain, one in self._worth_while() if one not in [c.search for c in batch]]
@@ -270,6 +295,8 @@ class _Search:
             _, search = max(found, key=lambda one: (one[0], one[1].flops * one[1].workload.calls))
             count = 1 if search.trials == 0 else _OF_ONE * self.rules.fleet.slots
             if isinstance(search.tuner, StaticTuner) and search.tuner.order is None:
+                if not self.budget.has(MOST * self.prospects.usual_s()):
+                    break
                 order = order_by_estimate(pool, search.workload, search.template, search.candidates)
                 search.tuner.order = [index for _, index, _ in order]
             indices = search.tuner.ask(
@@ -289,7 +316,12 @@ class _Search:
         """Wait for one build after the other. What the compiler refused, or came out as something measured before, has its result already."""
         for candidate in batch:
             try:
-                plain, built = fleet.references.plain[candidate.search.workload.key].result(), candidate.built.result()
+                plain = fleet.references.plain[candidate.search.workload.key].result(self._patience_s())
+                built = candidate.built.result(self._patience_s())
+            except TimeoutError:  # there is no time left to measure it
+                candidate.built.cancel()
+                candidate.landed()
+                continue
             except ToolchainError as error:  # what is built already is measured first
                 self.host_error = error
                 return
