@@ -32,13 +32,14 @@ _running_lock = threading.RLock()  # a signal may arrive in the thread that hold
 
 @dataclass(frozen=True)
 class StageRequest:
-    """Which stage of which cell, where, and for how many seconds at most."""
+    """Which stage of which cell, where, and for how many seconds at most. preview: only what is said before it."""
 
     stage: str
     cell: str
     root: str
     timeout_s: float
     again: bool = False
+    preview: bool = False
 
 
 def run_stage(request: StageRequest, progress: Progress, digests: Digests | None = None) -> str:
@@ -88,7 +89,14 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
 
 
 def _arguments(request: StageRequest) -> list[str]:
-    return [request.stage, request.cell, "--root", request.root, *(["--again"] if request.again else [])]
+    return [
+        request.stage,
+        request.cell,
+        "--root",
+        request.root,
+        *(["--again"] if request.again else []),
+        *(["--preview"] if request.preview else []),
+    ]
 
 
 def _listen(reader: int, progress: Progress) -> dict[str, Any]:

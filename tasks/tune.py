@@ -104,5 +104,5 @@ STAGE = Stage(
     outputs=(Output("best.json"), Output("workloads.json"), Output("curve.csv", plot=CURVE)),
     reads=(*TARGET_READS, "targets.{target}.device.key", "targets.{target}.device.transport", *(f"tune.{part.name}" for part in fields(SearchSettings))),
     limit_reads=("targets.{target}.device", "deploy.device_wait_s", *(f"tune.{part.name}" for part in fields(SearchLimits))),
-    measures_device=True, keeps_log=True,
+    measures_device=True, keeps_log=True, preview="tasks.first_number:first_number",
 )  # fmt: skip

@@ -83,6 +83,15 @@ class Prospects:
                 total -= times[0] - min(times)
         return total
 
+    def won(self) -> float | None:
+        """Return the share of the network's time with default schedules that was won; None before every kernel of it has both times."""
+        own = [s for s in self.searches if self._place.get(s.workload.key, ("", 0))[1] == 0]
+        default_s = sum(search.workload.calls * search.default_s for search in own)
+        best_s = sum(search.workload.calls * search.best_s for search in own)
+        if not (0 < default_s < math.inf and best_s < math.inf):
+            return None
+        return 1 - min(self.network_s(), best_s) / default_s
+
     def gain_per_minute(self, search: WorkloadSearch) -> float:
         """Return the share of the network's time that a minute with a kernel's candidates is expected to win; infinity before its first."""
         if search.trials == 0:

@@ -21,6 +21,7 @@ from tvmflow.tuning.builder import BuildPool, Built
 from tvmflow.tuning.canary import canary_workload
 from tvmflow.tuning.display import best_so_far, task_line, why_stopped
 from tvmflow.tuning.estimates import MOST, order_by_estimate
+from tvmflow.tuning.first_words import won_text
 from tvmflow.tuning.fleet import Fleet, Job, Measured, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import inputs_of
@@ -404,7 +405,9 @@ class _Search:
         return sum(min(search.trials, most) if self._open(search) else most for search in self.searches)
 
     def _show(self) -> None:
-        self.progress(best_so_far(self.searches), self._trials_done(), self.rules.trials * len(self.searches))
+        won = self.prospects.won()
+        text = best_so_far(self.searches) + (f", {won_text(won)}" if won is not None else "")
+        self.progress(text, self._trials_done(), self.rules.trials * len(self.searches))
         if self.watch is not None:
             self.watch(self.searches, self.report)
 

@@ -115,7 +115,7 @@ class NetworkComparison:
         return self._lowered(json.dumps(form.winograd, sort_keys=True))
 
     def _measure(self, now: Form, other: Form) -> tuple[float, float]:
-        one, two = self._model(now), self._model(other)
+        one, two = self.model(now), self.model(other)
         times: tuple[list[float], list[float]] = ([], [])
         for number in range(_ROUNDS):
             for index in (0, 1) if number % 2 else (1, 0):
@@ -123,7 +123,7 @@ class NetworkComparison:
         return median(times[0]), median(times[1])
 
     def _profile(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
-        models = self._model(one), self._model(two)
+        models = self.model(one), self.model(two)
         keys = [kernel_keys(self.lowered(form)) for form in (one, two)]
         found: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
         for number in range(_ROUNDS):
@@ -138,7 +138,8 @@ class NetworkComparison:
         first, second = ({key: median(times) for key, times in one.items()} for one in found)
         return first, second
 
-    def _model(self, form: Form) -> RemoteModel:
+    def model(self, form: Form) -> RemoteModel:
+        """Return the network as a form says it, running on the device."""
         name = _hash(self._digest(form))
         if name not in self._models:
             if self._session is None:
