@@ -10,6 +10,7 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ _RULES = LatencyRules(
     warmup_runs=3, min_runs=20, min_seconds=0.4, max_seconds=1.5, max_spread=0.15, max_foreign_load=0.1
 )
 _PROFILED_RUNS = 8
+_WAIT_S = 5.0  # for a device that another has; tune waits for it as long as it should
 _PEERS = {"onnxruntime": "ONNX Runtime", SOURCE: "the source framework"}  # the first that there is
 
 Context = StageContext[TuneSettings, TuneLimits]
@@ -52,15 +54,14 @@ def first_number(context: Context) -> None:
     transport = transport_of(context.limits.device)
     here = transport.is_this_host and backend.is_cpu
     rules = network_rules(settings, context.limits, transport.is_this_host, transport.has_tvm_on(context.limits.device))
+    limits = replace(context.limits, device_wait_s=min(context.limits.device_wait_s, _WAIT_S))
     journal = Journal(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     packed = load_module(context.inputs["graph_pack"])
     context.progress("building with default schedules", 0, 0)
     with (
         _peer(context) if here else contextlib.nullcontext(list) as loaded,
         tempfile.TemporaryDirectory() as folder,
-        NetworkComparison(
-            packed, backend, journal, Path(folder), lambda: session_of(context.limits, target)
-        ) as networks,
+        NetworkComparison(packed, backend, journal, Path(folder), lambda: session_of(limits, target)) as networks,
     ):
         form = Form(unmeasured(packed, backend, rules.winograd_max_error), {})
         model = networks.model(form)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvmflow.backends.backend import Backend
 from tvmflow.building.lower import lower
-from tvmflow.kernels.workloads import Workload, extract_workloads
+from tvmflow.kernels.workloads import Workload, extract_workloads, least_bytes
 from tvmflow.progress import Progress
 from tvmflow.tuning.algorithms import Alternative, alternatives, carried, choose, settle, unmeasured
 from tvmflow.tuning.budget import Budget
@@ -30,6 +30,7 @@ from tvmflow.tuning.whole_network import Form, NetworkComparison
 _COMPARE_AT_LEAST_S = 60.0  # without a limit of the stage
 _COMPARED = 2  # networks that the first comparison builds
 _BUILD_S, _LINK_S = 0.5, 2.0  # a kernel, before one was built; what a network takes beside its kernels
+_CACHED_BYTES = 1 << 20  # that a network's kernels read and write, of which the cache of a core keeps all
 _MOST_OF_ALL = 0.5  # share of a limit above which no networks are compared
 
 
@@ -117,7 +118,9 @@ def tune_network(
             if compares:
                 say("comparing whole networks", 0, 0)
                 with NetworkComparison(packed, backend, journal, Path(folder), open_session) as comparison:
-                    has_time = _has_time(comparison, report, budget, close_s, _comparison_s(report.searches, len(base)))
+                    is_small = sum(one.calls * least_bytes(one.function) for one in base) <= _CACHED_BYTES
+                    first_s = _comparison_s(report.searches, len(base))
+                    has_time = _has_time(comparison, report, budget, close_s, first_s, is_small)
                     winograd = _compared(comparison, others, report, unmeasured(packed, backend, bound), has_time)
     else:
         winograd = unmeasured(packed, backend, rules.winograd_max_error)
@@ -154,13 +157,18 @@ def _comparison_s(searches: Sequence[WorkloadSearch], kernels: int) -> float:
 
 
 def _has_time(
-    comparison: NetworkComparison, report: TuneReport, budget: Budget, close_s: float, first_s: float
+    comparison: NetworkComparison, report: TuneReport, budget: Budget, close_s: float, first_s: float, is_small: bool
 ) -> Callable[[], bool]:
-    """Return what says whether there is time to compare another network: it takes as long as the last one did."""
+    """Return what says whether there is time to compare another network: it takes as long as the last one did.
+
+    is_small: it lies in the caches as its kernels alone do, so that one comparison with the default schedules is enough.
+    """
     # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
     own = Budget(max(report.seconds, _COMPARE_AT_LEAST_S))
 
     def has_time() -> bool:
+        if is_small and comparison.took_s:
+            return False
         return own.has(0.0) and budget.has((comparison.took_s or first_s) + close_s)
 
     return has_time
