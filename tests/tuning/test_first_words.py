@@ -39,6 +39,8 @@ def test_what_is_won_is_of_the_times_with_default_schedules() -> None:
     prospects = _prospects(one, two)
     assert prospects.won() == 0.0
     one.learn(1, 1.0)
+    assert prospects.won() == pytest.approx(1 / 3), "of the first 2 s of 3 are believed, calls 2"
+    two.learn(1, 0.01)
     assert prospects.won() == pytest.approx(0.5)
     assert _prospects(one, _search("not measured yet")).won() is None
 

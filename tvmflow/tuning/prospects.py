@@ -84,13 +84,17 @@ class Prospects:
         return total
 
     def won(self) -> float | None:
-        """Return the share of the network's time with default schedules that was won; None before every kernel of it has both times."""
+        """Return the share of the network's time with default schedules that was won; None before every kernel of it has both times.
+
+        At most half is believed: a default schedule that was measured while something else ran looks many times slower.
+        """
         own = [s for s in self.searches if self._place.get(s.workload.key, ("", 0))[1] == 0]
         default_s = sum(search.workload.calls * search.default_s for search in own)
         best_s = sum(search.workload.calls * search.best_s for search in own)
         if not (0 < default_s < math.inf and best_s < math.inf):
             return None
-        return 1 - min(self.network_s(), best_s) / default_s
+        believed_s = sum(s.workload.calls * min(s.default_s, s.best_s / (1 - _MOST_GAIN)) for s in own)
+        return min(_MOST_GAIN, 1 - min(self.network_s(), best_s) / believed_s)
 
     def gain_per_minute(self, search: WorkloadSearch) -> float:
         """Return the share of the network's time that a minute with a kernel's candidates is expected to win; infinity before its first."""
