@@ -47,7 +47,7 @@ from tvmflow.progress import silent
 from tvmflow.sources.torch_networks import build
 from tvmflow.targets.core_timing import core_of
 from tvmflow.templates import scheduled
-from tvmflow.tuning.fleet import FleetRules
+from tvmflow.tuning.jobs import FleetRules
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import MeasureRules, inputs_of
 from tvmflow.tuning.records import OK, read_records

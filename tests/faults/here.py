@@ -9,7 +9,7 @@ from typing import Any
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.devices.rpc import session_here
 from tvmflow.targets.resolve import host_target
-from tvmflow.tuning.fleet import FleetRules
+from tvmflow.tuning.jobs import FleetRules
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.search_rules import SearchRules
 

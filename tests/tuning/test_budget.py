@@ -18,7 +18,8 @@ from tvmflow.kernels.workloads import Workload
 from tvmflow.progress import silent
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.fleet import Fleet, Job, Measured
+from tvmflow.tuning.fleet import Fleet
+from tvmflow.tuning.jobs import Job, Measured
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.network import _comparison_s, _has_time
 from tvmflow.tuning.search import MAX_SECONDS, NOTHING_LEFT, tune

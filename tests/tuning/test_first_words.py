@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.here import QUICK_RULES
 from tests.tuning.test_prospects import _prospects, _record, _search
+from tvmflow.tuning.algorithms import Alternative
 from tvmflow.tuning.first_words import first_line_of, first_ms_of, promise_text, times_text, with_now, won_text
 from tvmflow.tuning.promise import Promise, promise_of
 
@@ -42,6 +43,12 @@ def test_what_is_won_is_of_the_times_with_default_schedules() -> None:
     assert prospects.won() == pytest.approx(1 / 3), "of the first 2 s of 3 are believed, calls 2"
     two.learn(1, 0.01)
     assert prospects.won() == pytest.approx(0.5)
+    direct, tiles = _search("direct", 4.0), _search("f4", 1.0)
+    way = Alternative("key", 4, (direct.workload,), (tiles.workload,))
+    prospects = _prospects(direct, tiles, alternatives=(way,))
+    assert prospects.won() == 0.0, "the default network may have the quicker way"
+    tiles.learn(1, 0.8)
+    assert prospects.won() == pytest.approx(0.2)
     assert _prospects(one, _search("not measured yet")).won() is None
 
 

@@ -17,8 +17,8 @@ from tvmflow.tuning.algorithms import Alternative, alternatives, carried, choose
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.display import live_table
 from tvmflow.tuning.estimates import estimate_workloads
-from tvmflow.tuning.fleet import FleetRules, OpenSession
 from tvmflow.tuning.in_network import choose_in_network
+from tvmflow.tuning.jobs import FleetRules, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.rules import SearchLimits, SearchSettings

@@ -5,30 +5,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from tvmflow.backends.backend import Backend
 from tvmflow.errors import StageError, ToolchainError
 from tvmflow.kernels.workloads import Workload, anchor_extents
 from tvmflow.progress import Progress
-from tvmflow.templates import Knobs
 from tvmflow.tuning.algorithms import Alternative
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.builder import BuildPool, Built
 from tvmflow.tuning.canary import canary_workload
+from tvmflow.tuning.candidates import REPLAYED, Candidate, default_of, record_of_candidate
 from tvmflow.tuning.display import best_so_far, task_line, why_stopped
 from tvmflow.tuning.estimates import MOST, order_by_estimate
 from tvmflow.tuning.first_words import won_text
-from tvmflow.tuning.fleet import Fleet, Job, Measured, OpenSession
+from tvmflow.tuning.fleet import Fleet
+from tvmflow.tuning.jobs import Job, Measured, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import inputs_of
 from tvmflow.tuning.origins import LOST, REMEASURED, RETUNED
 from tvmflow.tuning.prospects import Prospects
 from tvmflow.tuning.records import (
-    ILLEGAL_SCHEDULE,
     OK,
     UNKNOWN,
     Clock,
@@ -39,7 +36,6 @@ from tvmflow.tuning.search_rules import SearchRules
 from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.tuners import StaticTuner, TunerFactory, knob_key
 
-REPLAYED = "replayed"
 # Why a search ended.
 MIN_GAIN = "min_gain_per_minute"
 TOTAL_TRIALS, MAX_SECONDS = "total_trials", "max_seconds"
@@ -199,7 +195,7 @@ class _Search:
         self._raise_if_nothing()
 
     def _canary_library(self, pool: BuildPool, canary: Workload) -> Path:
-        built = pool.build(canary, *_default(canary, self.backend)).result()
+        built = pool.build(canary, *default_of(canary, self.backend)).result()
         if built.status != OK:
             raise ToolchainError(
                 f"the schedule of a kernel that is known to be right cannot be compiled: {built.error}",
@@ -209,7 +205,7 @@ class _Search:
 
     def _search_all(self, fleet: Fleet, pool: BuildPool) -> None:
         """Measure one batch after the other; where devices are elsewhere, the next is built meanwhile."""
-        ahead: list[_Candidate] = []
+        ahead: list[Candidate] = []
         while not self.budget_over():
             batch = ahead or self._propose(fleet, pool)
             ahead = []
@@ -224,7 +220,7 @@ class _Search:
             candidate.landed()
         self.say_why()
 
-    def _measure(self, fleet: Fleet, pool: BuildPool, batch: list[_Candidate]) -> None:
+    def _measure(self, fleet: Fleet, pool: BuildPool, batch: list[Candidate]) -> None:
         """Measure what can be built of a batch. Raises ToolchainError, after the rest, where this machine cannot build."""
         jobs: Iterable[Job] = self._collect(fleet, pool, batch)
         # Nothing is built while this machine measures itself.
@@ -257,7 +253,7 @@ class _Search:
             self._prepare_reference(fleet, pool, search.workload)
             trace = self.old[search.workload.key].trace
             batch.append(
-                _Candidate(search, None, self.old[search.workload.key].knobs, pool.build(search.workload, trace=trace))
+                Candidate(search, None, self.old[search.workload.key].knobs, pool.build(search.workload, trace=trace))
             )
         self._measure(fleet, pool, batch)
         slow = [c for c in batch if c.record is not None and c.record.seconds and self._slower(c.search, c.record)]
@@ -285,10 +281,10 @@ class _Search:
             self.report.replayed += 1
             search.exhausted, search.replayed = True, REMEASURED
 
-    def _propose(self, fleet: Fleet, pool: BuildPool) -> list[_Candidate]:
+    def _propose(self, fleet: Fleet, pool: BuildPool) -> list[Candidate]:
         """Start to build the next round: candidates of the workloads that may win most."""
         batch_size = int(min(_ROUND * self.rules.fleet.slots, self._room()))
-        batch: list[_Candidate] = []
+        batch: list[Candidate] = []
         while len(batch) < batch_size:
             found = [(gain, one) for gain, one in self._worth_while() if one not in [c.search for c in batch]]
             if not found:
@@ -310,10 +306,10 @@ class _Search:
             search.in_flight += len(indices)
             for index in indices:
                 knobs = search.candidates[index]
-                batch.append(_Candidate(search, index, knobs, pool.build(search.workload, search.template, knobs)))
+                batch.append(Candidate(search, index, knobs, pool.build(search.workload, search.template, knobs)))
         return batch
 
-    def _collect(self, fleet: Fleet, pool: BuildPool, batch: list[_Candidate]) -> Iterator[Job]:
+    def _collect(self, fleet: Fleet, pool: BuildPool, batch: list[Candidate]) -> Iterator[Job]:
         """Wait for one build after the other. What the compiler refused, or came out as something measured before, has its result already."""
         for candidate in batch:
             try:
@@ -341,7 +337,7 @@ class _Search:
             else:
                 yield Job(candidate.search.workload, built.library, candidate.search.best_s, token=candidate)
 
-    def _skip(self, candidate: _Candidate, built: Built) -> None:
+    def _skip(self, candidate: Candidate, built: Built) -> None:
         """Leave a candidate of which nothing can be said; without its plain kernel the whole workload."""
         candidate.landed()
         self.report.unbuilt += 1
@@ -360,7 +356,7 @@ class _Search:
             )
 
     def _record(self, measured: Measured) -> None:
-        candidate: _Candidate = measured.job.token
+        candidate: Candidate = measured.job.token
         self.report.device_s += measured.device_s
         if not measured.status:  # no device could say: nothing is known about this candidate
             candidate.landed()
@@ -372,19 +368,11 @@ class _Search:
         candidate.search.digests[candidate.built.result().digest] = measured
         self._note(candidate, measured.status, measured)
 
-    def _note(self, candidate: _Candidate, status: str, on_device: Measured | None) -> None:
+    def _note(self, candidate: Candidate, status: str, on_device: Measured | None) -> None:
         """Record what came out. on_device: None for what was not measured."""
         search, built = candidate.search, candidate.built.result()
-        replayed = candidate.index is None
         found = on_device or Measured(Job(search.workload, built.library, 0.0), status, (), 0.0, 0.0)
-        record = TuningRecord(
-            workload=search.workload.key, name=search.workload.name, template=REPLAYED if replayed else search.template,
-            knobs=candidate.knobs, trace=None if status == ILLEGAL_SCHEDULE else built.trace, seconds=found.seconds,
-            status=status, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
-            created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=found.canary_s, flops=search.flops,
-            extents=search.extents, error="" if status == OK else found.error or built.error or status,
-            unit=found.unit, build=found.build,
-        )  # fmt: skip
+        record = record_of_candidate(candidate, found, status, self.journal)
         if status != OK:
             self.last_error = record.error
             self.report.failures[status] = self.report.failures.get(status, 0) + 1
@@ -410,25 +398,3 @@ class _Search:
         self.progress(text, self._trials_done(), self.rules.trials * len(self.searches))
         if self.watch is not None:
             self.watch(self.searches, self.report)
-
-
-@dataclass
-class _Candidate:
-    """index: into the search's candidates; None for the schedule of an older toolchain."""
-
-    search: WorkloadSearch
-    index: int | None
-    knobs: Knobs
-    built: Future[Built]
-    record: TuningRecord | None = None
-
-    def landed(self) -> None:
-        """Count the candidate as no longer under way; schedules of an older toolchain never were."""
-        if self.index is not None:
-            self.search.in_flight -= 1
-
-
-def _default(workload: Workload, backend: Backend) -> tuple[str, Knobs]:
-    match = backend.template_for(workload.function)
-    assert match is not None
-    return match[0].name, match[1][0]

@@ -23,7 +23,7 @@ from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.graph import TensorKind, read_graph
 from tvmflow.kernels.workloads import extract_workloads, kernel_keys
-from tvmflow.tuning.fleet import OpenSession
+from tvmflow.tuning.jobs import OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.records import OK, TuningRecord
 
