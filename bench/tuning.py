@@ -47,7 +47,7 @@ from tvmflow.progress import silent
 from tvmflow.sources.torch_networks import build
 from tvmflow.targets.core_timing import core_of
 from tvmflow.templates import scheduled
-from tvmflow.tuning.fleet import FleetRules
+from tvmflow.tuning.jobs import FleetRules
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import MeasureRules, inputs_of
 from tvmflow.tuning.records import OK, read_records
@@ -86,7 +86,7 @@ def rules(slots: int = 1, trials: int = 16, tuner: str = "xgb") -> SearchRules:
         measure=MeasureRules(3, 10.0),
     )  # fmt: skip
     return SearchRules(
-        tuner=tuner, loss="rank", trials=trials, total_trials=0, seconds=0.0, early_stopping=10**6, seed=0,
+        tuner=tuner, loss="rank", trials=trials, total_trials=0, early_stopping=10**6, seed=0,
         replay_slowdown=0.1, build_workers=2, build_timeout_s=60.0, overlap=slots > 1, fleet=fleet,
     )  # fmt: skip
 

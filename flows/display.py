@@ -16,9 +16,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from flows.events import forget, listen
+from flows.events import PREVIEW, forget, listen
 from tvmflow.params import STAGE_NAMES
 from tvmflow.progress import TASK_LINE
+from tvmflow.tuning.first_words import FIRST
 
 _EVERY_S = 30.0  # a plain line about a stage that takes long
 _BAR = 20  # characters
@@ -116,7 +117,11 @@ class Display:
         """Take in an event of a stage."""
         with self.lock:
             key, now = (cell, stage), self.now()
-            if text == "started":
+            if text.startswith(FIRST):
+                self._say(f"{cell} {text}")
+            elif stage == PREVIEW and text in ("done", "failed"):
+                self.running.pop(key, None)
+            elif text == "started":
                 self.running[key] = Running(cell, stage, now, said=now)
             elif text == "hit":
                 self._say(f"{cell} {stage}: hit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+PREVIEW = "first"  # in place of a stage: what is measured and said before one
 # Listener of (cell, stage, text, done, total).
 Listener = Callable[[str, str, str, int, int], None]
 _listeners: list[Listener] = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.aside import wait_for_aside
 from flows.stage_server import StageProcess, how_it_ended, start_stage
 from flows.stopping import is_stopping, wait_unless_stopping, when_stopping
 from tasks.table import STAGES
@@ -32,13 +33,14 @@ _running_lock = threading.RLock()  # a signal may arrive in the thread that hold
 
 @dataclass(frozen=True)
 class StageRequest:
-    """Which stage of which cell, where, and for how many seconds at most."""
+    """Which stage of which cell, where, and for how many seconds at most. preview: only what is said before it."""
 
     stage: str
     cell: str
     root: str
     timeout_s: float
     again: bool = False
+    preview: bool = False
 
 
 def run_stage(request: StageRequest, progress: Progress, digests: Digests | None = None) -> str:
@@ -51,10 +53,12 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     cell = workspace.params.cell(request.cell)
     log = workspace.log_path(request.stage, cell)
     log.parent.mkdir(parents=True, exist_ok=True)
+    is_quiet = STAGES[request.stage].measures_device and STAGES[request.stage].needs_quiet
+    if is_quiet:
+        wait_for_aside()
     with _turn_on_this_host(workspace, request.stage, cell), log.open("wb") as output:
         _refuse_when_stopping(request)
         started = time.monotonic()
-        is_quiet = STAGES[request.stage].measures_device and STAGES[request.stage].needs_quiet
         process = start_stage(_arguments(request), digests.to_json(), output, prepare=not is_quiet)
         with _running_lock:
             _running.add(process)
@@ -88,7 +92,14 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
 
 
 def _arguments(request: StageRequest) -> list[str]:
-    return [request.stage, request.cell, "--root", request.root, *(["--again"] if request.again else [])]
+    return [
+        request.stage,
+        request.cell,
+        "--root",
+        request.root,
+        *(["--again"] if request.again else []),
+        *(["--preview"] if request.preview else []),
+    ]
 
 
 def _listen(reader: int, progress: Progress) -> dict[str, Any]:

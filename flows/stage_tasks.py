@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,17 @@ from prefect.cache_policies import NO_CACHE, CachePolicy
 from prefect.serializers import JSONSerializer
 from prefect.tasks import Task
 
-from flows.events import tell
+from flows.events import PREVIEW, tell
 from flows.run_page import StageLog
 from flows.stage_process import StageRequest, run_stage
 from tasks.table import STAGES
-from tvmflow.errors import TvmflowError
+from tvmflow.errors import TvmflowError, first_line
 from tvmflow.params import Cell
 from tvmflow.store import Plan, Store
+from tvmflow.tuning.first_words import FIRST, first_ms_of, with_now
 from tvmflow.workspace import Workspace, find_workspace
+
+_PREVIEW_S = 60.0  # after which nobody waits for it any longer
 
 
 @dataclass
@@ -49,8 +52,8 @@ def is_worth_a_retry(_task: Any, _task_run: Any, state: Any) -> bool:
 class _Shown:
     """Progress to the listeners at once, to Prefect's artifact at most once in two seconds."""
 
-    def __init__(self, cell: str, stage: str, log: Path) -> None:
-        self.cell, self.stage, self.last = cell, stage, 0.0
+    def __init__(self, cell: str, stage: str, log: Path, first_ms: float | None) -> None:
+        self.cell, self.stage, self.last, self.first_ms = cell, stage, 0.0, first_ms
         self.artifact: Any = None
         self.log = StageLog(log)
 
@@ -63,6 +66,7 @@ class _Shown:
         tell(self.cell, self.stage, "failed" if kind else "done", 0, 0)
 
     def progress(self, text: str, done: int, total: int) -> None:
+        text = with_now(text, self.first_ms)
         tell(self.cell, self.stage, text, done, total)
         self.log.progress(text, done, total)
         if total and time.monotonic() - self.last > 2:
@@ -76,13 +80,31 @@ class _Shown:
                     update_progress_artifact(self.artifact, 100.0 * done / total)
 
 
-def _task_for(stage: str, workspace: Workspace) -> Task[..., dict[str, Any]]:
+def _preview(workspace: Workspace, request: StageRequest) -> float | None:
+    """Run what is said before a stage, and return the milliseconds that it says; that it fails costs a line."""
+    first: list[float | None] = [None]
+
+    def hear(text: str, done: int, total: int) -> None:
+        first[0] = first_ms_of(text) or first[0]
+        tell(request.cell, PREVIEW, text, done, total)
+
+    tell(request.cell, PREVIEW, "started", 0, 0)
+    try:
+        run_stage(replace(request, preview=True, timeout_s=_PREVIEW_S), hear, workspace.digests)
+    except TvmflowError as error:
+        hear(f"{FIRST}not measured: {first_line(error, 160)}", 0, 0)
+    finally:
+        tell(request.cell, PREVIEW, "done", 0, 0)
+    return first[0]
+
+
+def _task_for(stage: str, workspace: Workspace, first_ms: float | None = None) -> Task[..., dict[str, Any]]:
     flows = workspace.params.flows
     cached = STAGES[stage].is_cached
 
     def run(request: dict[str, Any], slug: str, key: str | None) -> dict[str, Any]:
         log = workspace.log_path(stage, workspace.params.cell(request["cell"]))
-        with _Shown(request["cell"], stage, log) as shown:
+        with _Shown(request["cell"], stage, log, first_ms) as shown:
             outcome = run_stage(StageRequest(**request), shown.progress, workspace.digests)
         return {"stage": stage, "slug": slug, "key": key, "outcome": outcome}
 
@@ -104,16 +126,15 @@ def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = F
     store = Store(workspace, STAGES)
     plan = store.plan(stage, cell)
     key = plan.key if isinstance(plan, Plan) and STAGES[stage].is_cached else None
-    request = asdict(
-        StageRequest(stage, str(cell), str(workspace.root), workspace.params.flows.timeout_s[stage], again)
-    )
+    request = StageRequest(stage, str(cell), str(workspace.root), workspace.params.flows.timeout_s[stage], again)
     is_hit = plan.is_hit and not again
-    work = _task_for(stage, workspace)
+    first_ms = _preview(workspace, request) if STAGES[stage].preview and not plan.is_hit else None
+    work = _task_for(stage, workspace, first_ms)
     if is_hit:  # where Prefect does not know the key yet, its task finds the stage done in a moment
         tell(str(cell), stage, "hit", 0, 0)
     else:
         work = work.with_options(refresh_cache=True)  # Prefect remembers a result whose bytes are gone
-    state: Any = work(request, cell.slug, key, return_state=True)
+    state: Any = work(asdict(request), cell.slug, key, return_state=True)
     outcome = str(state.result()["outcome"])
     return "hit" if is_hit else outcome
 

@@ -26,6 +26,7 @@ from tvmflow.import_of_tvm import prepare_import_of_tvm
 from tvmflow.params import Cell
 from tvmflow.rows import check_rows
 from tvmflow.store import Store
+from tvmflow.tuning.first_words import FIRST
 from tvmflow.workspace import Workspace, find_workspace
 
 
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
     parser.add_argument("cell", help="model@target:precision, or a name under cells: in params.yaml")
     parser.add_argument("--root", type=Path, help="the workspace (default: the nearest folder with params.yaml)")
     parser.add_argument("--again", action="store_true", help="make it even when it is already there")
+    parser.add_argument("--preview", action="store_true", help="only what is said before it runs; nothing is stored")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--events", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -43,6 +45,9 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
         os.environ["TVMFLOW_DEBUG"] = "1"  # a sandbox has no other word from us
     prepare_import_of_tvm()
     tell = _teller(options.events)
+    if options.preview:
+        _preview(options, tell, known)
+        return
     try:
         record, outcome, digests = _run(options, tell, known)
     except errors.TvmflowError as error:
@@ -59,12 +64,35 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
         print(f"{record.stage} {record.cell}: {outcome}, key {record.key[:12]}, {record.elapsed_s:.1f} s")
 
 
-def _run(
+def _preview(
     options: argparse.Namespace, tell: Callable[[dict[str, Any]], None], known: list[list[Any]] | None
-) -> tuple[Record, str, Digests]:
+) -> None:
+    """Run what is said before a stage; why it failed is said like it, for the stage does not need it."""
+
+    def say(text: str, done: int, total: int) -> None:
+        tell({"progress": [text, done, total]})
+
+    workspace = _workspace(options, known)
+    try:
+        Store(workspace, STAGES).preview(options.stage, workspace.params.cell(options.cell), say)
+    except Exception as error:  # of TVM, of a device, of a peer: the stage tells more where it is at fault, too
+        if options.debug:
+            raise
+        say(f"{FIRST}not measured: {errors.first_line(error, 160)}", 0, 0)
+    tell({"outcome": "previewed", "digests": workspace.digests.to_json()})
+
+
+def _workspace(options: argparse.Namespace, known: list[list[Any]] | None) -> Workspace:
     workspace = find_workspace(options.root)
     check_rows(workspace.params)
     workspace.digests.learn(known or [])
+    return workspace
+
+
+def _run(
+    options: argparse.Namespace, tell: Callable[[dict[str, Any]], None], known: list[list[Any]] | None
+) -> tuple[Record, str, Digests]:
+    workspace = _workspace(options, known)
     cell = workspace.params.cell(options.cell)
     record, outcome = Store(workspace, STAGES).ensure(
         options.stage,
@@ -119,7 +147,8 @@ def _tell_terminal(event: dict[str, Any]) -> None:
     if "progress" in event and sys.stderr.isatty():
         text, done, total = event["progress"]
         count = f" {done}/{total}" if total else ""
-        print(f"\r\033[K{text}{count}", end="\n" if total and done == total else "", file=sys.stderr, flush=True)
+        ends = text.startswith(FIRST) or (total and done == total)
+        print(f"\r\033[K{text}{count}", end="\n" if ends else "", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

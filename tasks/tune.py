@@ -59,11 +59,13 @@ def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
 
 def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     """Tune every workload; returns how much was measured, how much was known, and what it cost."""
+    from tvmflow.tuning.budget import Budget
     from tvmflow.tuning.journal import Journal
     from tvmflow.tuning.network import network_rules, tune_network
     from tvmflow.tuning.outcome import costs, write_best, write_curve, write_kernels
 
     target, limits = context.settings.target, context.limits
+    budget = Budget(context.settings.max_seconds)
     backend = backend_of(target)
     packed = load_module(context.inputs["graph_pack"])
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +80,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
         journal,
         lambda: session_of(limits, target),
         context.progress,
+        budget,
     )
     part = backend.search_part(packed, context.progress)
     write_best(
@@ -101,5 +104,5 @@ STAGE = Stage(
     outputs=(Output("best.json"), Output("workloads.json"), Output("curve.csv", plot=CURVE)),
     reads=(*TARGET_READS, "targets.{target}.device.key", "targets.{target}.device.transport", *(f"tune.{part.name}" for part in fields(SearchSettings))),
     limit_reads=("targets.{target}.device", "deploy.device_wait_s", *(f"tune.{part.name}" for part in fields(SearchLimits))),
-    measures_device=True, keeps_log=True,
+    measures_device=True, keeps_log=True, preview="tasks.first_number:first_number",
 )  # fmt: skip

@@ -60,6 +60,7 @@ class Stage(Generic[S, L]):
     measures_device: it works on the device, which must have nothing else to do.
     needs_quiet: where it measures, it takes times: on this machine no other process is started meanwhile.
     keeps_log: adds to the cell's tuning log.
+    preview: "module:function" of what is measured and said before it runs, "" for none: a name, since its code is none of the stage's. It gets the stage's context.
     runs: the tables of `recipe.TABLES` whose rows it puts to work, so that what these import is part of its code.
     """
 
@@ -75,6 +76,7 @@ class Stage(Generic[S, L]):
     measures_device: bool = False
     needs_quiet: bool = True
     keeps_log: bool = False
+    preview: str = ""
     runs: tuple[str, ...] = TABLES
     is_cached: bool = True
 

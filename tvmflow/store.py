@@ -9,9 +9,11 @@ folder beside it, and put in place whole. Two processes that want the same folde
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -189,22 +191,33 @@ class Store:
         except OSError as error:
             raise errors.from_os_error(error, f"writing {name} of {cell}") from error
 
+    def preview(self, name: str, cell: Cell, progress: Progress) -> None:
+        """Run what a stage has to be said before it, if the stage itself would run. Nothing is stored."""
+        plan = self.plan(name, cell)
+        if isinstance(plan, Undecided) or plan.is_hit or not plan.stage.preview or self._find(plan) is not None:
+            return
+        module, _, function = plan.stage.preview.partition(":")
+        with tempfile.TemporaryDirectory() as folder:
+            getattr(importlib.import_module(module), function)(self._context(plan, Path(folder), progress))
+
+    def _context(self, plan: Plan, folder: Path, progress: Progress) -> StageContext[Any, Any]:
+        stage, cell = plan.stage, plan.cell
+        return StageContext(
+            cell=cell,
+            settings=plan.settings,
+            limits=stage.limits(self.workspace, cell),
+            inputs={source: self.workspace.folder(source, cell) for source in stage.inputs},
+            out=folder,
+            root=self.workspace.root,
+            tuning_log=self.workspace.tuning_log(cell),
+            progress=progress,
+        )
+
     def _make(self, plan: Plan, progress: Progress) -> Record:
         cell, stage = plan.cell, plan.stage
         with self._new_folder(stage.name, cell) as folder:
             started = time.monotonic()
-            facts = stage.run(
-                StageContext(
-                    cell=cell,
-                    settings=plan.settings,
-                    limits=stage.limits(self.workspace, cell),
-                    inputs={source: self.workspace.folder(source, cell) for source in stage.inputs},
-                    out=folder,
-                    root=self.workspace.root,
-                    tuning_log=self.workspace.tuning_log(cell),
-                    progress=progress,
-                )
-            )
+            facts = stage.run(self._context(plan, folder, progress))
             outputs = describe_folder(folder, self.workspace.digests)
             _check_outputs(stage, set(outputs))
             record = Record(

@@ -17,7 +17,8 @@ import pytest
 
 from tvmflow.errors import DeviceError, DeviceHotError, DeviceLostError, StageError
 from tvmflow.kernels.workloads import Workload
-from tvmflow.tuning.fleet import Fleet, FleetRules, Job, Measured
+from tvmflow.tuning.fleet import Fleet
+from tvmflow.tuning.jobs import FleetRules, Job, Measured
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.records import COMPILE_ERROR, KERNEL_TIMEOUT, OK, WRONG_OUTPUT
 

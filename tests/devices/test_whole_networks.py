@@ -20,7 +20,7 @@ from tvmflow.passes.canonicalize import canonicalize
 from tvmflow.passes.legalize_convolutions import convolution_keys
 from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.passes.winograd import TILES
-from tvmflow.tuning.fleet import OpenSession
+from tvmflow.tuning.jobs import OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.whole_network import Form, NetworkComparison
 

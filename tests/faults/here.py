@@ -9,13 +9,13 @@ from typing import Any
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.devices.rpc import session_here
 from tvmflow.targets.resolve import host_target
-from tvmflow.tuning.fleet import FleetRules
+from tvmflow.tuning.jobs import FleetRules
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.search_rules import SearchRules
 
 # A few short measurements, believed whatever else the machine does.
 QUICK_RULES = SearchRules(
-    tuner="grid", loss="rank", trials=2, total_trials=0, seconds=0.0, early_stopping=100, seed=0, replay_slowdown=1e9,
+    tuner="grid", loss="rank", trials=2, total_trials=0, early_stopping=100, seed=0, replay_slowdown=1e9,
     build_workers=1, build_timeout_s=60.0, overlap=False,
     fleet=FleetRules(
         slots=1, kernel_timeout_s=60.0, session_s=3600.0, canary_every=4, max_drift=1e9, cool_s=0.0, give_up_s=1.0,

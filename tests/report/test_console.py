@@ -157,6 +157,14 @@ def test_live_progress_has_stage_trials_best_and_time_left_in_two_lines(width: i
     assert tail.startswith("  [#####...............] 13/48 best 0.0312 ms in 3 of 9 kernels") and len(tail) <= width
 
 
+def test_the_first_number_stays_and_ends_without_a_line_of_its_own() -> None:
+    display, _clock = _display(False)
+    text = "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; tuning promises about 10% in 2 minutes"
+    for said in ("started", "building with default schedules", text, "done"):
+        display.hear(NAMES[0], "first", said, 0, 0)
+    assert _written(display) == [f"{NAMES[0]} {text}"] and not display.running
+
+
 def test_plain_lines_where_there_is_no_terminal() -> None:
     display, clock = _display(False)
     display.hear(NAMES[0], "tune", "started", 0, 0)

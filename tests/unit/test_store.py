@@ -22,6 +22,7 @@ from tests.unit.fake_stages import STAGES
 from tvmflow.artifacts import RECORD_NAME, describe_file
 from tvmflow.errors import StageError, StoreError
 from tvmflow.params import Cell
+from tvmflow.stages import StageContext
 from tvmflow.store import Plan, Store
 from tvmflow.workspace import Workspace
 
@@ -242,3 +243,25 @@ def test_a_stage_that_leaves_other_files_than_its_row_says_has_failed(bench: Ben
     with pytest.raises(StageError, match="import_model left"):
         store.ensure("import_model", bench.cell)
     assert not bench.folder("import_model").exists()
+
+
+def look(context: StageContext[Any, Any]) -> None:
+    assert context.out.is_dir() and context.inputs == {}
+    context.progress("first: seen", 0, 0)
+
+
+def test_what_is_said_before_a_stage_is_said_only_where_it_would_run_and_stores_nothing(bench: Bench) -> None:
+    stages = {**STAGES, "fetch": replace(STAGES["fetch"], preview=f"{__name__}:look")}
+    store, said = Store(bench.workspace, stages), list[str]()
+
+    def preview() -> int:
+        store.preview("fetch", bench.cell, lambda text, *_: said.append(text))
+        return len(said)
+
+    assert preview() == 1 and said == ["first: seen"] and bench.calls() == []
+    assert not bench.folder("fetch").exists()
+    bench.ensure("fetch")
+    assert preview() == 1, "it is a hit"
+    bench.set_seed(1)
+    bench.store.preview("fetch", bench.cell, lambda *_: said.append("by a stage without one"))
+    assert preview() == 2

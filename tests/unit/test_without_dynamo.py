@@ -38,7 +38,25 @@ print(bool(torch.isfinite(program.module()(torch.zeros(1, 3, 32, 32))).all()), "
 """
 
 
-@pytest.mark.parametrize("code", [_ALONE, _BEFORE, _MEANWHILE, _AFTER])
+_TRAINED = """
+import numpy as np, torch
+from tvmflow.sources.datasets import Samples
+from tvmflow.sources.training import train
+def trained():
+    torch.manual_seed(0)
+    network = torch.nn.Linear(4, 3)
+    x = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
+    train(network, Samples((x,), np.arange(32) % 3), {"seed": 1, "learning_rate": 0.01, "epochs": 3, "batch_size": 8}, lambda *_: None)
+    return network.weight.detach()
+first = trained()
+without = "torch._dynamo" not in sys.modules
+import torch._dynamo
+assert torch._dynamo.config is not None
+print(without, torch.equal(first, trained()))
+"""
+
+
+@pytest.mark.parametrize("code", [_ALONE, _BEFORE, _MEANWHILE, _AFTER, _TRAINED])
 def test_dynamo_comes_where_it_is_asked_for(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", _HEAD + code], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.split() == ["True", "True"], done.stderr

@@ -112,21 +112,23 @@ def _sweep(
     workspace: Workspace, cells: list[Cell], refused: dict[str, dict[str, Any]], again: bool,
     display: contextlib.AbstractContextManager[None],
 ) -> list[dict[str, Any]]:  # fmt: skip
+    from flows.aside import begin_aside, wait_for_aside
     from flows.settings import configure_prefect, wait_for_prefect
+    from flows.stage_server import stage_server
 
     configure_prefect(workspace)
-    from flows.stage_server import stage_server
-    from flows.sweep import run_sweep
-
     with stage_server():
-        _open_records(workspace)
+        from flows.sweep import run_sweep
+
         wait_for_prefect()
-        with display:
+        begin_aside(lambda: _open_records(workspace))
+        with display, contextlib.ExitStack() as stack:
+            stack.callback(wait_for_aside)
             return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), refused)
 
 
 def _open_records(workspace: Workspace) -> None:
-    """Import MLflow and make its database while Prefect's server starts. What is wrong with it, the one who records says."""
+    """Import MLflow and make its database, while the first stages run. What is wrong with it, the one who records says."""
     from tvmflow.ledger.registry import open_registry
     from tvmflow.ledger.store_paths import sqlite_path
 

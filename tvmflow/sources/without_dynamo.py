@@ -1,7 +1,8 @@
 """Keep torchvision from importing TorchDynamo, torch's compiler: it does for one function, which only its boxes call, and
 that takes 1.5 s of every process.
 
-A process that compiles or exports imports it by itself, before or after.
+A process that compiles or exports imports it by itself, before or after. Torch's optimizers import it, too, only to
+tell it that they are not to be compiled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 _NAME, _FUNCTION = "torch._dynamo.utils", "is_compile_supported"
+_COMPILER = "torch._dynamo"
 
 
 def _is_compile_supported(device: Any) -> Any:
@@ -48,3 +50,29 @@ def without_dynamo() -> Iterator[None]:
         yield
     finally:
         _take_away(module)
+
+
+class _NoCompiler(ModuleType):
+    """Of TorchDynamo what optimizers call, where nothing is compiled."""
+
+    @staticmethod
+    def graph_break() -> None:
+        pass
+
+    @staticmethod
+    def disable(function: Any, *_how: Any, **_named: Any) -> Any:
+        return function
+
+
+@contextlib.contextmanager
+def optimizers_without_dynamo() -> Iterator[None]:
+    """Within, torch's optimizers work without TorchDynamo, unless it has been imported already; nothing may be compiled."""
+    if _COMPILER in sys.modules:
+        yield
+        return
+    sys.modules[_COMPILER] = module = _NoCompiler(_COMPILER)
+    try:
+        yield
+    finally:
+        if sys.modules.get(_COMPILER) is module:
+            del sys.modules[_COMPILER]

@@ -70,6 +70,7 @@ class BuildPool:
         self, workers: int, target: ResolvedTarget, folder: Path, timeout_s: float, self_contained: bool = False
     ) -> None:
         self.target, self.folder, self.timeout_s, self.self_contained = target, folder, timeout_s, self_contained
+        self.workers = workers
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="build")
         self._local = threading.local()
         self._processes: list[BuildProcess] = []
@@ -79,7 +80,14 @@ class BuildPool:
         self._broken: ToolchainError | None = None
 
     def __enter__(self) -> BuildPool:
+        for _ in range(self.workers):  # side by side: each imports TVM
+            with contextlib.suppress(RuntimeError):
+                self._threads.submit(self._start)
         return self
+
+    def _start(self) -> None:
+        with contextlib.suppress(OSError, RuntimeError):  # whoever asks for it says so
+            self._process()
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._closed.set()

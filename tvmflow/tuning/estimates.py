@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from tvmflow.kernels.workloads import Workload, anchor_extents, operations
 from tvmflow.passes.schedule_kernels import ESTIMATED
 from tvmflow.progress import Progress
 from tvmflow.templates import Knobs
+from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.builder import BuildPool, Built
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.records import OK, TuningRecord
@@ -42,18 +44,24 @@ def order_by_estimate(
 
 
 def estimate_workloads(
-    workloads: list[Workload], backend: Backend, rules: SearchRules, journal: Journal, folder: Path, progress: Progress
-) -> dict[str, TuningRecord]:
-    """Return workload key -> record of the schedule that the model ranks first, for kernels that it knows.
+    workloads: list[Workload], backend: Backend, rules: SearchRules, journal: Journal, folder: Path, progress: Progress,
+    budget: Budget,
+) -> dict[str, TuningRecord]:  # fmt: skip
+    """Return workload key -> record of the schedule that the model ranks first, for kernels that it knows and has the time for.
 
     Raises ToolchainError where this machine cannot build.
     """
     best: dict[str, TuningRecord] = {}
+    took_s = 0.0
     with BuildPool(rules.build_workers, backend.target, folder, rules.build_timeout_s) as pool:
         for done, workload in enumerate(workloads):
+            if not budget.has(took_s):
+                break
             progress(f"estimating {workload.name}", done, len(workloads))
+            started_s = time.monotonic()
             match = backend.template_for(workload.function)
             found = order_by_estimate(pool, workload, match[0].name, match[1]) if match else []
+            took_s = max(took_s, time.monotonic() - started_s)
             if not match or not found:
                 continue
             seconds, index, built = found[0]

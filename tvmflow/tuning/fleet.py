@@ -12,103 +12,38 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from tvmflow.devices.session import DeviceSession
 from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, StageError, first_line
 from tvmflow.kernels.workloads import Workload
-from tvmflow.tuning.builder import Built
-from tvmflow.tuning.measure import Array, KernelBench, MeasureRules
+from tvmflow.tuning.budget import Budget
+from tvmflow.tuning.jobs import FleetCounts, FleetRules, Job, Measured, OpenSession, References
+from tvmflow.tuning.measure import KernelBench
 from tvmflow.tuning.records import COMPILE_ERROR, KERNEL_TIMEOUT, UNKNOWN
 
-OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
 _MOST_TRIES = 4  # of one candidate on devices that got lost meanwhile
 _FIRST_REST_S, _LONGEST_REST_S = 1.0, 60.0
+_OPEN_S = 2.0  # that a session takes to open
 _KEPT_BENCHES = 4  # workloads whose inputs stay on a device
 
 
-@dataclass(frozen=True)
-class FleetRules:
-    """slots: sessions side by side; a kernel is silent after kernel_timeout_s; every canary_every measurements a canary.
-
-    session_s: how long a device lets one session last. max_drift: how much slower the canary may get; cool_s: how long to wait for a device that is slower.
-    give_up_s: without a device for so long, the search ends with the error of the last attempt.
-    """
-
-    slots: int
-    kernel_timeout_s: float
-    session_s: float
-    canary_every: int
-    max_drift: float
-    cool_s: float
-    give_up_s: float
-    measure: MeasureRules
-
-
-@dataclass
-class Job:
-    """One candidate to measure. best_s: the best time of its workload so far."""
-
-    workload: Workload
-    library: Path
-    best_s: float
-    tries: int = 0
-    token: Any = None
-
-
-@dataclass(frozen=True)
-class Measured:
-    """status '' means that no device could be found for it: nothing is known, nothing may be recorded.
-
-    unit, build: of the device, "" where it is not known.
-    """
-
-    job: Job
-    status: str
-    seconds: tuple[float, ...]
-    canary_s: float
-    device_s: float
-    error: str = ""
-    unit: str = ""
-    build: str = ""
-
-
-@dataclass
-class FleetCounts:
-    """What went wrong that was nobody's schedule, for the ledger."""
-
-    lost: int = 0
-    retried: int = 0
-    given_up: int = 0
-    drifts: int = 0
-    discarded: int = 0
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass
-class References:
-    """The inputs and the right output of each workload, shared by all devices; plain: the kernel that gives the output."""
-
-    arrays: dict[str, list[Array]] = field(default_factory=dict)
-    outputs: dict[str, Array] = field(default_factory=dict)
-    plain: dict[str, Future[Built]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Fleet:
-    """Use as a context manager; `measure` blocks until every job has its result."""
+    """Use as a context manager; `measure` blocks until every job has its result.
 
-    def __init__(self, open_session: OpenSession, rules: FleetRules, canary: tuple[Workload, Path]) -> None:
+    budget: what would be measured beyond it comes back as if there were no device.
+    """
+
+    def __init__(
+        self, open_session: OpenSession, rules: FleetRules, canary: tuple[Workload, Path], budget: Budget | None = None
+    ) -> None:
         self.open_session, self.rules, self.canary = open_session, rules, canary
+        self.budget = budget or Budget()
         self.references, self.counts = References(), FleetCounts()
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._results: queue.Queue[Measured | Exception] = queue.Queue()
-        self._closing = threading.Event()
+        self._closing, self._has_work = threading.Event(), threading.Event()
         self._slots: list[_Slot] = []
         self.had_device = False
 
@@ -132,20 +67,45 @@ class Fleet:
         for job in jobs:
             self._jobs.put(job)
             left += 1
-            if not self._slots:  # not before there is work: what the canary needs is known by then
-                self._slots = [_Slot(self, number) for number in range(self.rules.slots)]
-                for slot in self._slots:
-                    slot.start()
+            self._has_work.set()
+            self.start()
         while left:
             try:
                 found = self._results.get(timeout=0.2)
             except queue.Empty:
                 self._watch()
+                self._give_back()
                 continue
             if isinstance(found, Exception):
                 raise found
             left -= 1
             on_result(found)
+
+    def start(self) -> None:
+        """Begin to open sessions, if there is the time; the canary runs when there is work."""
+        if not self._slots and self.budget.has(_OPEN_S):
+            self._slots = [_Slot(self, number) for number in range(self.rules.slots)]
+            for slot in self._slots:
+                slot.start()
+
+    def wait_for_work(self) -> None:
+        """Return when there is something to measure, or all is over."""
+        while not self._has_work.wait(0.2) and not self._closing.is_set():
+            pass
+
+    def _give_back(self) -> None:
+        """Return the jobs that wait for a device when there is no time left for any."""
+        while not self.budget.has(0.0 if self._slots else _OPEN_S):
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None:
+                self.leave(job)
+
+    def leave(self, job: Job) -> None:
+        """Say that nothing is known of a job."""
+        self._results.put(Measured(job, UNKNOWN, (), 0.0, 0.0))
 
     def _watch(self) -> None:
         """Replace a slot that has been silent for too long: a blocked RPC call cannot be interrupted.
@@ -187,7 +147,7 @@ class Fleet:
             self.counts.notes.append(
                 f"{job.workload.name}: {job.library.stem} was given up after {job.tries} tries: {why}"
             )
-            self._results.put(Measured(job, UNKNOWN, (), 0.0, 0.0))
+            self.leave(job)
         else:
             self.counts.retried += 1
             self._jobs.put(job)
@@ -208,7 +168,7 @@ class _Slot:
         self._canary: KernelBench | None = None
         self._baseline = self._last_canary = 0.0
         self._since_canary: list[Measured] = []
-        self._opened = 0.0
+        self._opened = self._took_s = 0.0
         self._rest_s = _FIRST_REST_S
         self.without_device_since = 0.0
 
@@ -242,7 +202,10 @@ class _Slot:
                 job = self._next_job()
                 if job is None:
                     break
-                self._one(job)
+                if self.fleet.budget.has(self._took_s):
+                    self._one(job)
+                else:
+                    self.fleet.leave(job)
             except DeviceError as error:
                 self._lost(error)
             except Exception as error:  # a bug must end the search, not leave it waiting for ever
@@ -255,6 +218,9 @@ class _Slot:
         self._benches, self._canary = {}, None
         self._stack = contextlib.ExitStack()
         self._session = self._stack.enter_context(self.fleet.open_session())
+        self.fleet.wait_for_work()  # what is built meanwhile would disturb the canary
+        if self.fleet._closing.is_set():
+            return
         self.fleet.had_device, self.busy_since = True, time.monotonic()
         workload, library = self.fleet.canary
         self._canary = self._bench(workload)
@@ -307,6 +273,7 @@ class _Slot:
             return
         self.busy_since, self.job = 0.0, None
         spent_s, session = time.monotonic() - started, self._session
+        self._took_s = spent_s
         found = Measured(job, status, seconds, self._last_canary, spent_s, error, session.unit, session.build)
         self._since_canary.append(found)
         if len(self._since_canary) >= self.fleet.rules.canary_every:
@@ -327,7 +294,7 @@ class _Slot:
         now = self._run_canary(library)
         if now > self._last_canary * (1 + rules.max_drift):
             self.fleet.counts.drifts += 1
-            deadline = time.monotonic() + rules.cool_s
+            deadline = time.monotonic() + min(rules.cool_s, self.fleet.budget.left_s())
             while now > self._baseline * (1 + rules.max_drift) and time.monotonic() < deadline:
                 time.sleep(min(1.0, rules.cool_s))
                 now = self._run_canary(library)

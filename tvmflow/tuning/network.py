@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tvmflow.backends.backend import Backend
 from tvmflow.building.lower import lower
-from tvmflow.kernels.workloads import Workload, extract_workloads
+from tvmflow.kernels.workloads import Workload, extract_workloads, least_bytes
 from tvmflow.progress import Progress
 from tvmflow.tuning.algorithms import Alternative, alternatives, carried, choose, settle, unmeasured
+from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.display import live_table
 from tvmflow.tuning.estimates import estimate_workloads
-from tvmflow.tuning.fleet import FleetRules, OpenSession
 from tvmflow.tuning.in_network import choose_in_network
+from tvmflow.tuning.jobs import FleetRules, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import MeasureRules
 from tvmflow.tuning.rules import SearchLimits, SearchSettings
 from tvmflow.tuning.search import tune
 from tvmflow.tuning.search_rules import SearchRules
-from tvmflow.tuning.state import TuneReport
+from tvmflow.tuning.state import TuneReport, WorkloadSearch
 from tvmflow.tuning.whole_network import Form, NetworkComparison
 
-_COMPARE_AT_LEAST_S = 60.0
+_COMPARE_AT_LEAST_S = 60.0  # without a limit of the stage
+_COMPARED = 2  # networks that the first comparison builds
+_BUILD_S, _LINK_S = 0.5, 2.0  # a kernel, before one was built; what a network takes beside its kernels
+_CACHED_BYTES = 1 << 20  # that a network's kernels read and write, of which the cache of a core keeps all
+_MOST_OF_ALL = 0.5  # share of a limit above which no networks are compared
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def network_rules(
     )  # fmt: skip
     search = SearchRules(
         tuner=settings.tuner, loss=settings.loss, trials=settings.trials_per_workload, total_trials=settings.total_trials,
-        seconds=settings.max_seconds, early_stopping=settings.early_stopping, seed=settings.seed,
+        early_stopping=settings.early_stopping, seed=settings.seed,
         replay_slowdown=settings.replay_slowdown, build_workers=limits.build_workers,
         build_timeout_s=limits.build_timeout_s, overlap=not is_this_host, fleet=fleet, self_contained=not has_tvm,
         least_gain=settings.min_gain_per_minute,
@@ -72,20 +77,25 @@ class TunedNetwork:
 
 
 def tune_network(
-    networks: Sequence[Any], backend: Backend, rules: NetworkRules, journal: Journal, open_session: OpenSession, progress: Progress
+    networks: Sequence[Any], backend: Backend, rules: NetworkRules, journal: Journal, open_session: OpenSession, progress: Progress,
+    budget: Budget | None = None,
 ) -> TunedNetwork:  # fmt: skip
     """Tune every workload of a packed network, as far as the rules allow; without trials nothing is measured.
 
     networks: the network, and the same at smaller sizes. Other algorithms are chosen by the first, since all share their weights.
+    budget: for all of it.
     """
     packed, *smaller = networks
+    budget = budget or Budget()
+    left_s = budget.left_s()
     base = extract_workloads(lower(packed, backend))
     smaller_used = [workload for other in smaller for workload in extract_workloads(lower(other, backend))]
     workloads = _distinct([*base, *smaller_used])[: rules.max_workloads]
+    close_s = left_s - budget.left_s() if math.isfinite(left_s) else 0.0  # the same is done once more at the end
     report, winograd = TuneReport({}), {}
     if rules.without_device:
         with tempfile.TemporaryDirectory() as folder:
-            report.best = estimate_workloads(workloads, backend, rules.search, journal, Path(folder), progress)
+            report.best = estimate_workloads(workloads, backend, rules.search, journal, Path(folder), progress, budget)
     elif rules.search.trials:
         # Whole networks are compared on the device; until build, what an accelerator computes is its slow definition there.
         bound = rules.winograd_max_error if backend.accelerator is None else {}
@@ -96,11 +106,22 @@ def tune_network(
         ]
         workloads = _distinct([*workloads, *(w for form in forms for w in form.added)])
         with tempfile.TemporaryDirectory() as folder, live_table(progress) as (watch, say):
-            report = tune(workloads, open_session, backend, rules.search, journal, Path(folder), say, watch, others)
-            if others or (backend.is_cpu and backend.accelerator is None):
+            compares = bool(others) or (backend.is_cpu and backend.accelerator is None)
+
+            def later(searches: Sequence[WorkloadSearch]) -> float:
+                took_s = _comparison_s(searches, len(base)) if compares else 0.0
+                return close_s + (took_s if took_s <= _MOST_OF_ALL * budget.seconds else 0.0)
+
+            report = tune(
+                workloads, open_session, backend, rules.search, journal, Path(folder), say, watch, others, budget, later
+            )
+            if compares:
                 say("comparing whole networks", 0, 0)
                 with NetworkComparison(packed, backend, journal, Path(folder), open_session) as comparison:
-                    winograd = _compared(comparison, others, report, unmeasured(packed, backend, bound))
+                    is_small = sum(one.calls * least_bytes(one.function) for one in base) <= _CACHED_BYTES
+                    first_s = _comparison_s(report.searches, len(base))
+                    has_time = _has_time(comparison, report, budget, close_s, first_s, is_small)
+                    winograd = _compared(comparison, others, report, unmeasured(packed, backend, bound), has_time)
     else:
         winograd = unmeasured(packed, backend, rules.winograd_max_error)
     winograd = carried(winograd, packed, smaller)
@@ -111,15 +132,12 @@ def tune_network(
 
 
 def _compared(
-    comparison: NetworkComparison, others: list[Alternative], report: TuneReport, counted: dict[str, int]
-) -> dict[str, int]:
+    comparison: NetworkComparison, others: list[Alternative], report: TuneReport, counted: dict[str, int],
+    may_go_on: Callable[[], bool],
+) -> dict[str, int]:  # fmt: skip
     """Return the tiles of the fastest network; where the device tells what kernels take in it, the report's best become those."""
-    # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
-    end = time.monotonic() + max(report.seconds, _COMPARE_AT_LEAST_S)
-
-    def may_go_on() -> bool:
-        return time.monotonic() < end
-
+    if not may_go_on():
+        return choose(others, report.best)
     by_kernel = comparison.backend.is_cpu  # what a GPU's kernels take is told of runs that wait for each
     if by_kernel and (chosen := choose_in_network(comparison, others, report.best, counted, may_go_on)):
         report.best = chosen.best
@@ -129,6 +147,31 @@ def _compared(
         return comparison.speedup(Form(now, report.best), Form(other, report.best))
 
     return settle(others, choose(others, report.best), report.best, speedup, may_go_on, counted)
+
+
+def _comparison_s(searches: Sequence[WorkloadSearch], kernels: int) -> float:
+    """Return what the first comparison of networks of so many kernels takes, by what building one took."""
+    built = sum(search.measured for search in searches)
+    each_s = sum(search.build_s for search in searches) / built if built else _BUILD_S
+    return _COMPARED * (_LINK_S + kernels * each_s)
+
+
+def _has_time(
+    comparison: NetworkComparison, report: TuneReport, budget: Budget, close_s: float, first_s: float, is_small: bool
+) -> Callable[[], bool]:
+    """Return what says whether there is time to compare another network: it takes as long as the last one did.
+
+    is_small: it lies in the caches as its kernels alone do, so that one comparison with the default schedules is enough.
+    """
+    # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
+    own = Budget(max(report.seconds, _COMPARE_AT_LEAST_S))
+
+    def has_time() -> bool:
+        if is_small and comparison.took_s:
+            return False
+        return own.has(0.0) and budget.has((comparison.took_s or first_s) + close_s)
+
+    return has_time
 
 
 def _distinct(workloads: list[Workload]) -> list[Workload]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvmflow.tuning.algorithms import Alternative
 from tvmflow.tuning.records import TuningRecord
@@ -75,13 +75,31 @@ class Prospects:
 
     def network_s(self) -> float:
         """Return the time of the network's kernels, each convolution by its fastest way; kernels without a time count nothing."""
-        own = (s for s in self.searches if self._place.get(s.workload.key, ("", 0))[1] == 0 and math.isfinite(s.best_s))
-        total = sum(search.workload.calls * search.best_s for search in own)
+        return self._network_s(_best_s)
+
+    def _network_s(self, time_of: Callable[[WorkloadSearch], float]) -> float:
+        own = (s for s in self._own() if math.isfinite(time_of(s)))
+        total = sum(search.workload.calls * time_of(search) for search in own)
         for ways in self._ways.values():
-            times = [self._seconds(way) for way in ways]
+            times = [self._seconds(way, time_of) for way in ways]
             if math.isfinite(times[0]):
                 total -= times[0] - min(times)
         return total
+
+    def _own(self) -> list[WorkloadSearch]:
+        """Return the kernels of the network as it is without other algorithms."""
+        return [search for search in self.searches if self._place.get(search.workload.key, ("", 0))[1] == 0]
+
+    def won(self) -> float | None:
+        """Return the share of the network's time with default schedules that was won; None before every kernel of it has both times.
+
+        Both with each convolution by its fastest way. At most half of a kernel is believed: a default schedule that was measured while
+        something else ran looks many times slower.
+        """
+        own = self._own()
+        if not own or any(math.isinf(search.default_s) or math.isinf(search.best_s) for search in own):
+            return None
+        return 1 - self.network_s() / self._network_s(_believed_default_s)
 
     def gain_per_minute(self, search: WorkloadSearch) -> float:
         """Return the share of the network's time that a minute with a kernel's candidates is expected to win; infinity before its first."""
@@ -103,16 +121,33 @@ class Prospects:
 
     def candidate_s(self, search: WorkloadSearch) -> float:
         """Return what a candidate costs, by those of this kernel, or of all where it has none in this run."""
-        of = [search] if search.measured else self.searches
-        measured = sum(one.measured for one in of)
-        spent = sum(one.build_s / self.workers + one.spent_s for one in of)
-        return spent / measured if measured and spent else _CANDIDATE_S
+        return _mean_s([search] if search.measured else self.searches, self.workers)
+
+    def usual_s(self) -> float:
+        """Return what a candidate of any kernel costs."""
+        return _mean_s(self.searches, self.workers)
 
     def _behind_s(self, search: WorkloadSearch) -> float:
         """Return how much slower a kernel's way to compute a convolution is than the fastest."""
         convolution, at = self._place.get(search.workload.key, ("", 0))
-        times = [self._seconds(way) for way in self._ways.get(convolution, ())]
+        times = [self._seconds(way, _best_s) for way in self._ways.get(convolution, ())]
         return times[at] - min(times) if times and math.isfinite(times[at]) else 0.0
 
-    def _seconds(self, way: list[tuple[str, int]]) -> float:
-        return sum(calls * self._search[key].best_s if key in self._search else math.inf for key, calls in way)
+    def _seconds(self, way: list[tuple[str, int]], time_of: Callable[[WorkloadSearch], float]) -> float:
+        return sum(calls * time_of(self._search[key]) if key in self._search else math.inf for key, calls in way)
+
+
+def _best_s(search: WorkloadSearch) -> float:
+    return search.best_s
+
+
+def _believed_default_s(search: WorkloadSearch) -> float:
+    if math.isinf(search.default_s):
+        return math.inf
+    return min(search.default_s, search.best_s / (1 - _MOST_GAIN))
+
+
+def _mean_s(searches: Sequence[WorkloadSearch], workers: int) -> float:
+    measured = sum(one.measured for one in searches)
+    spent = sum(one.build_s / workers + one.spent_s for one in searches)
+    return spent / measured if measured and spent else _CANDIDATE_S

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tvmflow.backends.backend import Backend
 from tvmflow.errors import StageError, ToolchainError
 from tvmflow.kernels.workloads import Workload, anchor_extents
 from tvmflow.progress import Progress
-from tvmflow.templates import Knobs
 from tvmflow.tuning.algorithms import Alternative
+from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.builder import BuildPool, Built
 from tvmflow.tuning.canary import canary_workload
+from tvmflow.tuning.candidates import REPLAYED, Candidate, default_of, record_of_candidate
 from tvmflow.tuning.display import best_so_far, task_line, why_stopped
-from tvmflow.tuning.estimates import order_by_estimate
-from tvmflow.tuning.fleet import Fleet, Job, Measured, OpenSession
+from tvmflow.tuning.estimates import MOST, order_by_estimate
+from tvmflow.tuning.first_words import won_text
+from tvmflow.tuning.fleet import Fleet
+from tvmflow.tuning.jobs import Job, Measured, OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.measure import inputs_of
 from tvmflow.tuning.origins import LOST, REMEASURED, RETUNED
 from tvmflow.tuning.prospects import Prospects
 from tvmflow.tuning.records import (
-    ILLEGAL_SCHEDULE,
     OK,
     UNKNOWN,
     Clock,
@@ -37,12 +36,13 @@ from tvmflow.tuning.search_rules import SearchRules
 from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.tuners import StaticTuner, TunerFactory, knob_key
 
-REPLAYED = "replayed"
 # Why a search ended.
 MIN_GAIN = "min_gain_per_minute"
 TOTAL_TRIALS, MAX_SECONDS = "total_trials", "max_seconds"
 NOTHING_LEFT = "every kernel had its trials"
+Later = Callable[[Sequence[WorkloadSearch]], float]  # what comes after a search -> seconds that it takes
 _ROUND = 16  # candidates in one round, for each device
+_UNTIMED = 4  # of them before it is known how long they take, where there is a limit
 _OF_ONE = 4  # of them of one kernel
 _MOST_UNBUILT = 8  # in a row, though a small kernel can be built: there is too little memory or room
 
@@ -50,17 +50,20 @@ _MOST_UNBUILT = 8  # in a row, though a small kernel can be built: there is too 
 def tune(
     workloads: list[Workload], open_session: OpenSession, backend: Backend, rules: SearchRules, journal: Journal,
     folder: Path, progress: Progress, watch: Watch | None = None, alternatives: Sequence[Alternative] = (),
+    budget: Budget | None = None, later: Later | None = None,
 ) -> TuneReport:  # fmt: skip
     """Tune workloads side by side, always the one that may win most per second. What the journal already has is not measured again.
 
-    alternatives: which of the workloads would replace which others.
+    alternatives: which of the workloads would replace which others. budget: for the search and what comes later; later: what that takes.
 
     A workload that an older toolchain tuned gets its old schedule replayed and measured; only where the schedule is
     lost, or slower than before by more than the rules allow, it is searched for anew. Raises DeviceError when no device
     can be had; what was measured until then is in the journal.
     """
-    search = _Search(workloads, backend, rules, journal, folder, progress, watch, alternatives)
-    if search.wants_device():
+    search = _Search(
+        workloads, backend, rules, journal, folder, progress, watch, alternatives, budget or Budget(), later
+    )
+    if search.wants_device() and not search.budget_over():
         search.run(open_session)
     else:
         search.say_why()
@@ -72,8 +75,9 @@ def tune(
 class _Search:
     def __init__(
         self, workloads: list[Workload], backend: Backend, rules: SearchRules, journal: Journal, folder: Path,
-        progress: Progress, watch: Watch | None, alternatives: Sequence[Alternative],
+        progress: Progress, watch: Watch | None, alternatives: Sequence[Alternative], budget: Budget, later: Later | None,
     ) -> None:  # fmt: skip
+        self.budget, self.later = budget, later
         self.backend, self.rules, self.journal, self.folder = backend, rules, journal, folder
         self.progress, self.watch = progress, watch
         self.report = TuneReport({})
@@ -141,18 +145,35 @@ class _Search:
         found = [(self.prospects.gain_per_minute(search), search) for search in self.searches if self._open(search)]
         return [(gain, search) for gain, search in found if gain >= self.rules.least_gain]
 
-    def _budget_over(self) -> str:
+    def budget_over(self) -> str:
         """Return which budget is spent, "" for none."""
         rules = self.rules
         if rules.total_trials and self.report.measured >= rules.total_trials:
             return TOTAL_TRIALS
-        return MAX_SECONDS if rules.seconds and time.monotonic() - self.started >= rules.seconds else ""
+        return "" if self._room() >= 1 else MAX_SECONDS
+
+    def _room(self) -> float:
+        """Return how many candidates there is time for, with what comes after the search."""
+        left_s = self.budget.left_s()
+        if math.isinf(left_s):
+            return left_s
+        return min(
+            (left_s - self._later_s()) / self.prospects.usual_s(), math.inf if self.report.measured else _UNTIMED
+        )
+
+    def _later_s(self) -> float:
+        return self.later(self.searches) if self.later else 0.0
+
+    def _patience_s(self) -> float | None:
+        """Return how long to wait for something that is being built; None without a limit."""
+        left_s = self.budget.left_s()
+        return max(0.0, left_s - self._later_s()) if math.isfinite(left_s) else None
 
     def say_why(self) -> None:
         """Say why the search ends, and what another minute promised."""
         left = [self.prospects.gain_per_minute(search) for search in self.searches if self._open(search)]
         self.report.promised = max((gain for gain in left if math.isfinite(gain)), default=0.0)
-        self.report.stopped = self._budget_over() or (MIN_GAIN if left else NOTHING_LEFT)
+        self.report.stopped = self.budget_over() or (MIN_GAIN if left else NOTHING_LEFT)
         self.progress(why_stopped(self.report), self._trials_done(), self.rules.trials * len(self.searches))
 
     # -- the loop --
@@ -162,9 +183,10 @@ class _Search:
         target = self.backend.target
         with BuildPool(rules.build_workers, target, self.folder, rules.build_timeout_s, rules.self_contained) as pool:
             canary = canary_workload()
-            with Fleet(open_session, rules.fleet, (canary, self._canary_library(pool, canary))) as fleet:
+            with Fleet(open_session, rules.fleet, (canary, self._canary_library(pool, canary)), self.budget) as fleet:
                 self.report.fleet = fleet.counts
                 self._prepare_reference(fleet, pool, canary)
+                fleet.start()
                 self._replay_all(fleet, pool)
                 before = {search.workload.key for search in self.searches if search.trials}
                 self._search_all(fleet, pool)
@@ -173,7 +195,7 @@ class _Search:
         self._raise_if_nothing()
 
     def _canary_library(self, pool: BuildPool, canary: Workload) -> Path:
-        built = pool.build(canary, *_default(canary, self.backend)).result()
+        built = pool.build(canary, *default_of(canary, self.backend)).result()
         if built.status != OK:
             raise ToolchainError(
                 f"the schedule of a kernel that is known to be right cannot be compiled: {built.error}",
@@ -183,8 +205,8 @@ class _Search:
 
     def _search_all(self, fleet: Fleet, pool: BuildPool) -> None:
         """Measure one batch after the other; where devices are elsewhere, the next is built meanwhile."""
-        ahead: list[_Candidate] = []
-        while not self._budget_over():
+        ahead: list[Candidate] = []
+        while not self.budget_over():
             batch = ahead or self._propose(fleet, pool)
             ahead = []
             if not batch:
@@ -198,7 +220,7 @@ class _Search:
             candidate.landed()
         self.say_why()
 
-    def _measure(self, fleet: Fleet, pool: BuildPool, batch: list[_Candidate]) -> None:
+    def _measure(self, fleet: Fleet, pool: BuildPool, batch: list[Candidate]) -> None:
         """Measure what can be built of a batch. Raises ToolchainError, after the rest, where this machine cannot build."""
         jobs: Iterable[Job] = self._collect(fleet, pool, batch)
         # Nothing is built while this machine measures itself.
@@ -231,7 +253,7 @@ class _Search:
             self._prepare_reference(fleet, pool, search.workload)
             trace = self.old[search.workload.key].trace
             batch.append(
-                _Candidate(search, None, self.old[search.workload.key].knobs, pool.build(search.workload, trace=trace))
+                Candidate(search, None, self.old[search.workload.key].knobs, pool.build(search.workload, trace=trace))
             )
         self._measure(fleet, pool, batch)
         slow = [c for c in batch if c.record is not None and c.record.seconds and self._slower(c.search, c.record)]
@@ -259,10 +281,10 @@ class _Search:
             self.report.replayed += 1
             search.exhausted, search.replayed = True, REMEASURED
 
-    def _propose(self, fleet: Fleet, pool: BuildPool) -> list[_Candidate]:
+    def _propose(self, fleet: Fleet, pool: BuildPool) -> list[Candidate]:
         """Start to build the next round: candidates of the workloads that may win most."""
-        batch_size = _ROUND * self.rules.fleet.slots
-        batch: list[_Candidate] = []
+        batch_size = int(min(_ROUND * self.rules.fleet.slots, self._room()))
+        batch: list[Candidate] = []
         while len(batch) < batch_size:
             found = [(gain, one) for gain, one in self._worth_while() if one not in [c.search for c in batch]]
             if not found:
@@ -270,6 +292,8 @@ class _Search:
             _, search = max(found, key=lambda one: (one[0], one[1].flops * one[1].workload.calls))
             count = 1 if search.trials == 0 else _OF_ONE * self.rules.fleet.slots
             if isinstance(search.tuner, StaticTuner) and search.tuner.order is None:
+                if not self.budget.has(MOST * self.prospects.usual_s()):
+                    break
                 order = order_by_estimate(pool, search.workload, search.template, search.candidates)
                 search.tuner.order = [index for _, index, _ in order]
             indices = search.tuner.ask(
@@ -282,14 +306,19 @@ class _Search:
             search.in_flight += len(indices)
             for index in indices:
                 knobs = search.candidates[index]
-                batch.append(_Candidate(search, index, knobs, pool.build(search.workload, search.template, knobs)))
+                batch.append(Candidate(search, index, knobs, pool.build(search.workload, search.template, knobs)))
         return batch
 
-    def _collect(self, fleet: Fleet, pool: BuildPool, batch: list[_Candidate]) -> Iterator[Job]:
+    def _collect(self, fleet: Fleet, pool: BuildPool, batch: list[Candidate]) -> Iterator[Job]:
         """Wait for one build after the other. What the compiler refused, or came out as something measured before, has its result already."""
         for candidate in batch:
             try:
-                plain, built = fleet.references.plain[candidate.search.workload.key].result(), candidate.built.result()
+                plain = fleet.references.plain[candidate.search.workload.key].result(self._patience_s())
+                built = candidate.built.result(self._patience_s())
+            except TimeoutError:  # there is no time left to measure it
+                candidate.built.cancel()
+                candidate.landed()
+                continue
             except ToolchainError as error:  # what is built already is measured first
                 self.host_error = error
                 return
@@ -308,7 +337,7 @@ class _Search:
             else:
                 yield Job(candidate.search.workload, built.library, candidate.search.best_s, token=candidate)
 
-    def _skip(self, candidate: _Candidate, built: Built) -> None:
+    def _skip(self, candidate: Candidate, built: Built) -> None:
         """Leave a candidate of which nothing can be said; without its plain kernel the whole workload."""
         candidate.landed()
         self.report.unbuilt += 1
@@ -327,7 +356,7 @@ class _Search:
             )
 
     def _record(self, measured: Measured) -> None:
-        candidate: _Candidate = measured.job.token
+        candidate: Candidate = measured.job.token
         self.report.device_s += measured.device_s
         if not measured.status:  # no device could say: nothing is known about this candidate
             candidate.landed()
@@ -339,19 +368,11 @@ class _Search:
         candidate.search.digests[candidate.built.result().digest] = measured
         self._note(candidate, measured.status, measured)
 
-    def _note(self, candidate: _Candidate, status: str, on_device: Measured | None) -> None:
+    def _note(self, candidate: Candidate, status: str, on_device: Measured | None) -> None:
         """Record what came out. on_device: None for what was not measured."""
         search, built = candidate.search, candidate.built.result()
-        replayed = candidate.index is None
         found = on_device or Measured(Job(search.workload, built.library, 0.0), status, (), 0.0, 0.0)
-        record = TuningRecord(
-            workload=search.workload.key, name=search.workload.name, template=REPLAYED if replayed else search.template,
-            knobs=candidate.knobs, trace=None if status == ILLEGAL_SCHEDULE else built.trace, seconds=found.seconds,
-            status=status, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
-            created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=found.canary_s, flops=search.flops,
-            extents=search.extents, error="" if status == OK else found.error or built.error or status,
-            unit=found.unit, build=found.build,
-        )  # fmt: skip
+        record = record_of_candidate(candidate, found, status, self.journal)
         if status != OK:
             self.last_error = record.error
             self.report.failures[status] = self.report.failures.get(status, 0) + 1
@@ -372,28 +393,8 @@ class _Search:
         return sum(min(search.trials, most) if self._open(search) else most for search in self.searches)
 
     def _show(self) -> None:
-        self.progress(best_so_far(self.searches), self._trials_done(), self.rules.trials * len(self.searches))
+        won = self.prospects.won()
+        text = best_so_far(self.searches) + (f", {won_text(won)}" if won is not None else "")
+        self.progress(text, self._trials_done(), self.rules.trials * len(self.searches))
         if self.watch is not None:
             self.watch(self.searches, self.report)
-
-
-@dataclass
-class _Candidate:
-    """index: into the search's candidates; None for the schedule of an older toolchain."""
-
-    search: WorkloadSearch
-    index: int | None
-    knobs: Knobs
-    built: Future[Built]
-    record: TuningRecord | None = None
-
-    def landed(self) -> None:
-        """Count the candidate as no longer under way; schedules of an older toolchain never were."""
-        if self.index is not None:
-            self.search.in_flight -= 1
-
-
-def _default(workload: Workload, backend: Backend) -> tuple[str, Knobs]:
-    match = backend.template_for(workload.function)
-    assert match is not None
-    return match[0].name, match[1][0]

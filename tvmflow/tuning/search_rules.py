@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvmflow.tuning.fleet import FleetRules
+from tvmflow.tuning.jobs import FleetRules
 from tvmflow.tuning.tuners import Loss
 
 
@@ -13,7 +13,7 @@ class SearchRules:
     """tuner, loss: see tuners. early_stopping: trials of a workload without a gain after which it is left.
 
     least_gain: share of the network's time that a minute has to promise, or the search ends; 0 for none.
-    total_trials, seconds: budgets of the whole search, 0 for none. overlap: build while measuring, which a device that is
+    total_trials: of the whole search, 0 for no limit. overlap: build while measuring, which a device that is
     this machine would feel. self_contained: kernels are linked for devices without TVM.
     """
 
@@ -21,7 +21,6 @@ class SearchRules:
     loss: Loss
     trials: int
     total_trials: int
-    seconds: float
     early_stopping: int
     seed: int
     replay_slowdown: float

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tvmflow.kernels.workloads import Workload
 from tvmflow.templates import Knobs
-from tvmflow.tuning.fleet import FleetCounts, Measured
+from tvmflow.tuning.jobs import FleetCounts, Measured
 from tvmflow.tuning.origins import NEW, REUSED
 from tvmflow.tuning.records import TuningRecord
 from tvmflow.tuning.tuners import Tuner

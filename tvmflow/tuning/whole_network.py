@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -22,7 +23,7 @@ from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.graph import TensorKind, read_graph
 from tvmflow.kernels.workloads import extract_workloads, kernel_keys
-from tvmflow.tuning.fleet import OpenSession
+from tvmflow.tuning.jobs import OpenSession
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.records import OK, TuningRecord
 
@@ -42,13 +43,14 @@ KernelTimes = dict[str, float]  # workload key -> seconds of a call
 
 
 class NetworkComparison:
-    """Opens a session when the first comparison is not known yet; use as a context manager."""
+    """Opens a session when the first comparison is not known yet; use as a context manager. took_s: of the last that was measured."""
 
     def __init__(
         self, packed: Any, backend: Backend, journal: Journal, folder: Path, open_session: OpenSession,
     ) -> None:  # fmt: skip
         self.packed, self.backend, self.journal = packed, backend, journal
         self.folder, self.open_session = folder, open_session
+        self.took_s = 0.0
         self._count = itertools.count()
         self._context: Any = None
         self._session: DeviceSession | None = None
@@ -71,7 +73,9 @@ class NetworkComparison:
         """Return time with `now` over time with `other`."""
         digest = _hash([self._digest(now), self._digest(other)])
         if digest not in self._known:
+            started_s = time.monotonic()
             one, two = self._measure(now, other)
+            self.took_s = time.monotonic() - started_s
             self._add(digest, other.winograd, one, two)
         record = self._known[digest]
         return record.canary_s / record.median_s
@@ -80,7 +84,9 @@ class NetworkComparison:
         """Return what each kernel of two forms takes within the network, of turns; nothing where the device does not tell it."""
         digests = [_hash([self._digest(one), self._digest(two), which]) for which in ("first", "second")]
         if not set(digests) <= set(self._known):
+            started_s = time.monotonic()
             times = self._profile(one, two)
+            self.took_s = time.monotonic() - started_s
             if not times[0] or not times[1]:
                 return {}, {}
             total = sum(times[0].values())
@@ -109,7 +115,7 @@ class NetworkComparison:
         return self._lowered(json.dumps(form.winograd, sort_keys=True))
 
     def _measure(self, now: Form, other: Form) -> tuple[float, float]:
-        one, two = self._model(now), self._model(other)
+        one, two = self.model(now), self.model(other)
         times: tuple[list[float], list[float]] = ([], [])
         for number in range(_ROUNDS):
             for index in (0, 1) if number % 2 else (1, 0):
@@ -117,7 +123,7 @@ class NetworkComparison:
         return median(times[0]), median(times[1])
 
     def _profile(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
-        models = self._model(one), self._model(two)
+        models = self.model(one), self.model(two)
         keys = [kernel_keys(self.lowered(form)) for form in (one, two)]
         found: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
         for number in range(_ROUNDS):
@@ -132,7 +138,8 @@ class NetworkComparison:
         first, second = ({key: median(times) for key, times in one.items()} for one in found)
         return first, second
 
-    def _model(self, form: Form) -> RemoteModel:
+    def model(self, form: Form) -> RemoteModel:
+        """Return the network as a form says it, running on the device."""
         name = _hash(self._digest(form))
         if name not in self._models:
             if self._session is None:

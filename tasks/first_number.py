@@ -1,0 +1,114 @@
+"""Before tune: measure the network with default schedules, beside a peer, and say what the search promises.
+
+In:  what tune reads; of the workspace, what peers run
+Out: one line that is said. Nothing of it is stored, and no recipe key knows of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tasks.device import session_of
+from tasks.tune import TOOLS, TuneLimits, TuneSettings
+from tvmflow.backends.table import backend_of
+from tvmflow.devices.table import transport_of
+from tvmflow.evaluation.latency import LIBRARY, LatencyRules, measure_in_turns
+from tvmflow.evaluation.load import read_cpu
+from tvmflow.evaluation.peers import SOURCE, open_peers
+from tvmflow.evaluation.turns import Contestant
+from tvmflow.ir.ir_files import load_module
+from tvmflow.kernels.workloads import extract_workloads, kernel_keys
+from tvmflow.stages import StageContext
+from tvmflow.toolchain import versions
+from tvmflow.tuning.algorithms import unmeasured
+from tvmflow.tuning.first_words import first_line_of, promise_text, times_text
+from tvmflow.tuning.journal import Journal
+from tvmflow.tuning.network import network_rules
+from tvmflow.tuning.promise import promise_of, searches_of
+from tvmflow.tuning.whole_network import Form, NetworkComparison
+from tvmflow.workspace import Workspace
+
+# A quick look: the scorecard comes later, by params.yaml.
+_RULES = LatencyRules(
+    warmup_runs=3, min_runs=20, min_seconds=0.4, max_seconds=1.5, max_spread=0.15, max_foreign_load=0.1
+)
+_PROFILED_RUNS = 8
+_WAIT_S = 5.0  # for a device that another has; tune waits for it as long as it should
+_PEERS = {"onnxruntime": "ONNX Runtime", SOURCE: "the source framework"}  # the first that there is
+
+Context = StageContext[TuneSettings, TuneLimits]
+
+
+def first_number(context: Context) -> None:
+    """Say what the network takes with default schedules; nothing where no search follows, or where the device's clock is no time."""
+    settings, target = context.settings, context.settings.target
+    backend = backend_of(target)
+    if settings.without_device or not settings.trials_per_workload or settings.emulated or backend.accelerator:
+        return
+    transport = transport_of(context.limits.device)
+    here = transport.is_this_host and backend.is_cpu
+    rules = network_rules(settings, context.limits, transport.is_this_host, transport.has_tvm_on(context.limits.device))
+    limits = replace(context.limits, device_wait_s=min(context.limits.device_wait_s, _WAIT_S))
+    journal = Journal(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
+    packed = load_module(context.inputs["graph_pack"])
+    context.progress("building with default schedules", 0, 0)
+    with (
+        _peer(context) if here else contextlib.nullcontext(list) as loaded,
+        tempfile.TemporaryDirectory() as folder,
+        NetworkComparison(packed, backend, journal, Path(folder), lambda: session_of(limits, target)) as networks,
+    ):
+        form = Form(unmeasured(packed, backend, rules.winograd_max_error), {})
+        model = networks.model(form)
+        context.progress("measuring with default schedules", 0, 0)
+        text = _measured([Contestant(LIBRARY, model.time_runs), *loaded()], target.threads, here)
+        lowered = networks.lowered(form)
+        names = kernel_keys(lowered)
+        kernels = _kernel_seconds(names, model.profile(_PROFILED_RUNS))
+    known = journal.known()
+    searches = searches_of(extract_workloads(lowered), kernels, backend, known)
+    promise = promise_of(searches, rules.search, known, settings.max_seconds or math.inf)
+    context.progress(text(promise_text(promise.share, promise.seconds) if promise else ""), 0, 0)
+
+
+def _measured(contestants: list[Contestant], threads: int, here: bool) -> Callable[[str], str]:
+    """Measure the network, the first of the contestants, beside the others; returns what makes the line of what tuning promises."""
+    measured = measure_in_turns(contestants, _RULES, threads if here else 0, read_cpu if here else None)
+    latency = measured.latency[LIBRARY]
+    doubt = None if latency.steady else latency.reason
+    beside = [
+        times_text(one.times_faster, one.reason, _PEERS[name])
+        for name, one in measured.advantages.items()
+    ]  # fmt: skip
+    return lambda promise: first_line_of(latency.median_ms, doubt, ", ".join(filter(None, beside)), promise)
+
+
+def _kernel_seconds(names: dict[str, str], profile: list[tuple[str, int, int]]) -> dict[str, float]:
+    """Return workload key -> seconds of a call. names: kernel -> workload key; profile: as RemoteModel has it."""
+    times: dict[str, list[float]] = {}
+    for name, calls, nanoseconds in profile:
+        if name in names and calls:
+            times.setdefault(names[name], []).append(nanoseconds / calls * 1e-9)
+    return {key: sum(each) / len(each) for key, each in times.items()}
+
+
+@contextlib.contextmanager
+def _peer(context: Context) -> Iterator[Callable[[], list[Any]]]:
+    """Start the first peer of params.yaml that can run this model; none where what it needs is not there."""
+    workspace = Workspace(context.root)
+    fetched = workspace.folder("fetch", context.cell)
+    onnx_file = workspace.folder("import_model", context.cell) / "peer.onnx"
+    wanted = [name for name in _PEERS if name in workspace.params.evaluate.peers]
+    if not onnx_file.exists():
+        wanted = [name for name in wanted if name == SOURCE]
+    if not wanted or not (fetched / "source.json").exists():
+        yield list
+        return
+    threads = context.settings.target.threads
+    with open_peers((wanted[0],), fetched, onnx_file, threads) as loaded:
+        yield loaded

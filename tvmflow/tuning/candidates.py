@@ -1,0 +1,54 @@
+"""One schedule of a kernel on its way through a search."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tvmflow.backends.backend import Backend
+from tvmflow.kernels.workloads import Workload
+from tvmflow.templates import Knobs
+from tvmflow.tuning.builder import Built
+from tvmflow.tuning.jobs import Measured
+from tvmflow.tuning.journal import Journal
+from tvmflow.tuning.records import ILLEGAL_SCHEDULE, OK, TuningRecord
+from tvmflow.tuning.state import WorkloadSearch
+
+REPLAYED = "replayed"  # in place of a template: the schedule of an older toolchain
+
+
+@dataclass
+class Candidate:
+    """index: into the search's candidates; None for the schedule of an older toolchain."""
+
+    search: WorkloadSearch
+    index: int | None
+    knobs: Knobs
+    built: Future[Built]
+    record: TuningRecord | None = None
+
+    def landed(self) -> None:
+        """Count the candidate as no longer under way; schedules of an older toolchain never were."""
+        if self.index is not None:
+            self.search.in_flight -= 1
+
+
+def default_of(workload: Workload, backend: Backend) -> tuple[str, Knobs]:
+    """Return template and knobs of the first candidate of a workload that has a template."""
+    match = backend.template_for(workload.function)
+    assert match is not None
+    return match[0].name, match[1][0]
+
+
+def record_of_candidate(candidate: Candidate, found: Measured, status: str, journal: Journal) -> TuningRecord:
+    """Return what is kept of a candidate that was built, and measured unless its status says why not."""
+    search, built = candidate.search, candidate.built.result()
+    return TuningRecord(
+        workload=search.workload.key, name=search.workload.name, template=REPLAYED if candidate.index is None else search.template,
+        knobs=candidate.knobs, trace=None if status == ILLEGAL_SCHEDULE else built.trace, seconds=found.seconds,
+        status=status, device_kind=journal.device_kind, toolchain=journal.toolchain,
+        created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=found.canary_s, flops=search.flops,
+        extents=search.extents, error="" if status == OK else found.error or built.error or status,
+        unit=found.unit, build=found.build,
+    )  # fmt: skip

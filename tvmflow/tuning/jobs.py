@@ -1,0 +1,86 @@
+"""What a fleet of devices is told and tells: rules, kernels to measure, what came out, and what went wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tvmflow.devices.session import DeviceSession
+from tvmflow.kernels.workloads import Workload
+from tvmflow.tuning.builder import Built
+from tvmflow.tuning.measure import Array, MeasureRules
+
+OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
+
+
+@dataclass(frozen=True)
+class FleetRules:
+    """slots: sessions side by side; a kernel is silent after kernel_timeout_s; every canary_every measurements a canary.
+
+    session_s: how long a device lets one session last. max_drift: how much slower the canary may get; cool_s: how long to wait for a device that is slower.
+    give_up_s: without a device for so long, the search ends with the error of the last attempt.
+    """
+
+    slots: int
+    kernel_timeout_s: float
+    session_s: float
+    canary_every: int
+    max_drift: float
+    cool_s: float
+    give_up_s: float
+    measure: MeasureRules
+
+
+@dataclass
+class Job:
+    """One candidate to measure. best_s: the best time of its workload so far."""
+
+    workload: Workload
+    library: Path
+    best_s: float
+    tries: int = 0
+    token: Any = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """status '' means that no device could be found for it: nothing is known, nothing may be recorded.
+
+    unit, build: of the device, "" where it is not known.
+    """
+
+    job: Job
+    status: str
+    seconds: tuple[float, ...]
+    canary_s: float
+    device_s: float
+    error: str = ""
+    unit: str = ""
+    build: str = ""
+
+
+@dataclass
+class FleetCounts:
+    """What went wrong that was nobody's schedule, for the ledger."""
+
+    lost: int = 0
+    retried: int = 0
+    given_up: int = 0
+    drifts: int = 0
+    discarded: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class References:
+    """The inputs and the right output of each workload, shared by all devices; plain: the kernel that gives the output."""
+
+    arrays: dict[str, list[Array]] = field(default_factory=dict)
+    outputs: dict[str, Array] = field(default_factory=dict)
+    plain: dict[str, Future[Built]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
