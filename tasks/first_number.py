@@ -12,15 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tasks.device import session_of
 from tasks.tune import TOOLS, TuneLimits, TuneSettings
 from tvmflow.backends.table import backend_of
 from tvmflow.devices.table import transport_of
 from tvmflow.evaluation.latency import LIBRARY, LatencyRules, measure_in_turns
-from tvmflow.evaluation.load import read_cpu
-from tvmflow.evaluation.peers import SOURCE, open_peers
+from tvmflow.evaluation.machine_state import host_watch
+from tvmflow.evaluation.peers import SOURCE, Peers, open_peers
 from tvmflow.evaluation.turns import Contestant
 from tvmflow.ir.ir_files import load_module
 from tvmflow.kernels.workloads import extract_workloads, kernel_keys
@@ -35,9 +34,7 @@ from tvmflow.tuning.whole_network import Form, NetworkComparison
 from tvmflow.workspace import Workspace
 
 # A quick look: the scorecard comes later, by params.yaml.
-_RULES = LatencyRules(
-    warmup_runs=3, min_runs=20, min_seconds=0.4, max_seconds=1.5, max_spread=0.15, max_foreign_load=0.1
-)
+_RULES = LatencyRules(warmup_runs=3, turns=12, turn_ms=30.0, max_seconds=1.5, max_foreign_load=0.1)
 _PROFILED_RUNS = 8
 _WAIT_S = 5.0  # for a device that another has; tune waits for it as long as it should
 _PEERS = {"onnxruntime": "ONNX Runtime", SOURCE: "the source framework"}  # the first that there is
@@ -59,14 +56,14 @@ def first_number(context: Context) -> None:
     packed = load_module(context.inputs["graph_pack"])
     context.progress("building with default schedules", 0, 0)
     with (
-        _peer(context) if here else contextlib.nullcontext(list) as loaded,
+        _peer(context) if here else contextlib.nullcontext(Peers) as loaded,
         tempfile.TemporaryDirectory() as folder,
         NetworkComparison(packed, backend, journal, Path(folder), lambda: session_of(limits, target)) as networks,
     ):
         form = Form(unmeasured(packed, backend, rules.winograd_max_error), {})
         model = networks.model(form)
         context.progress("measuring with default schedules", 0, 0)
-        text = _measured([Contestant(LIBRARY, model.time_runs), *loaded()], target.threads, here)
+        text = _measured([Contestant(LIBRARY, model.time_runs), *loaded().contestants], target.threads, here)
         lowered = networks.lowered(form)
         names = kernel_keys(lowered)
         kernels = _kernel_seconds(names, model.profile(_PROFILED_RUNS))
@@ -78,13 +75,12 @@ def first_number(context: Context) -> None:
 
 def _measured(contestants: list[Contestant], threads: int, here: bool) -> Callable[[str], str]:
     """Measure the network, the first of the contestants, beside the others; returns what makes the line of what tuning promises."""
-    measured = measure_in_turns(contestants, _RULES, threads if here else 0, read_cpu if here else None)
+    measured = measure_in_turns(contestants, _RULES, threads if here else 0, host_watch(threads) if here else None)
     latency = measured.latency[LIBRARY]
-    doubt = None if latency.steady else latency.reason
     beside = [
-        times_text(one.times_faster, one.reason, _PEERS[name])
-        for name, one in measured.advantages.items()
-    ]  # fmt: skip
+        times_text(one.times_faster, one.low, one.high, _PEERS[name]) for name, one in measured.advantages.items()
+    ]
+    doubt = ", ".join(latency.badges)
     return lambda promise: first_line_of(latency.median_ms, doubt, ", ".join(filter(None, beside)), promise)
 
 
@@ -98,7 +94,7 @@ def _kernel_seconds(names: dict[str, str], profile: list[tuple[str, int, int]]) 
 
 
 @contextlib.contextmanager
-def _peer(context: Context) -> Iterator[Callable[[], list[Any]]]:
+def _peer(context: Context) -> Iterator[Callable[[], Peers]]:
     """Start the first peer of params.yaml that can run this model; none where what it needs is not there."""
     workspace = Workspace(context.root)
     fetched = workspace.folder("fetch", context.cell)
@@ -107,7 +103,7 @@ def _peer(context: Context) -> Iterator[Callable[[], list[Any]]]:
     if not onnx_file.exists():
         wanted = [name for name in wanted if name == SOURCE]
     if not wanted or not (fetched / "source.json").exists():
-        yield list
+        yield Peers
         return
     threads = context.settings.target.threads
     with open_peers((wanted[0],), fetched, onnx_file, threads) as loaded:

@@ -84,7 +84,6 @@ def show_gpus(title: str, gpus: Sequence[GpuState]) -> None:
 def history(cell: CellName, as_json: Json = False) -> None:
     """List the measurements of a cell, oldest first, the champion and earlier releases."""
     from tvmflow import api
-    from tvmflow.evaluation.regression import Change
 
     workspace = open_workspace()
     measurements = [measurement.to_json() for measurement in api.history(cell, workspace)]
@@ -106,10 +105,9 @@ def history(cell: CellName, as_json: Json = False) -> None:
     rows = []
     for row in measurements:
         latency = ", ".join(filter(None, (row["latency"], row["badges"])))
-        since = str(Change(**row["change"])) if row["change"] else "-"
         changed = "; ".join(row["changed"]) or "the first"
         rows.append([
-            row["when"], row["tvm"], row["device"], row["unit"], row["accuracy"], latency, since, row["library"],
+            row["when"], row["tvm"], row["device"], row["unit"], row["accuracy"], latency, row["beside"], row["library"],
             row["version"], changed,
         ])  # fmt: skip
     show_table(

@@ -64,7 +64,12 @@ def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
         row = _row(run, aliases, versions) | {"changed": changes(before.get(cell), run.data)}
         earlier = by_cell.setdefault(cell, [])
         like = comparable_before(earlier, row)
-        row |= {"since": like["when"] if like else "", "change": change_between(like, row).to_json() if like else None}
+        change = change_between(like, row) if like else None
+        row |= {
+            "since": like["when"] if like else "",
+            "change": change and change.to_json(),
+            "beside": str(change or "-"),
+        }
         before[cell] = run.data
         earlier.append(row)
         rows.append(row)

@@ -10,18 +10,18 @@ _FIRST_MS = re.compile(rf"^{FIRST}(?:about )?([\d.e+-]+) ms\b")
 _WON = re.compile(r"([\d.]+)% of the network's kernels won")
 
 
-def first_line_of(ms: float, doubt: str | None, beside: str, promise: str) -> str:
-    """Return the line: a network's time with default schedules, what it is beside a peer, what tuning promises. doubt: why the time is not sure."""
+def first_line_of(ms: float, doubt: str, beside: str, promise: str) -> str:
+    """Return the line: a network's time with default schedules, what it is beside a peer, what tuning promises. doubt: what disturbed it, "" for nothing."""
     time_text = f"{'about ' if doubt else ''}{ms:.3g} ms with default schedules{f' ({doubt})' if doubt else ''}"
     parts = [f"{time_text}, {beside}" if beside else time_text, promise]
     return FIRST + "; ".join(part for part in parts if part)
 
 
-def times_text(times_faster: float | None, reason: str | None, peer: str) -> str:
-    """Return how a network compares with a peer, "" where nothing can be said."""
-    if times_faster is not None:
-        return f"{times_faster:.2g} times as fast as {peer}"
-    return f"no difference shown to {peer}" if reason == "no difference shown" else ""
+def times_text(times_faster: float | None, low: float | None, high: float | None, peer: str) -> str:
+    """Return how a network compares with a peer, "" where nothing can be said. low, high: the interval of the ratio."""
+    if times_faster is None or low is None or high is None:
+        return ""
+    return f"no difference shown to {peer}" if low <= 1 <= high else f"{times_faster:.2g} times as fast as {peer}"
 
 
 def promise_text(share: float, seconds: float) -> str:
