@@ -11,6 +11,7 @@ from typing import Any
 
 from tvmflow.backends.backend import Backend
 from tvmflow.building.lower import lower
+from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.kernels.workloads import Workload, extract_workloads, least_bytes
 from tvmflow.progress import Progress
 from tvmflow.tuning.algorithms import Alternative, alternatives, carried, choose, settle, unmeasured
@@ -38,13 +39,14 @@ _MOST_OF_ALL = 0.5  # share of a limit above which no networks are compared
 class NetworkRules:
     """winograd_max_error: dtype -> rounding error up to which a convolution may be computed by Winograd's algorithm.
 
-    without_device: schedules are chosen by the static model.
+    without_device: schedules are chosen by the static model. on_this_host: the device is this machine.
     """
 
     search: SearchRules
     max_workloads: int
     winograd_max_error: Mapping[str, float]
     without_device: bool = False
+    on_this_host: bool = False
 
 
 def network_rules(
@@ -63,7 +65,9 @@ def network_rules(
         build_timeout_s=limits.build_timeout_s, overlap=not is_this_host, fleet=fleet, self_contained=not has_tvm,
         least_gain=settings.min_gain_per_minute,
     )  # fmt: skip
-    return NetworkRules(search, settings.max_workloads, settings.winograd_max_error, settings.without_device)
+    return NetworkRules(
+        search, settings.max_workloads, settings.winograd_max_error, settings.without_device, is_this_host
+    )
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,8 @@ def tune_network(
             )
             if compares:
                 say("comparing whole networks", 0, 0)
-                with NetworkComparison(packed, backend, journal, Path(folder), open_session) as comparison:
+                looks = host_watch(backend.target.threads) if rules.on_this_host and backend.is_cpu else None
+                with NetworkComparison(packed, backend, journal, Path(folder), open_session, looks) as comparison:
                     is_small = sum(one.calls * least_bytes(one.function) for one in base) <= _CACHED_BYTES
                     first_s = _comparison_s(report.searches, len(base))
                     has_time = _has_time(comparison, report, budget, close_s, first_s, is_small)

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -20,6 +20,9 @@ from tvmflow.building.library import schedule_lowered
 from tvmflow.building.lower import lower
 from tvmflow.building.self_contained import Network, link_rpc, write_network
 from tvmflow.devices.session import DeviceSession, RemoteModel
+from tvmflow.evaluation.latency import ratio_of
+from tvmflow.evaluation.machine_state import Watch
+from tvmflow.evaluation.turns import Contestant, TurnRules, sort_turns, take_turns
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.graph import TensorKind, read_graph
 from tvmflow.kernels.workloads import extract_workloads, kernel_keys
@@ -28,8 +31,10 @@ from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.records import OK, TuningRecord
 
 NETWORK = "network"  # the template of records of whole networks; their canary is the network they were compared with
-_ROUNDS, _RUNS = 5, 4
-_PROFILED_RUNS = 8
+_ROUNDS, _TURN_S, _LEAST_RUNS = 15, 0.01, 4
+_MOST_S = 3.0  # of a form
+_SETTLED_RUNS = 100
+_MOST_PROFILED = 1000  # runs at a time
 
 
 class Form(NamedTuple):
@@ -43,12 +48,17 @@ KernelTimes = dict[str, float]  # workload key -> seconds of a call
 
 
 class NetworkComparison:
-    """Opens a session when the first comparison is not known yet; use as a context manager. took_s: of the last that was measured."""
+    """Opens a session when the first comparison is not known yet; use as a context manager. took_s: of the last that was measured.
+
+    watch: looks at the machine that the device is, None where nothing can.
+    """
 
     def __init__(
         self, packed: Any, backend: Backend, journal: Journal, folder: Path, open_session: OpenSession,
+        watch: Watch | None = None,
     ) -> None:  # fmt: skip
         self.packed, self.backend, self.journal = packed, backend, journal
+        self._watch = watch
         self.folder, self.open_session = folder, open_session
         self.took_s = 0.0
         self._count = itertools.count()
@@ -115,27 +125,34 @@ class NetworkComparison:
         return self._lowered(json.dumps(form.winograd, sort_keys=True))
 
     def _measure(self, now: Form, other: Form) -> tuple[float, float]:
-        one, two = self.model(now), self.model(other)
-        times: tuple[list[float], list[float]] = ([], [])
-        for number in range(_ROUNDS):
-            for index in (0, 1) if number % 2 else (1, 0):
-                times[index].extend((one, two)[index].time_runs(_RUNS)[1:])
-        return median(times[0]), median(times[1])
+        """Return the times of two forms, in turns of one state of the machine."""
+        taking = [Contestant(name, self.model(form).time_runs) for name, form in (("now", now), ("other", other))]
+        turns = take_turns(taking, TurnRules(_ROUNDS, _TURN_S, _LEAST_RUNS, _LEAST_RUNS), self._watch)
+        in_order = sort_turns(turns, self.backend.target.threads)
+        _, rounds, _ = ratio_of(in_order, "now", "other")
+        one, two = (median(turns[name][at].median_s for at in rounds) for name in ("now", "other"))
+        return one, two
 
     def _profile(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
-        models = self.model(one), self.model(two)
-        keys = [kernel_keys(self.lowered(form)) for form in (one, two)]
-        found: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
-        for number in range(_ROUNDS):
-            for index in (0, 1) if number % 2 else (1, 0):
-                models[index].invoke()  # brings back what the other drove out of the caches
-                sums: dict[str, list[float]] = {}
-                for name, calls, nanoseconds in models[index].profile(_PROFILED_RUNS):
-                    if name in keys[index] and calls:
-                        sums.setdefault(keys[index][name], []).append(nanoseconds / calls * 1e-9)
-                for key, each in sums.items():
-                    found[index].setdefault(key, []).append(mean(each))
-        first, second = ({key: median(times) for key, times in one.items()} for one in found)
+        """Return what kernels take, the medians over rounds in which both forms were profiled in one state of the machine."""
+        profiles: dict[str, list[KernelTimes]] = {"one": [], "two": []}
+        taking = []
+        for name, form in (("one", one), ("two", two)):
+            keys, model = kernel_keys(self.lowered(form)), self.model(form)
+            model.time_runs(
+                _SETTLED_RUNS
+            )  # a network tries how many threads each kernel is worth, not while it is profiled
+            taking.append(Contestant(name, partial(_profiled, model, keys, profiles[name])))
+        turns = take_turns(taking, TurnRules(_ROUNDS, _TURN_S, _LEAST_RUNS, _LEAST_RUNS, _MOST_S), self._watch)
+        for name, taken in turns.items():  # those of the warm-up came before
+            profiles[name] = profiles[name][-len(taken) :]
+        if not all(profiles["one"]) or not all(profiles["two"]):
+            return {}, {}
+        _, rounds, _ = ratio_of(sort_turns(turns, self.backend.target.threads), "one", "two")
+        first, second = (
+            {key: median(profiles[name][at][key] for at in rounds) for key in profiles[name][0]}
+            for name in ("one", "two")
+        )
         return first, second
 
     def model(self, form: Form) -> RemoteModel:
@@ -170,6 +187,23 @@ class NetworkComparison:
         model.set_inputs(*(_filled(kind) for kind in graph.inputs.values()))
         model.invoke()
         return model
+
+
+def _profiled(model: RemoteModel, keys: Mapping[str, str], profiles: list[KernelTimes], count: int) -> list[float]:
+    """Profile so many runs, behind one that brings back what another form drove out of the caches; return the time of a run as often.
+
+    profiles: gets what a call of each kernel took, nothing where the device does not tell it. keys: kernel -> workload key.
+    """
+    count = min(count, _MOST_PROFILED)
+    model.invoke()
+    found: dict[str, list[float]] = {}
+    whole_s = 0.0
+    for name, calls, nanoseconds in model.profile(count):
+        whole_s += nanoseconds * 1e-9 / count
+        if name in keys and calls:
+            found.setdefault(keys[name], []).append(nanoseconds / calls * 1e-9)
+    profiles.append({key: mean(each) for key, each in found.items()})
+    return [max(whole_s, 1e-9)] * count
 
 
 def _hash(value: Any) -> str:
