@@ -34,7 +34,17 @@ from tvmflow.network_binding import network_binding
 from tvmflow.passes.allocate_tensors import ALIGNMENT
 
 _OBJECT_KINDS = (*LLVM_KINDS, "static_library")  # of TVM's modules: those that are written as an object file
-_SOURCES = ("network.c", "device.c", "pool.c", "image.c", "scores.c", "arithmetic.c", "fallback.c", "sizes.c", "teams.c")
+_SOURCES = (
+    "network.c",
+    "device.c",
+    "pool.c",
+    "image.c",
+    "scores.c",
+    "arithmetic.c",
+    "fallback.c",
+    "sizes.c",
+    "teams.c",
+)
 _PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
 _COMPILE = (
     "-x", "c", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra", "-Werror",
