@@ -47,7 +47,7 @@ from tvmflow.evaluation.turn_statistics import median_ratio
 from tvmflow.evaluation.turns import Contestant, Turn, sort_turns, take_turns
 
 # About 7 us, 0.2 ms, 5 ms and 50 ms on two threads.
-NETWORKS = ("digits", "conv_chain", "mobilenet_v2", "resnet50")
+NETWORKS = ("digits", "mobilenet_quarter", "mobilenet_v2", "resnet50")
 SHORT = NETWORKS[:2]
 CONDITIONS = ("quiet", "one", "two", "memory")
 _SLOWER = 1.05

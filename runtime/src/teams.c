@@ -6,6 +6,9 @@
 #define FIRST_PAUSE 4u           /* times what tries took, after a change; twice as long each time that they change nothing */
 #define LAST_PAUSE 64u
 #define ALWAYS_NS 200000u        /* a kernel that takes all threads longer is worth any hand-over */
+#define SHORT_NS 100000u         /* a run of which hand-overs are a large part: */
+#define SHORT_GAIN 8u            /* more threads have to win an eighth of it, since they lose as much when one of them has no core for a moment, */
+#define GAIN 32u                 /* and a thirty-second of longer ones */
 #define MIXED UINT32_MAX
 
 static uint64_t median(const uint64_t *totals) {
@@ -81,7 +84,7 @@ static void try_best(teams *used) {
 /* Choose between one thread, all threads and the best teams, by what whole runs took: what a kernel reads may lie in another core's cache. */
 static void choose(teams *used, uint64_t mixed_ns) {
   const uint64_t least = mixed_ns < used->all_ns ? mixed_ns : used->all_ns;
-  const int is_one = used->one_ns && used->one_ns <= least + least / 100, is_all = used->all_ns <= mixed_ns + mixed_ns / 100;
+  const int is_one = used->one_ns && used->one_ns - used->one_ns / (used->one_ns < SHORT_NS ? SHORT_GAIN : GAIN) <= least, is_all = used->all_ns <= mixed_ns + mixed_ns / 100;
   used->largest = 1;
   for (uint32_t i = 0; i < used->count; ++i) {
     teams_step *step = &used->steps[i];
