@@ -47,6 +47,7 @@ from tvmflow.progress import silent
 from tvmflow.stage_params import TuneParams
 from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.algorithms import Alternative, alternatives, unmeasured
+from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.network import network_rules, tune_network
 from tvmflow.tuning.records import TuningRecord, best_of
@@ -87,7 +88,8 @@ def _stage(name: str, folder: Path, options: argparse.Namespace) -> float:
         return open_session(DeviceEntry(transport="local", key="bench"), backend, SessionLimits(3600.0, 60.0))
 
     begin = time.monotonic()
-    tuned = tune_network([packed], backend, network_rules(settings, settings, True), journal, local, silent)
+    rules, budget = network_rules(settings, settings, True), Budget(settings.max_seconds)
+    tuned = tune_network([packed], backend, rules, journal, local, silent, budget)
     seconds, report = time.monotonic() - begin, tuned.report
     print(
         f"{name}: {seconds:.0f} s, {report.seconds:.0f} of them the search, {report.measured} measured; ended by {report.stopped}"

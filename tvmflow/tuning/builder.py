@@ -80,7 +80,7 @@ class BuildPool:
         self._broken: ToolchainError | None = None
 
     def __enter__(self) -> BuildPool:
-        for _ in range(self.workers):  # side by side: each imports TVM
+        for _ in range(self.workers if self.workers > 1 else 0):  # side by side: each imports TVM
             with contextlib.suppress(RuntimeError):
                 self._threads.submit(self._start)
         return self

@@ -32,6 +32,7 @@ _COMPARE_AT_LEAST_S = 60.0  # without a limit of the stage
 _COMPARED = 2  # networks that the first comparison builds
 _BUILD_S, _LINK_S = 0.5, 2.0  # a kernel, before one was built; what a network takes beside its kernels
 _CACHED_BYTES = 1 << 20  # that a network's kernels read and write, of which the cache of a core keeps all
+_MARGIN = 1.3  # by which the search leaves more time than that: it has to end, too
 _MOST_OF_ALL = 0.5  # share of a limit above which no networks are compared
 
 
@@ -114,7 +115,7 @@ def tune_network(
 
             def later(searches: Sequence[WorkloadSearch]) -> float:
                 took_s = _comparison_s(searches, len(base)) if compares else 0.0
-                return close_s + (took_s if took_s <= _MOST_OF_ALL * budget.seconds else 0.0)
+                return close_s + (_MARGIN * took_s if took_s <= _MOST_OF_ALL * budget.seconds else 0.0)
 
             report = tune(
                 workloads, open_session, backend, rules.search, journal, Path(folder), say, watch, others, budget, later
