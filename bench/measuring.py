@@ -8,8 +8,8 @@ the state of the machine beside each turn. A row for each network, condition and
 - spread: how far the latencies shown without a badge differ from run to run (largest over smallest, less 1), of how many runs;
   badged: the same for those with a badge;
 - ratio: the median ratio to ONNX Runtime, and how far it differs from run to run;
-- found: of comparisons of the library with itself, made 5 % slower, how many find it slower; false: of comparisons with
-  itself, how many find a difference. The slower one's times are those of a second process of the same library, times 1.05.
+- found: of comparisons of the library with itself, made 5 % slower, how many find it slower, as the gate of a release does (more
+  than 2 %); false: of comparisons with itself, how many find a difference. The slower one's times are those of a second process of the same library, times 1.05.
 
 Conditions: quiet; one and two busy processes; memory: a process that copies 256 MB again and again; on machines with more cores
 than threads also near and far: all processes kept on the pair of cores with the shortest and the longest round trip.
@@ -41,16 +41,16 @@ import numpy as np
 
 from bench.side_by_side import Peer, environment
 from bench.threads import Clock, Opened, entry_of, library_of
-from tvmflow.evaluation.latency import LatencyRules, measured_of, ratio_of
+from tvmflow.evaluation.latency import LatencyRules, measured_of
 from tvmflow.evaluation.machine_state import host_probe, host_watch
 from tvmflow.evaluation.turn_statistics import median_ratio
-from tvmflow.evaluation.turns import Contestant, Turn, sort_turns, take_turns
+from tvmflow.evaluation.turns import Contestant, Turn, ratio_of, sort_turns, take_turns
 
 # About 7 us, 0.2 ms, 5 ms and 50 ms on two threads.
 NETWORKS = ("digits", "mobilenet_quarter", "mobilenet_v2", "resnet50")
 SHORT = NETWORKS[:2]
 CONDITIONS = ("quiet", "one", "two", "memory")
-_SLOWER = 1.05
+_SLOWER, _ALLOWED = 1.05, 1.02  # the slowdown that is made, and release.max_slowdown
 _MEMORY = "import numpy as np\na = np.ones(32 << 20)\nb = np.empty_like(a)\nwhile True: b[:] = a"
 _BUSY = "while True: pass"
 _TUNER_REPEATS, _TUNER_S = 3, 0.01  # of tune.measure_repeats and measure_min_ms
@@ -157,7 +157,7 @@ def _share(found: Sequence[bool], width: int = 8) -> str:
 
 def _is_slower(a: Sequence[Turn], b: Sequence[Turn], threads: int) -> bool:
     estimate, _, _ = ratio_of(sort_turns({"a": a, "b": b}, threads), "a", "b")
-    return estimate.low is not None and estimate.low > 1
+    return estimate.low is not None and estimate.low > _ALLOWED
 
 
 def _differs(a: Sequence[Turn], b: Sequence[Turn], threads: int) -> bool:

@@ -29,9 +29,8 @@ from typing import Any
 import numpy as np
 
 from tvmflow.building.runtime import RUNTIME
-from tvmflow.evaluation.latency import ratio_of
 from tvmflow.evaluation.machine_state import host_probe, host_watch
-from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, sort_turns, take_turns
+from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, ratio_of, sort_turns, take_turns
 from tvmflow.network_binding import network_binding
 
 SOME = ("mobilenet_v3_small", "shufflenet_v2_x1_0", "squeezenet1_1", "resnet18")

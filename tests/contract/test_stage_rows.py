@@ -260,9 +260,13 @@ CODE = {
         "tvmflow/sources/npz_files.py",
     ),
     "graph_pack": (*CHECK, *COMPILER, "tvmflow/vta"),
-    "tune": (  # what devices without TVM measure is linked as network.so is
+    "tune": (  # what devices without TVM measure is linked as network.so is; whole networks are compared in turns
         *COMPILER,
         *DEVICE,
+        "tvmflow/evaluation/load.py",
+        "tvmflow/evaluation/machine_state.py",
+        "tvmflow/evaluation/turn_statistics.py",
+        "tvmflow/evaluation/turns.py",
         "tvmflow/artifacts.py",
         "tvmflow/frontends/source_model.py",
         "tvmflow/sources/images.py",

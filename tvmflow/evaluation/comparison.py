@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmflow.errors import StoreError
-from tvmflow.evaluation.latency import LatencyRules, measured_of, ratio_of
+from tvmflow.evaluation.latency import LatencyRules, measured_of
 from tvmflow.evaluation.machine_state import Watch
-from tvmflow.evaluation.turns import Contestant, TimedRuns, sort_turns, take_turns
+from tvmflow.evaluation.turns import Contestant, TimedRuns, ratio_of, sort_turns, take_turns
 
 
 @dataclass(frozen=True)

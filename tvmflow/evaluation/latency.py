@@ -16,13 +16,10 @@ import numpy as np
 
 from tvmflow.evaluation.machine_state import Watch
 from tvmflow.evaluation.turn_statistics import (
-    CONFIDENCE,
     LEAST_BLOCKS,
     Estimate,
     lowest_of,
-    lowest_ratio,
     median_of,
-    median_ratio,
 )
 from tvmflow.evaluation.turns import (
     Contestant,
@@ -32,6 +29,8 @@ from tvmflow.evaluation.turns import (
     TurnRules,
     busy_threads,
     foreign_load,
+    ratio_at,
+    ratio_of,
     sort_turns,
     take_turns,
 )
@@ -177,32 +176,6 @@ def latency_of(in_order: Sorted, name: str, rules: LatencyRules, threads: int) -
     )  # fmt: skip
 
 
-def ratio_of(
-    in_order: Sorted, ours: str, theirs: str, state: int | None = None, confidence: float = CONFIDENCE
-) -> tuple[Estimate, list[int], int | None]:
-    """Return how many times faster one contestant is than another, the rounds that say so, and their state.
-
-    state: in which it is asked for; another one where that has too few rounds that both share. Undisturbed rounds alone count where
-    there are enough.
-    """
-    every = range(len(in_order.round_trips_ns))
-    wanted = [one for one in (state, *every) if one is not None]
-    for undisturbed in (True, False):
-        for one in wanted:
-            rounds = in_order.chosen(ours, theirs, state=one, undisturbed=undisturbed)
-            if len(rounds) >= LEAST_BLOCKS:
-                return _ratio_at(in_order, ours, theirs, rounds, undisturbed, confidence), rounds, one
-    rounds = list(range(min(len(in_order.turns[name]) for name in (ours, theirs))))
-    return _ratio_at(in_order, ours, theirs, rounds, False, confidence), rounds, None
-
-
-def _ratio_at(
-    in_order: Sorted, ours: str, theirs: str, rounds: Sequence[int], is_quiet: bool, confidence: float = CONFIDENCE
-) -> Estimate:
-    a, b = ([in_order.turns[name][at].median_s for at in rounds] for name in (ours, theirs))
-    return (median_ratio if is_quiet else lowest_ratio)(a, b, confidence)
-
-
 def _advantage(in_order: Sorted, ours: str, theirs: str, latency: Mapping[str, Latency]) -> Advantage:
     for name in (ours, theirs):
         if wrong := [badge for badge in latency[name].badges if badge.startswith(_WRONG_THREADS)]:
@@ -211,7 +184,7 @@ def _advantage(in_order: Sorted, ours: str, theirs: str, latency: Mapping[str, L
     estimate, rounds, state = ratio_of(in_order, ours, theirs, state)
     badges = tuple(dict.fromkeys((*latency[ours].badges, *latency[theirs].badges)))
     beside = _elsewhere(
-        in_order, (ours, theirs), state, lambda at, is_quiet: _ratio_at(in_order, ours, theirs, at, is_quiet)
+        in_order, (ours, theirs), state, lambda at, is_quiet: ratio_at(in_order, ours, theirs, at, is_quiet)
     )
     return Advantage(
         estimate.value, estimate.low, estimate.high, len(rounds), badges, _round_trip(in_order, state), beside

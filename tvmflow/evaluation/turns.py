@@ -26,10 +26,10 @@ from tvmflow.evaluation.machine_state import (
     usual_loop_ns,
     without_round_trips,
 )
+from tvmflow.evaluation.turn_statistics import CONFIDENCE, LEAST_BLOCKS, Estimate, lowest_ratio, median_ratio
 
 Array = np.ndarray[Any, Any]
 TimedRuns = Callable[[int], Sequence[float]]
-LEAST_ROUNDS = 6  # of fewer, all on one side of 1, chance is a possible reason
 _WARM_SHARE = 0.1  # of a turn's runs: behind the turn of another the caches hold other data
 _MOST_ROUNDS = 2  # times those asked for, where too few were undisturbed,
 _MOST_TIME = 3  # and times the time that these take on a quiet machine
@@ -115,6 +115,33 @@ def sort_turns(turns: Mapping[str, Sequence[Turn]], threads: int) -> Sorted:
                 trips.setdefault(number, []).append(state.round_trip_ns)
     count = 1 + max((n for states in by_name.values() for n in states if n is not None), default=0)
     return Sorted(turns, disturbed, by_name, [float(np.median(trips[n])) if n in trips else None for n in range(count)])
+
+
+def ratio_of(
+    in_order: Sorted, ours: str, theirs: str, state: int | None = None, confidence: float = CONFIDENCE
+) -> tuple[Estimate, list[int], int | None]:
+    """Return how many times faster one contestant is than another, the rounds that say so, and their state.
+
+    state: in which it is asked for; another one where that has too few rounds that both share. Undisturbed rounds alone count where
+    there are enough.
+    """
+    every = range(len(in_order.round_trips_ns))
+    wanted = [one for one in (state, *every) if one is not None]
+    for undisturbed in (True, False):
+        for one in wanted:
+            rounds = in_order.chosen(ours, theirs, state=one, undisturbed=undisturbed)
+            if len(rounds) >= LEAST_BLOCKS:
+                return ratio_at(in_order, ours, theirs, rounds, undisturbed, confidence), rounds, one
+    rounds = list(range(min(len(in_order.turns[name]) for name in (ours, theirs))))
+    return ratio_at(in_order, ours, theirs, rounds, False, confidence), rounds, None
+
+
+def ratio_at(
+    in_order: Sorted, ours: str, theirs: str, rounds: Sequence[int], is_quiet: bool, confidence: float = CONFIDENCE
+) -> Estimate:
+    """Return how many times faster one contestant is than another in these rounds. is_quiet: nothing disturbed them."""
+    a, b = ([in_order.turns[name][at].median_s for at in rounds] for name in (ours, theirs))
+    return (median_ratio if is_quiet else lowest_ratio)(a, b, confidence)
 
 
 def take_turns(

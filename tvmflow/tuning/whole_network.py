@@ -20,9 +20,8 @@ from tvmflow.building.library import schedule_lowered
 from tvmflow.building.lower import lower
 from tvmflow.building.self_contained import Network, link_rpc, write_network
 from tvmflow.devices.session import DeviceSession, RemoteModel
-from tvmflow.evaluation.latency import ratio_of
 from tvmflow.evaluation.machine_state import Watch
-from tvmflow.evaluation.turns import Contestant, TurnRules, sort_turns, take_turns
+from tvmflow.evaluation.turns import Contestant, TurnRules, ratio_of, sort_turns, take_turns
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.graph import TensorKind, read_graph
 from tvmflow.kernels.workloads import extract_workloads, kernel_keys
