@@ -382,6 +382,7 @@ static tvmflow_status create(const tvmflow_options *options, const tvmflow_drive
     free_memory(made);
     return told(status, "the system made no thread, or refused the CPU mask", NULL);
   }
+  for (uint32_t i = 0; made->teams && i < bucket_count(); ++i) made->teams[i].spin_ns = made->threads.spin_ns;
   *instance = made;
   return TVMFLOW_OK;
 }

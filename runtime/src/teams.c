@@ -25,6 +25,7 @@ static uint32_t try_team(teams *used, uint32_t team) {
   uint32_t count = 0;
   used->tried = team;
   used->run = 0;
+  used->begun_ns = 0;
   for (uint32_t i = 0; i < used->count; ++i) {
     teams_step *step = &used->steps[i];
     const int is_tried = team != MIXED && step->is_open;
@@ -104,8 +105,11 @@ static void end_tries(teams *used, uint64_t now_ns) {
 }
 
 void teams_end(teams *used, uint64_t total_ns, uint64_t now_ns) {
-  used->totals[used->run++] = total_ns;
   used->spent_ns += total_ns;
+  if (!used->begun_ns) used->begun_ns = now_ns - total_ns;
+  /* Threads that still spin may share a core with this one: with one thread in every run they would be asleep. */
+  if (used->tried == 1 && now_ns - used->begun_ns < used->spin_ns + used->spin_ns / 2) return;
+  used->totals[used->run++] = total_ns;
   if (used->run < TEAMS_RUNS) return;
   if (used->tried == MIXED) {
     end_tries(used, now_ns);

@@ -20,11 +20,13 @@ typedef struct {
 typedef struct {
   teams_step *steps;
   uint32_t count, all; /* steps, threads */
+  uint64_t spin_ns;    /* how long a thread without work spins before it sleeps: set by the caller, 0 at first */
   uint32_t largest;    /* of the teams that are chosen */
   uint32_t tried;      /* the team of this try; 0 between tries */
   uint32_t run, wait;  /* of this try; until the clock is looked at */
   uint64_t totals[TEAMS_RUNS];
   uint64_t all_ns, one_ns; /* of runs with all threads, and with one; 0: not tried */
+  uint64_t begun_ns;         /* when the first run of this try began */
   uint64_t spent_ns, due_ns; /* by these tries; of the next ones */
   uint32_t pause;            /* until these, times spent_ns */
 } teams;
