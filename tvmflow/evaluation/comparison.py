@@ -50,7 +50,9 @@ def compare_in_turns(
     ratio, rounds, _ = ratio_of(sort_turns(turns, threads), "a", "b", None, confidence)
     if ratio.low is None or ratio.high is None:
         raise StoreError(
-            f"{len(rounds)} rounds", f"enough for an interval at {confidence:.0%}", "raise release.compare_rounds"
+            f"{len(rounds)} rounds give no interval at a confidence of {confidence:g}",
+            "more rounds, or less confidence",
+            "raise release.compare_rounds",
         )
     latency = measured_of(turns, rules, threads).latency
     badges = tuple(dict.fromkeys((*latency["a"].badges, *latency["b"].badges)))

@@ -77,7 +77,8 @@ class Candidate:
         try:
             comparison = self._compare(self.champion)
         except StoreError as error:
-            return Verdict(False, (f"the champion cannot be compared with: {error.found}",)), None
+            how = f"; {error.hint}" if error.hint else ""
+            return Verdict(False, (f"the champion cannot be compared with: {error.found}{how}",)), None
         return judge(self.card, accuracy, comparison, rules), comparison
 
     def _compare(self, champion: Version) -> Comparison:
