@@ -21,6 +21,7 @@ from tvmflow.passes.pack_channels import PackChannels
 from tvmflow.quantization.mixed import MixedPrecision, low_steps, to_mixed
 from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.quantizer import quantize_int8, quantize_vta
+from tvmflow.targets.cpu_features import features_of
 
 Array = np.ndarray[Any, Any]
 
@@ -136,7 +137,11 @@ def test_an_activation_of_a_sum_is_rounded_once(activation: str, shape: tuple[in
     assert low_steps(module, "bfloat16")[0] > 0
     found, expected = LocalRunner(module, host_backend()).run(x)[0], model.run(x)[0]
     assert (np.abs(found - expected) <= 2.0**-8 * np.abs(expected) + 1e-6).all()
-    assert not np.array_equal(found, expected)
+    target = host_backend().target
+    if "avx512bf16" in features_of(
+        target.mcpu, target.mtriple, target.mattr
+    ):  # others may leave out a pair of conversions
+        assert not np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("dtypes", [("uint8", "int8"), ("int8", "int8"), ("uint8", "uint8"), ("int32", "int8")])
