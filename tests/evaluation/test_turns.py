@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tvmflow.evaluation.comparison import compare_in_turns
 from tvmflow.evaluation.latency import Latency, LatencyRules, Measured, measure_in_turns, measured_of
 from tvmflow.evaluation.load import CpuReading, foreign_share, process_tree, read_cpu, wait_until_quiet
-from tvmflow.evaluation.machine_state import TurnState, states_of
+from tvmflow.evaluation.machine_state import TurnState, disturbance, states_of
 from tvmflow.evaluation.turn_statistics import LEAST_BLOCKS, lowest_ratio, median_of, median_ratio, sign_interval
 from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, busy_threads, take_turns
 from tvmflow.report.tables import best_peer, shown_advantage, shown_best, shown_latency, shown_states, times_faster
@@ -66,7 +66,7 @@ class Machine:
         trip_ns = FAR_NS if self.far(self.now) else NEAR_NS
         was_ns, self._was_ns = self._was_ns, trip_ns
         wall_s = self.now - self._begun
-        return TurnState(trip_ns, was_ns, 1000.0, self._waited / wall_s, 0, self.foreign / 2, None)
+        return TurnState(trip_ns, was_ns, 1000.0, self._waited / wall_s, None, self.foreign / 2, None)
 
 
 def _measured(machine: Machine, *bases_s: float) -> Measured:
@@ -152,6 +152,16 @@ def test_a_lowered_clock_is_left_out() -> None:
     turns = [Turn((0.013 if at % 4 == 0 else 0.010,), 0.05, TurnState(60.0, 60.0, loop(at))) for at in range(60)]
     latency = measured_of({"tvmflow": turns}, RULES, 2).latency["tvmflow"]
     assert latency.median_ms == pytest.approx(10) and latency.max_ms == pytest.approx(10) and latency.undisturbed == 45
+
+
+@pytest.mark.parametrize(("waited", "switches", "runs", "found"), [
+    (0.04, 3, 8000, None), (0.04, 3, 2, "waited"), (0.5, 10, 8000, "waited"), (0.01, 3, 2, None), (0.04, None, 8000, "waited"),
+])  # fmt: skip
+def test_a_wait_counts_by_the_runs_that_it_hits(
+    waited: float, switches: int | None, runs: int, found: str | None
+) -> None:
+    """A pause of 2 ms in one of 8,000 runs does not move their median; in one of two it does."""
+    assert disturbance(TurnState(waited=waited, switches=switches), None, runs) == found
 
 
 def test_a_drift_falls_on_both() -> None:

@@ -31,7 +31,9 @@ _COMPUTES = 0.2  # of a turn: a thread that uses less of a processor does not co
 # What tells two states apart: round trips of one state stay within 1.3 of each other, those of two differ by more than twice.
 APART = 1.5
 _FEWEST_TURNS = 3  # fewer are no state, but a change between two
-_WAITED = 0.02  # of a turn that a thread which computes waited for a processor
+# Of a turn that a thread which computes waited for a processor: little of it counts only where it fell into many of the runs, whose
+# median else knows nothing of it.
+_WAITED, _WAITED_MUCH, _RUNS_HIT = 0.02, 0.2, 0.05
 _SLOWER = 1.04  # of the loop's usual time
 
 
@@ -104,13 +106,15 @@ def _is_same(a_ns: float, b_ns: float) -> bool:
     return max(a_ns, b_ns) <= APART * min(a_ns, b_ns)
 
 
-def disturbance(state: TurnState, usual_loop_ns: float | None) -> str | None:
-    """Return what disturbed a turn: `waited`, `moved` or `slowed`; None for nothing that can be seen.
+def disturbance(state: TurnState, usual_loop_ns: float | None, runs: int = 1) -> str | None:
+    """Return what disturbed a turn of so many runs: `waited`, `moved` or `slowed`; None for nothing that can be seen.
 
     usual_loop_ns: of the loop when the clock is as high as it gets.
     """
     if state.waited is not None and state.waited > _WAITED:
-        return "waited"
+        hit = runs if state.switches is None else state.switches
+        if state.waited > _WAITED_MUCH or hit > _RUNS_HIT * runs:
+            return "waited"
     if state.has_changed:
         return "moved"
     if state.loop_ns is not None and usual_loop_ns is not None and state.loop_ns > _SLOWER * usual_loop_ns:

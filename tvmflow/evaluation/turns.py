@@ -105,7 +105,10 @@ def sort_turns(turns: Mapping[str, Sequence[Turn]], threads: int) -> Sorted:
     }
     every = [state for states in seen.values() for state in states]
     loop_ns = usual_loop_ns(every)
-    disturbed = {name: [disturbance(state, loop_ns) for state in states] for name, states in seen.items()}
+    disturbed = {
+        name: [disturbance(state, loop_ns, len(turn.times_s)) for state, turn in zip(states, turns[name], strict=True)]
+        for name, states in seen.items()
+    }
     numbers = iter(states_of([state.round_trip_ns for state in every]))
     by_name = {name: [next(numbers) for _ in states] for name, states in seen.items()}
     trips: dict[int, list[float]] = {}
@@ -187,7 +190,7 @@ def _is_late(turns: Mapping[str, Sequence[Turn]], rules: TurnRules) -> bool:
 
 def _is_enough(turns: Sequence[Turn], rules: TurnRules) -> bool:
     loop_ns = usual_loop_ns([turn.state for turn in turns])
-    return sum(disturbance(turn.state, loop_ns) is None for turn in turns) >= _ENOUGH * rules.rounds
+    return sum(disturbance(turn.state, loop_ns, len(turn.times_s)) is None for turn in turns) >= _ENOUGH * rules.rounds
 
 
 def _runs_per_turn(times_s: Sequence[float], rules: TurnRules) -> int:
