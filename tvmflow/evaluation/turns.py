@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,37 +155,28 @@ def take_turns(
     Goes on for up to twice as many rounds while too few of the first contestant's turns were undisturbed.
     watch: looks at the machine that all of them run on; None where nothing can.
     """
-    turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
-    for _ in rounds_of(contestants, rules, watch, turns):
-        pass
-    return turns
-
-
-def rounds_of(
-    contestants: Sequence[Contestant], rules: TurnRules, watch: Watch | None, turns: dict[str, list[Turn]]
-) -> Iterator[int]:
-    """Take one round after the other and yield its number, until there are enough."""
     counts = {}
     for contestant in contestants:
         with _awake(contestant):
             contestant.time_runs(max(1, rules.warmup_runs))
             counts[contestant.name] = _runs_per_turn(contestant.time_runs(3), rules)
+    turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
     shuffled = np.random.default_rng(0)
     for number in range(_MOST_ROUNDS * rules.rounds):
-        if number >= rules.rounds and (_is_late(turns, rules) or _is_enough(turns[contestants[0].name], rules)):
+        is_late = _longest_s(turns) > _MOST_TIME * rules.rounds * rules.turn_s
+        if number >= rules.rounds and (is_late or _is_enough(turns[contestants[0].name], rules)):
             break
         for at in shuffled.permutation(len(contestants)):
             contestant = contestants[at]
             turns[contestant.name].append(_turn(contestant, counts[contestant.name], watch))
-        yield number
-        if number >= 2 and max(sum(turn.wall_s for turn in taken) for taken in turns.values()) >= rules.max_seconds:
+        if number >= 2 and _longest_s(turns) >= rules.max_seconds:
             break
+    return turns
 
 
-def _is_late(turns: Mapping[str, Sequence[Turn]], rules: TurnRules) -> bool:
-    return (
-        max(sum(turn.wall_s for turn in taken) for taken in turns.values()) > _MOST_TIME * rules.rounds * rules.turn_s
-    )
+def _longest_s(turns: Mapping[str, Sequence[Turn]]) -> float:
+    """Return how long all turns of the slowest contestant took."""
+    return max(sum(turn.wall_s for turn in taken) for taken in turns.values())
 
 
 def _is_enough(turns: Sequence[Turn], rules: TurnRules) -> bool:
