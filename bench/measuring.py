@@ -23,8 +23,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,7 +46,7 @@ from bench.side_by_side import Peer, environment
 from bench.threads import Clock, Opened, entry_of, library_of
 from tvmflow.evaluation.latency import LatencyRules, measured_of
 from tvmflow.evaluation.machine_state import host_probe, host_watch
-from tvmflow.evaluation.turn_statistics import median_ratio
+from tvmflow.evaluation.turn_statistics import ratio_between
 from tvmflow.evaluation.turns import Contestant, Turn, ratio_of, sort_turns, take_turns
 
 # About 7 us, 0.2 ms, 5 ms and 50 ms on two threads.
@@ -53,6 +56,7 @@ CONDITIONS = ("quiet", "one", "two", "memory")
 _SLOWER, _ALLOWED = 1.05, 1.02  # the slowdown that is made, and release.max_slowdown
 _MEMORY = "import numpy as np\na = np.ones(32 << 20)\nb = np.empty_like(a)\nwhile True: b[:] = a"
 _BUSY = "while True: pass"
+PLACE_ANEW = 0  # runs that ask a peer to do so
 _TUNER_REPEATS, _TUNER_S = 3, 0.01  # of tune.measure_repeats and measure_min_ms
 _APART = 10  # turns that lie between the times of two candidates of one search
 
@@ -133,7 +137,7 @@ class _Found:
             later = at + _APART
             self.alone.append(median(a[at : at + _TUNER_REPEATS]) < median(b[later : later + _TUNER_REPEATS]))
         for at in range(0, len(a) - 15 + 1, 15):
-            self.in_turns.append(median_ratio(a[at : at + 15], b[at : at + 15]).value > 1)
+            self.in_turns.append(ratio_between(a[at : at + 15], b[at : at + 15]).value > 1)
 
     def rows(self, name: str, condition: str) -> Iterator[str]:
         for at, state in enumerate(sorted(self.trips, key=lambda one: median(self.trips[one]))):
@@ -177,8 +181,15 @@ def _measured(library: Path, model: Path, rules: LatencyRules, threads: int) -> 
         for peer in peers.values():
             if peer.ask(1) is None:
                 raise SystemExit(f"{peer.label} does not run")
-        contestants = [Contestant(name, peer.time_runs, peer.process.pid) for name, peer in peers.items()]
+        contestants = [
+            Contestant(name, peer.time_runs, peer.process.pid, partial(_place_anew, peer))
+            for name, peer in peers.items()
+        ]
         return take_turns(contestants, rules.of_turns, host_watch(threads))
+
+
+def _place_anew(peer: Peer) -> None:
+    peer.ask(PLACE_ANEW)
 
 
 def _serving(threads: int, kind: str, file: Path) -> Peer:
@@ -188,19 +199,32 @@ def _serving(threads: int, kind: str, file: Path) -> Peer:
 
 def _serve(kind: str, file: str, threads: int) -> None:
     """Be a Peer: reply to each line of the standard input with the times of so many runs."""
-    time_runs = _library_runs(Path(file), threads) if kind == "library" else _onnx_runs(Path(file), threads)
+    opens = partial(_library_runs if kind == "library" else _onnx_runs, Path(file), threads)
+    time_runs = opens()
     for line in sys.stdin:
-        print(json.dumps({"times_s": [round(one, 10) for one in time_runs(int(line))]}), flush=True)
+        count = int(line)
+        if count == PLACE_ANEW:
+            time_runs = opens()
+        print(json.dumps({"times_s": [round(one, 10) for one in time_runs(max(1, count))]}), flush=True)
 
 
 def _library_runs(file: Path, threads: int) -> Any:
-    place = tempfile.TemporaryDirectory()
-    clock, opened = Clock(Path(place.name)), Opened(file, threads)
+    """Return what times runs of a copy of a library, beside some memory: no other copy lies alike."""
+    pad = bytearray(64 * secrets.randbelow(64))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copy(file, folder))
+        clock, opened = _clock(), Opened(copy, threads)
 
-    def runs(count: int, _kept: Any = place) -> list[float]:
+    def runs(count: int, _kept: Any = pad) -> list[float]:
         return list(clock.times(opened, 1e9, count))
 
     return runs
+
+
+@functools.cache
+def _clock() -> Clock:
+    with tempfile.TemporaryDirectory() as folder:
+        return Clock(Path(folder))
 
 
 def _onnx_runs(file: Path, threads: int) -> Any:

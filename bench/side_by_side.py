@@ -16,7 +16,7 @@ from typing import Any
 
 from tvmflow.evaluation.latency import timed
 from tvmflow.evaluation.machine_state import host_watch
-from tvmflow.evaluation.turn_statistics import median_ratio
+from tvmflow.evaluation.turn_statistics import ratio_between
 from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, foreign_load, take_turns
 
 TURN_S, LEAST_RUNS = 0.3, 5
@@ -30,7 +30,7 @@ def ratio_of(ours: Sequence[Turn], theirs: Sequence[Turn]) -> float:
 
 def shows_a_difference(ours: Sequence[Turn], theirs: Sequence[Turn]) -> bool:
     """Return whether the interval over the rounds leaves out 1."""
-    ratio = median_ratio([turn.median_s for turn in ours], [turn.median_s for turn in theirs])
+    ratio = ratio_between([turn.median_s for turn in ours], [turn.median_s for turn in theirs])
     return ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high
 
 

@@ -61,12 +61,16 @@ def first_number(context: Context) -> None:
         NetworkComparison(packed, backend, journal, Path(folder), lambda: session_of(limits, target)) as networks,
     ):
         form = Form(unmeasured(packed, backend, rules.winograd_max_error), {})
-        model = networks.model(form)
+        network = networks.model(form)
         context.progress("measuring with default schedules", 0, 0)
-        text = _measured([Contestant(LIBRARY, model.time_runs), *loaded().contestants], target.threads, here)
+        text = _measured(
+            [Contestant(LIBRARY, network.time_runs, place_anew=network.place_anew), *loaded().contestants],
+            target.threads,
+            here,
+        )
         lowered = networks.lowered(form)
         names = kernel_keys(lowered)
-        kernels = _kernel_seconds(names, model.profile(_PROFILED_RUNS))
+        kernels = _kernel_seconds(names, network.model.profile(_PROFILED_RUNS))
     known = journal.known()
     searches = searches_of(extract_workloads(lowered), kernels, backend, known)
     promise = promise_of(searches, rules.search, known, settings.max_seconds or math.inf)

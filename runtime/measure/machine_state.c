@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <time.h>
 
-enum { LOOP = 4000, LOOPS = 6, ROUND_TRIPS = 50, BATCHES = 12, LOOKS = 4096 };
+enum { LOOP = 16000, LOOPS = 8, ROUND_TRIPS = 50, BATCHES = 12, LOOKS = 4096 };
 
 static uint64_t now_ns(void) {
   struct timespec now;
@@ -22,7 +22,6 @@ typedef struct {
   _Alignas(128) int cpus[2];
   sem_t begins; /* the far thread must not spin before both run: it may be on the CPU of the thread that starts them */
   uint64_t end_ns;
-  double loop_ns; /* of the far CPU */
   double round_trip_ns;
 } pair;
 
@@ -55,17 +54,24 @@ static int start(pthread_t *thread, int cpu, void *(*function)(void *), void *ar
   return pthread_create(thread, NULL, function, argument);
 }
 
-/* The least time of several loops: others can only make one longer. */
+#define ADD(x)                         \
+  do {                                 \
+    x += 3;                            \
+    __asm__ volatile("" : "+r"(x));    \
+  } while (0)
+
+/* The least time of several loops: what interrupts one only makes it longer. Nothing in it waits for a result, so that it fills a core: one that
+ * waits takes as long while somebody else computes on the same core, where kernels take a third longer. */
 static double loop_ns(void) {
   double least = -1;
   for (int i = 0; i < LOOPS; ++i) {
-    volatile uint64_t kept = 1;
-    uint64_t x = kept, begin = now_ns();
+    volatile uintptr_t kept = 1;
+    uintptr_t a = kept, b = a, c = a, d = a, e = a, f = a, g = a, h = a;
+    const uint64_t begin = now_ns();
     for (int k = 0; k < LOOP; ++k) {
-      x = x * 6364136223846793005u + 1442695040888963407u;
-      __asm__ volatile("" : "+r"(x));
+      ADD(a); ADD(b); ADD(c); ADD(d); ADD(e); ADD(f); ADD(g); ADD(h);
     }
-    kept = x;
+    kept = a ^ b ^ c ^ d ^ e ^ f ^ g ^ h;
     const double took = (double)(now_ns() - begin);
     if (least < 0 || took < least) least = took;
   }
@@ -91,7 +97,6 @@ static void *far_thread(void *argument) {
     atomic_store_explicit(&both->turn, -1, memory_order_release);
     return NULL;
   }
-  both->loop_ns = loop_ns();
   while (sem_wait(&both->begins)) continue;
   for (int turn = 1; wait_for(both, turn); turn += 2) {
     int expected = turn; /* never over a -1 */
@@ -137,16 +142,14 @@ int machine_state(const int *cpus, int count, unsigned limit_us, double *loops_n
   int measured = 0;
   pthread_t threads[2];
   if (count > MACHINE_STATE_CPUS) count = MACHINE_STATE_CPUS;
-  for (int i = 0; i < count; ++i) {
-    loops_ns[i] = round_trips_ns[i] = -1;
-    if (!i) {
-      single one = {cpus[0], -1};
-      if (start(&threads[0], cpus[0], loop_thread, &one)) continue;
-      pthread_join(threads[0], NULL);
-      loops_ns[0] = one.loop_ns;
-      if (one.loop_ns >= 0) round_trips_ns[0] = 0;
-    } else {
-      pair both = {.turn = 0, .cpus = {cpus[0], cpus[i]}, .end_ns = now_ns() + 1000u * (uint64_t)limit_us, .loop_ns = -1, .round_trip_ns = -1};
+  for (int i = 0; i < count; ++i) { /* one after the other: two CPUs may be one core */
+    single one = {cpus[i], -1};
+    if (!start(&threads[0], cpus[i], loop_thread, &one)) pthread_join(threads[0], NULL);
+    loops_ns[i] = one.loop_ns;
+    round_trips_ns[i] = !i && one.loop_ns >= 0 ? 0 : -1;
+    measured += one.loop_ns >= 0;
+    if (i) {
+      pair both = {.turn = 0, .cpus = {cpus[0], cpus[i]}, .end_ns = now_ns() + 1000u * (uint64_t)limit_us, .round_trip_ns = -1};
       sem_init(&both.begins, 0, 0);
       if (start(&threads[0], cpus[i], far_thread, &both)) continue;
       const int failed = start(&threads[1], cpus[0], near_thread, &both);
@@ -158,9 +161,8 @@ int machine_state(const int *cpus, int count, unsigned limit_us, double *loops_n
       }
       pthread_join(threads[0], NULL);
       sem_destroy(&both.begins);
-      loops_ns[i] = both.loop_ns, round_trips_ns[i] = both.round_trip_ns;
+      round_trips_ns[i] = both.round_trip_ns;
     }
-    measured += loops_ns[i] >= 0;
   }
   return measured;
 }

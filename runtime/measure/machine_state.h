@@ -8,7 +8,7 @@
 
 #define MACHINE_STATE_CPUS 64 /* at most so many are looked at */
 
-/* Measure on `count` CPUs by number. loops_ns: of each, nanoseconds of a loop of 4000 dependent multiplications and additions;
+/* Measure on `count` CPUs by number. loops_ns: of each, nanoseconds of a loop of 128000 additions, of which none waits for another;
  * round_trips_ns: of a line of the cache between the first CPU and each, 0 for the first itself. -1 stands where it could not be measured: the CPU is
  * not ours, or another process kept it busy. Takes less than a millisecond for each CPU of a quiet machine, limit_us of each at most. Returns how many
  * CPUs were measured. */

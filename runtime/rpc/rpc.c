@@ -15,6 +15,7 @@
 #define _GNU_SOURCE
 #include "plan.h"
 #include "process_state.h"
+#include "random_pad.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -33,6 +34,7 @@ typedef struct {
   void *library;
   const tvmflow_api *api;
   tvmflow_instance *instance;
+  void *pad;
 } opened;
 
 static const plan_tensor *tensor_of(const plan_any *argument) {
@@ -62,6 +64,7 @@ static int returned(plan_any *result, int64_t value) {
 static void *failed(opened *made, char *error, const char *text) {
   snprintf(error, ERROR_SIZE, "%s", text ? text : "unknown");
   if (made && made->library) dlclose(made->library);
+  if (made) free(made->pad);
   free(made);
   return NULL;
 }
@@ -76,6 +79,7 @@ static opened *open_network(const char *path, uint32_t threads, const tvmflow_dr
   if (!entry) return failed(made, error, "it exports no tvmflow_network");
   made->api = entry();
   if (made->api->abi_version != TVMFLOW_ABI_VERSION) return failed(made, error, "it has another version of the ABI");
+  made->pad = random_pad();
   tvmflow_options options = {.threads = threads};
   tvmflow_status status = driver ? made->api->create_on(&options, driver, &made->instance) : made->api->create(&options, &made->instance);
   if (status != TVMFLOW_OK) return failed(made, error, made->api->last_error());
@@ -203,6 +207,7 @@ int __tvm_ffi_close(void *self, const plan_any *arguments, int32_t count, plan_a
   opened *network = (opened *)(intptr_t)arguments[0].value.integer;
   network->api->destroy(network->instance);
   dlclose(network->library);
+  free(network->pad);
   free(network);
   return returned(result, TVMFLOW_OK);
 }

@@ -16,7 +16,7 @@ from tvmflow.errors import StoreError
 from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_in_turns
 from tvmflow.evaluation.latency import LatencyRules, measure, measured_of
 from tvmflow.evaluation.regression import change_between, comparable_before
-from tvmflow.evaluation.turns import Turn
+from tvmflow.evaluation.turns import Contestant, Turn
 from tvmflow.params import ReleaseParams
 from tvmflow.release.candidate import cost_of_one_run
 from tvmflow.release.gate import judge
@@ -51,20 +51,20 @@ def test_latency_statistics_are_ordered(times: list[float]) -> None:
 def test_a_comparison_cancels_a_drift() -> None:
     clock = {"drift": 1.0}
 
-    def library(base: float) -> Any:
+    def library(name: str, base: float) -> Contestant:
         def timed(count: int) -> list[float]:
             clock["drift"] *= 1.005  # the device gets slower with every measurement
             return [base * clock["drift"]] * count
 
-        return timed
+        return Contestant(name, timed)
 
     rules = replace(RULES, turns=30, turn_ms=10.0, max_seconds=100.0)
-    comparison = compare_in_turns(library(0.01), library(0.01), rules, 2, confidence=0.95)
+    comparison = compare_in_turns(library("a", 0.01), library("b", 0.01), rules, 2, confidence=0.95)
     assert comparison.low <= 1.0 <= comparison.high and abs(comparison.ratio - 1) <= 0.0051
-    slower = compare_in_turns(library(0.01), library(0.012), rules, 2, confidence=0.95)
+    slower = compare_in_turns(library("a", 0.01), library("b", 0.012), rules, 2, confidence=0.95)
     assert slower.low > 1.1
     with pytest.raises(StoreError, match="5 rounds"):
-        compare_in_turns(library(0.01), library(0.01), replace(rules, turns=5), 2, confidence=0.95)
+        compare_in_turns(library("a", 0.01), library("b", 0.01), replace(rules, turns=5), 2, confidence=0.95)
 
 
 def _card(**changes: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from tvmflow.progress import silent
 from tvmflow.release.gate import judge
 from tvmflow.targets.core_timing import core_of
 from tvmflow.templates import Knobs, scheduled
+from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.estimates import estimate_workloads, ranked
 from tvmflow.tuning.journal import Journal
 from tvmflow.tuning.machine_code import hot_loops
@@ -147,7 +148,7 @@ def test_a_network_without_a_device(tmp_path: Path) -> None:
     packed = _packed(backend)
     journal = Journal(tmp_path / "log.jsonl", backend.kernel_kind, {"tvm": "1"})
     workloads = _workloads(backend)
-    best = estimate_workloads(workloads, backend, QUICK_RULES, journal, tmp_path, silent)
+    best = estimate_workloads(workloads, backend, QUICK_RULES, journal, tmp_path, silent, Budget())
     assert len(best) >= 3 and {record.status for record in best.values()} == {"estimated"} and not journal.path.exists()
     built = build_scheduled(packed, backend, {key: {"trace": r.trace, "status": r.status} for key, r in best.items()})
     facts = covered(built.choices)

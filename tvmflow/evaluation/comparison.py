@@ -8,7 +8,7 @@ from typing import Any
 from tvmflow.errors import StoreError
 from tvmflow.evaluation.latency import LatencyRules, measured_of
 from tvmflow.evaluation.machine_state import Watch
-from tvmflow.evaluation.turns import Contestant, TimedRuns, ratio_of, sort_turns, take_turns
+from tvmflow.evaluation.turns import Contestant, ratio_of, sort_turns, take_turns
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ def compare_exact(a: int, b: int, of: str) -> Comparison:
 
 
 def compare_in_turns(
-    a: TimedRuns, b: TimedRuns, rules: LatencyRules, threads: int, confidence: float, watch: Watch | None = None
+    a: Contestant, b: Contestant, rules: LatencyRules, threads: int, confidence: float, watch: Watch | None = None
 ) -> Comparison:
     """Measure A and B in turns and return the latency of B over that of A, by the rounds in which both were in one state."""
-    turns = take_turns([Contestant("a", a), Contestant("b", b)], rules.of_turns, watch)
-    ratio, rounds, _ = ratio_of(sort_turns(turns, threads), "a", "b", None, confidence)
+    turns = take_turns([a, b], rules.of_turns, watch)
+    ratio, rounds, _ = ratio_of(sort_turns(turns, threads), a.name, b.name, None, confidence)
     if ratio.low is None or ratio.high is None:
         raise StoreError(
             f"{len(rounds)} rounds give no interval at a confidence of {confidence:g}",
@@ -55,5 +55,5 @@ def compare_in_turns(
             "raise release.compare_rounds",
         )
     latency = measured_of(turns, rules, threads).latency
-    badges = tuple(dict.fromkeys((*latency["a"].badges, *latency["b"].badges)))
+    badges = tuple(dict.fromkeys((*latency[a.name].badges, *latency[b.name].badges)))
     return Comparison(ratio.value, ratio.low, ratio.high, len(rounds), confidence, badges=badges)

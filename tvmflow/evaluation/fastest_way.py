@@ -55,7 +55,7 @@ class FastestWay:
         if not least:
             return None
         name = min(least, key=lambda way: least[way])
-        return name, _time_runs(self._ready[name])
+        return name, timer_of(self._ready[name])
 
     def _prepared(self, ways: Sequence[Way]) -> dict[str, PreparedRun]:
         ready = {}
@@ -91,7 +91,7 @@ def difference_of(outputs: Arrays, expected: Arrays) -> str | None:
 
 def _least_times(ready: Mapping[str, PreparedRun]) -> dict[str, float]:
     """Return the seconds of the shortest run of each, of several in turns: what others take of the machine only adds."""
-    timers = {name: _time_runs(prepared) for name, prepared in ready.items()}
+    timers = {name: timer_of(prepared) for name, prepared in ready.items()}
     counts = {}
     for name, time_runs in timers.items():
         counts[name] = max(_LEAST_RUNS, int(_TURN_S / max(min(time_runs(_WARMUP_RUNS)), 1e-9)))
@@ -105,7 +105,8 @@ def _least_times(ready: Mapping[str, PreparedRun]) -> dict[str, float]:
     return least
 
 
-def _time_runs(prepared: PreparedRun) -> TimedRuns:
+def timer_of(prepared: PreparedRun) -> TimedRuns:
+    """Return what times so many runs of a prepared model."""
     if prepared.time_runs is not None:
         return prepared.time_runs
     time_runs = timed(prepared.run)

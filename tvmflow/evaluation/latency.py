@@ -1,8 +1,8 @@
 """The latency protocol: the same for a library on a device and for every peer beside it.
 
-Warm up, then measure in many short turns. What is shown is the median of the undisturbed turns in the state of the machine whose
-cores are nearest, and within it the ratio to each peer; badges say what disturbed the measurement, and other states are noted
-beside it. There is always a number: on a machine that is never quiet it is the lowest tenth of the turns.
+Warm up, then measure in many short turns. What is shown is what the undisturbed turns say (turn_statistics.py) in that state of the
+machine in which the library is fastest, and within it the ratio to each peer; badges say what disturbed the measurement, and other
+states are noted beside it. There is always a number: on a machine that is never quiet it is about the lowest tenth of the turns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from tvmflow.evaluation.machine_state import Watch
 from tvmflow.evaluation.turn_statistics import (
     LEAST_BLOCKS,
     Estimate,
-    lowest_of,
-    median_of,
+    time_of,
 )
 from tvmflow.evaluation.turns import (
     Contestant,
@@ -41,7 +40,7 @@ _DISTURBED = 0.5  # share of the turns from which on what disturbs them is said
 _BY_REASON = {
     "waited": "waited for a processor in {:.0%} of the turns",
     "moved": "the cores moved in {:.0%} of the turns",
-    "slowed": "throttled in {:.0%} of the turns",
+    "slowed": "throttled, or beside others on its cores, in {:.0%} of the turns",
 }
 
 
@@ -159,7 +158,7 @@ def measure(timed_runs: TimedRuns, rules: LatencyRules) -> Latency:
 
 
 def latency_of(in_order: Sorted, name: str, rules: LatencyRules, threads: int) -> Latency:
-    """Return the latency of a contestant in the state whose cores are nearest, of those in which it was undisturbed."""
+    """Return the latency of a contestant in the state in which it is fastest, of those in which it was undisturbed."""
     turns = in_order.turns[name]
     state, chosen, is_quiet = _state_that_counts(in_order, name)
     estimate = _latency_at(turns, chosen, is_quiet)
@@ -192,18 +191,22 @@ def _advantage(in_order: Sorted, ours: str, theirs: str, latency: Mapping[str, L
 
 
 def _state_that_counts(in_order: Sorted, name: str) -> tuple[int | None, list[int], bool]:
-    """Return the nearest state that enough turns of a contestant are of, these turns, and whether they are undisturbed."""
-    for undisturbed in (True, False):
-        for state in range(len(in_order.round_trips_ns)):
-            chosen = in_order.chosen(name, state=state, undisturbed=undisturbed)
-            if len(chosen) >= LEAST_BLOCKS:
-                return state, chosen, undisturbed
+    """Return the state in which a contestant is fastest, its turns there that count, and whether these are undisturbed."""
+    turns = in_order.turns[name]
+    found = {}
+    for state in range(len(in_order.round_trips_ns)):
+        chosen, is_quiet = in_order.counting(name, state=state)
+        if len(chosen) >= LEAST_BLOCKS:
+            found[state] = (_latency_at(turns, chosen, is_quiet).value, chosen, is_quiet)
+    if found:
+        state = min(found, key=lambda one: found[one][0])
+        return state, *found[state][1:]
     chosen = in_order.chosen(name)
-    return None, chosen or list(range(len(in_order.turns[name]))), bool(chosen)
+    return None, chosen or list(range(len(turns))), bool(chosen)
 
 
 def _latency_at(turns: Sequence[Turn], chosen: Sequence[int], is_quiet: bool) -> Estimate:
-    return (median_of if is_quiet else lowest_of)([1e3 * turns[at].median_s for at in chosen])
+    return time_of([1e3 * turns[at].median_s for at in chosen], is_quiet)
 
 
 def _elsewhere(
@@ -215,8 +218,7 @@ def _elsewhere(
     for other in range(len(in_order.round_trips_ns)):
         every = in_order.chosen(*names, state=other, undisturbed=False)
         if other != state and every:
-            undisturbed = in_order.chosen(*names, state=other)
-            estimate = of(undisturbed or every, bool(undisturbed))
+            estimate = of(*in_order.counting(*names, state=other))
             trip_ns = in_order.round_trips_ns[other]
             found.append(InState(trip_ns, estimate.value, estimate.low, estimate.high, len(every) / count))
     return tuple(found)

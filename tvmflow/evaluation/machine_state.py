@@ -14,14 +14,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tvmflow.evaluation.load import CpuReading, foreign_share, process_tree, read_cpu
 from tvmflow.recipe import RUNTIME
-
-if TYPE_CHECKING:
-    from tvmflow.devices.session import RemoteModel
 
 SOURCE = RUNTIME / "measure" / "machine_state.c"
 _COMPILE = ("-x", "c", "-std=c11", "-O2", "-fPIC", "-shared", "-pthread")
@@ -34,7 +30,7 @@ _FEWEST_TURNS = 3  # fewer are no state, but a change between two
 # Of a turn that a thread which computes waited for a processor: little of it counts only where it fell into many of the runs, whose
 # median else knows nothing of it.
 _WAITED, _WAITED_MUCH, _RUNS_HIT = 0.02, 0.2, 0.05
-_SLOWER = 1.04  # of the loop's usual time
+_SLOWER = 1.06  # of the loop's usual time
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class TurnState:
     """The machine during one turn; None stands for what could not be seen.
 
     round_trip_ns: of a line of the cache between the cores that computed; was_ns: the same before the turn. loop_ns: of a loop
-    of known length on the slowest of these cores. waited: largest share of the turn in which a thread that computed waited for a
+    of known length on the slowest of these cores, before and behind the turn. waited: largest share of the turn in which a thread that computed waited for a
     processor; switches: how often such threads were taken off one. foreign: share of all processors that others took; own_s:
     processor seconds of the contestant's processes. khz: the lowest clock, celsius: the highest temperature, where they are told.
     """
@@ -123,9 +119,9 @@ def disturbance(state: TurnState, usual_loop_ns: float | None, runs: int = 1) ->
 
 
 def usual_loop_ns(states: Sequence[TurnState]) -> float | None:
-    """Return what the loop takes at the highest clock: the median of the faster half of the turns."""
+    """Return what the loop takes at the highest clock, and by itself on its core: the fastest tenth of the looks see that."""
     loops = sorted(state.loop_ns for state in states if state.loop_ns is not None)
-    return median(loops[: (len(loops) + 1) // 2]) if loops else None
+    return loops[len(loops) // 10] if loops else None
 
 
 @dataclass(frozen=True)
@@ -171,10 +167,8 @@ class HostWatch:
         self._read = read or functools.partial(read_cpu, with_threads=True)
         self._probe = probe
         self._before: CpuReading | None = None
-        self._last: tuple[tuple[int, ...], float | None] = (
-            (),
-            None,
-        )  # CPUs, and their round trip behind the turn before
+        # CPUs, with their loop and round trip behind the turn before
+        self._last: tuple[tuple[int, ...], float | None, float | None] = ((), None, None)
 
     def begin(self) -> None:
         self._before = self._read()
@@ -187,10 +181,10 @@ class HostWatch:
         own_s = None if group is None else after.used_since(before, process_tree(group))
         cpus = self._cpus(after, computing)
         loop_ns, round_trip_ns = self._probe.look(cpus) if self._probe and cpus else (None, None)
-        was_ns = self._last[1] if self._last[0] == cpus else None
-        self._last = (cpus, round_trip_ns)
+        loop_before_ns, was_ns = self._last[1:] if self._last[0] == cpus else (None, None)
+        self._last = (cpus, loop_ns, round_trip_ns)
         return TurnState(
-            round_trip_ns, was_ns, loop_ns, _waited(before, after, computing, wall_s), _switches(before, after, computing),
+            round_trip_ns, was_ns, _slower(loop_before_ns, loop_ns), _waited(before, after, computing, wall_s), _switches(before, after, computing),
             foreign_share(before, after), own_s, _clock_khz(cpus), None,
         )  # fmt: skip
 
@@ -201,16 +195,22 @@ class HostWatch:
         return tuple(sorted({after.threads[thread].cpu for thread in computing}))
 
 
+class TellsState(Protocol):
+    """What knows the state of a process on a device, as RemoteModel does."""
+
+    def state(self, threads: int, look: bool) -> dict[str, float] | None: ...
+
+
 class DeviceWatch:
     """Watches a device by what it tells of the process in which a network computes on `threads` threads.
 
     A device that tells nothing makes states of which nothing is known. Raises DeviceLostError for one that is gone.
     """
 
-    def __init__(self, model: RemoteModel, threads: int) -> None:
+    def __init__(self, model: TellsState, threads: int) -> None:
         self.model, self.threads = model, threads
         self._before: Mapping[str, float] = {}
-        self._was_ns: float | None = None  # the round trip behind the turn before
+        self._last: tuple[float | None, float | None] = (None, None)  # loop and round trip behind the turn before
 
     def begin(self) -> None:
         self._before = self.model.state(self.threads, look=False) or {}
@@ -218,12 +218,16 @@ class DeviceWatch:
     def end(self, group: int | None) -> TurnState:
         before, after = self._before, self.model.state(self.threads, look=True) or {}
         wall_s, waited_s, switches = (_since(before, after, name) for name in ("wall_s", "waited_s", "switches"))
-        was_ns, self._was_ns = self._was_ns, after.get("round_trip_ns")
+        (loop_before_ns, was_ns), self._last = self._last, (after.get("loop_ns"), after.get("round_trip_ns"))
         return TurnState(
-            self._was_ns, was_ns, after.get("loop_ns"), waited_s / (self.threads * wall_s) if waited_s is not None and wall_s else None,
+            self._last[1], was_ns, _slower(loop_before_ns, self._last[0]), waited_s / (self.threads * wall_s) if waited_s is not None and wall_s else None,
             None if switches is None else round(switches), _foreign_share(before, after), _since(before, after, "own_s"),
             after.get("khz"), after.get("celsius"),
         )  # fmt: skip
+
+
+def _slower(a_ns: float | None, b_ns: float | None) -> float | None:
+    return max((one for one in (a_ns, b_ns) if one is not None), default=None)
 
 
 def _since(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float | None:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from tvmflow.devices.remote_network import Form
+from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.evaluation.latency import LIBRARY, Latency, LatencyRules, Measured, measure, measure_in_turns, timed
-from tvmflow.evaluation.machine_state import DeviceWatch, Watch, host_watch
+from tvmflow.evaluation.machine_state import DeviceWatch, TellsState, Watch, host_watch
 from tvmflow.evaluation.turns import Contestant
 from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.progress import Progress
@@ -124,17 +125,15 @@ def measure_on_device(
     cold = _cold_starts(session, ships, first, rules.cold_starts)
     if rules.emulated:
         cold = [replace(one, memory_bytes=None) for one in cold]  # the emulator's own would be among it
-    model = ships.started(session)
     progress("measuring latency, in turns with the peers" if rules.peers else "measuring latency", 0, 0)
-    model.set_inputs(*first)
+    library = Restartable(lambda: _started(session, ships, first))
     session.rest()
-    contestants = [Contestant(LIBRARY, model.time_runs), *rules.peers]
+    contestants = [Contestant(LIBRARY, library.time_runs, place_anew=library.place_anew), *rules.peers]
     latency_rules = replace(rules.latency, turns=_COUNTED_TURNS) if rules.is_counted else rules.latency
-    watch = _watch_of(model, rules)
+    watch = _watch_of(library, rules)
     beside = measure_in_turns(contestants, latency_rules, rules.threads, watch)
     if machine.file != ships.file:
-        other = machine.started(session)
-        other.set_inputs(*first)
+        other = _started(session, machine, first)
         fewer = replace(latency_rules, turns=min(latency_rules.turns, _MACHINE_TURNS))
         pair = [contestants[0], Contestant(MACHINE, other.time_runs)]
         apart = measure_in_turns(pair, fewer, rules.threads, watch)
@@ -142,6 +141,7 @@ def measure_on_device(
         beside.advantages[MACHINE] = apart.advantages[MACHINE]
     if rules.emulated:
         beside = Measured({name: _no_time(found) for name, found in beside.latency.items()}, {})
+    model = library.model
     latency = {"compute": beside.latency[LIBRARY], **_copy_latency(model, first, rules.latency)}
     if rules.emulated:
         latency = {name: _no_time(found) for name, found in latency.items()}
@@ -155,7 +155,13 @@ def measure_on_device(
     return DeviceNumbers(cold, latency, beside, outputs, executed, gpu, by_size, kernels_ms)
 
 
-def _watch_of(model: RemoteModel, rules: DeviceRules) -> Watch | None:
+def _started(session: DeviceSession, form: Form, inputs: Arrays) -> RemoteModel:
+    model = form.started(session)
+    model.set_inputs(*inputs)
+    return model
+
+
+def _watch_of(model: TellsState, rules: DeviceRules) -> Watch | None:
     """Return what looks at the machine that a library runs on; None where nothing there is a time."""
     if rules.is_counted:
         return None

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tvmflow.artifacts import load_arrays
 from tvmflow.errors import TvmflowError
-from tvmflow.evaluation.fastest_way import FastestWay, TimedRuns
+from tvmflow.evaluation.fastest_way import FastestWay, TimedRuns, timer_of
 from tvmflow.evaluation.turns import Contestant
 from tvmflow.frontends.source_model import (
     Arrays,
@@ -87,7 +87,8 @@ def _chosen(started: Mapping[str, Sandbox]) -> Peers:
             left_out |= {", ".join(filter(None, (name, way))): why for way, why in reply["left_out"].items()}
             if reply["variant"] is not None:
                 time_runs = functools.partial(_timed_runs, peer)
-                contestants.append(PeerContestant(name, time_runs, peer.group, reply["variant"]))
+                place_anew = functools.partial(_place_anew, peer)
+                contestants.append(PeerContestant(name, time_runs, peer.group, place_anew, reply["variant"]))
     return Peers(tuple(contestants), left_out)
 
 
@@ -104,8 +105,12 @@ def _timed_runs(peer: Sandbox, count: int) -> list[float]:
     return times
 
 
+def _place_anew(peer: Sandbox) -> None:
+    peer.call("place_anew")
+
+
 def sandboxed_peer(name: str, fetched: Path, onnx_file: Path, threads: int, *, waits: bool = True) -> Sandbox:
-    """Return a running sandbox that serves `choose` and `time_runs`, as Peer does. waits: until it has loaded the model."""
+    """Return a running sandbox that serves `choose`, `time_runs` and `place_anew`, as Peer does. waits: until it has loaded the model."""
     arguments = {"name": name, "fetched": str(fetched), "onnx_file": str(onnx_file), "threads": threads}
     memory = memory_for(*fetched.iterdir(), *onnx_file.parent.iterdir())
     policy = Policy(REPLY_TIMEOUT_S, reads=(fetched, onnx_file.parent), memory_bytes=memory)
@@ -117,6 +122,8 @@ class Peer:
 
     def __init__(self, name: str, fetched: str, onnx_file: str, threads: int) -> None:
         self._time_runs: TimedRuns | None = None
+        self._variant: str | None = None
+        self._ways_of: Callable[[], Sequence[Way]]
         self._ways: FastestWay | None = None
         self._left_out: dict[str, str] = {}
         folder, file = Path(fetched), Path(onnx_file)
@@ -125,14 +132,14 @@ class Peer:
         if name == SOURCE:
             source = load_source(folder, description)
             source.use_threads(threads)
-            ways = source.ways(*inputs)
+            self._ways_of = functools.partial(source.ways, *inputs)
         elif file.exists():
-            ways = _onnxruntime(file, inputs, description, threads)
+            self._ways_of = functools.partial(_onnxruntime, file, inputs, description, threads)
         else:
             self._left_out[""] = _why_no_onnx(file.parent)
             return
         expected = batch_at(load_arrays(file.parent / "reference.npz", "evaluation"), 0, description.batch)
-        self._ways = FastestWay(ways, expected, lambda outputs: _by_sample(outputs, description.batch))
+        self._ways = FastestWay(self._ways_of(), expected, lambda outputs: _by_sample(outputs, description.batch))
 
     def choose(self) -> dict[str, Any]:
         """Choose the way in which `time_runs` runs. variant: its name, None where this peer cannot run this model.
@@ -142,8 +149,13 @@ class Peer:
         chosen = self._ways.choose() if self._ways else None
         if self._ways:
             self._left_out |= self._ways.left_out
-        variant, self._time_runs = chosen or (None, None)
-        return {"variant": variant, "left_out": self._left_out}
+        self._variant, self._time_runs = chosen or (None, None)
+        return {"variant": self._variant, "left_out": self._left_out}
+
+    def place_anew(self) -> None:
+        """Prepare the way that was chosen again, in other memory."""
+        way = next(way for way in self._ways_of() if way.name == self._variant)
+        self._time_runs = timer_of(way.prepare())
 
     def time_runs(self, count: int) -> list[float]:
         """Run count times and return as many times in seconds."""

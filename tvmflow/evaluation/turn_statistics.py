@@ -1,7 +1,8 @@
-"""Statistics over turns: locations, ratios within rounds, and intervals that need no assumption about how noise is distributed.
+"""Statistics over turns: times, ratios within rounds, and intervals that need no assumption about how noise is distributed.
 
-Medians of turns hold where single runs spread by half. Neighbouring turns are alike, so that intervals are taken over blocks of
-consecutive turns, by the sign test (order statistics of the blocks' medians).
+Others that share a core, or only its caches, make a turn longer and never shorter, come and go within seconds, and are not always
+seen. So of each block of consecutive turns the fastest counts, and of the blocks the median: a block is one placement of a network in
+memory. Neighbouring turns are alike, blocks hardly; intervals are over blocks, by the sign test (their order statistics).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 
 CONFIDENCE = 0.95
 LEAST_BLOCKS = 6  # of fewer, all on one side, chance is a possible reason
-_BLOCKS = 15
-_LOWEST = 10.0  # percent: where every turn is disturbed, the lowest tenth is what a quiet machine shows
+BLOCKS = 15  # of turns
+_DISTURBED_BLOCKS = 6  # the lowest tenth of many disturbed turns is what a quiet machine shows: blocks are larger
 
 
 @dataclass(frozen=True)
@@ -28,34 +29,19 @@ class Estimate:
     turns: int
 
 
-def median_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Return the median of what undisturbed turns say, in the order in which they were taken."""
-    blocks = [float(np.median(block)) for block in np.array_split(np.asarray(values), min(len(values), _BLOCKS))]
-    return _estimate(float(np.median(values)), blocks, len(values), confidence)
+def time_of(turns: Sequence[float], is_quiet: bool = True, confidence: float = CONFIDENCE) -> Estimate:
+    """Return what turns say, in the order in which they were taken. is_quiet: nothing that was seen disturbed them."""
+    return _estimate([min(block) for block in _blocks(turns, is_quiet)], len(turns), confidence)
 
 
-def lowest_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Return the bound of the lowest tenth of what disturbed turns say."""
-    groups = _interleaved(len(values))
-    return _estimate(
-        _lowest(values), [_lowest([values[at] for at in group]) for group in groups], len(values), confidence
-    )
-
-
-def median_ratio(ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Return theirs over ours, the median of the ratios within rounds. ours, theirs: medians of the turns of the same rounds."""
-    logs = median_of([math.log(their / our) for our, their in zip(ours, theirs, strict=True)], confidence)
-    return _exponential(logs)
-
-
-def lowest_ratio(ours: Sequence[float], theirs: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Return theirs over ours, of the lowest tenth of each: neighbours that come and go within a round fall on one of both."""
-
-    def of(group: Sequence[int]) -> float:
-        return math.log(_lowest([theirs[at] for at in group]) / _lowest([ours[at] for at in group]))
-
-    values = [of(group) for group in _interleaved(len(ours))]
-    return _exponential(_estimate(of(range(len(ours))), values, len(ours), confidence))
+def ratio_between(
+    ours: Sequence[float], theirs: Sequence[float], is_quiet: bool = True, confidence: float = CONFIDENCE
+) -> Estimate:
+    """Return theirs over ours. ours, theirs: medians of the turns of the same rounds, in order."""
+    pairs = zip(_blocks(ours, is_quiet), _blocks(theirs, is_quiet), strict=True)
+    logs = _estimate([math.log(min(b) / min(a)) for a, b in pairs], len(ours), confidence)
+    exp: Callable[[float | None], float | None] = lambda x: None if x is None else math.exp(x)  # noqa: E731
+    return Estimate(math.exp(logs.value), exp(logs.low), exp(logs.high), logs.turns)
 
 
 def sign_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
@@ -71,22 +57,11 @@ def sign_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tu
     return ordered[outside - 1], ordered[count - outside]
 
 
-def _estimate(value: float, blocks: Sequence[float], turns: int, confidence: float) -> Estimate:
-    interval = sign_interval(blocks, confidence)
-    if interval is None:
-        return Estimate(value, None, None, turns)
-    return Estimate(value, min(interval[0], value), max(interval[1], value), turns)
+def _blocks(values: Sequence[float], is_quiet: bool) -> list[list[float]]:
+    count = min(len(values), BLOCKS if is_quiet else _DISTURBED_BLOCKS)
+    return [block.tolist() for block in np.array_split(np.asarray(values), count)]
 
 
-def _exponential(logs: Estimate) -> Estimate:
-    exp: Callable[[float | None], float | None] = lambda x: None if x is None else math.exp(x)  # noqa: E731
-    return Estimate(math.exp(logs.value), exp(logs.low), exp(logs.high), logs.turns)
-
-
-def _lowest(values: Sequence[float]) -> float:
-    return float(np.percentile(values, _LOWEST))
-
-
-def _interleaved(count: int) -> list[range]:
-    groups = min(10, count)
-    return [range(at, count, groups) for at in range(groups)]
+def _estimate(blocks: Sequence[float], turns: int, confidence: float) -> Estimate:
+    low, high = sign_interval(blocks, confidence) or (None, None)
+    return Estimate(float(np.median(blocks)), low, high, turns)

@@ -3,6 +3,10 @@
 Turns are short and many, in a new order each round: a clock that moves, heat, and a neighbour fall on all contestants of a round
 alike. Each turn carries the state of the machine (machine_state.py); turns of one state are compared with turns of that state.
 Between its turns a contestant is stopped: threads that spin would take a core from others.
+
+Where a small network lies in memory (which sets of the caches its pages fall into, which addresses differ by a multiple of a page)
+moves it by several percent, for as long as it lies there. So it is placed anew for each block of turns: what is measured holds for
+the next process, too, and the intervals, which are over blocks, know how far placements differ.
 """
 
 from __future__ import annotations
@@ -26,7 +30,13 @@ from tvmflow.evaluation.machine_state import (
     usual_loop_ns,
     without_round_trips,
 )
-from tvmflow.evaluation.turn_statistics import CONFIDENCE, LEAST_BLOCKS, Estimate, lowest_ratio, median_ratio
+from tvmflow.evaluation.turn_statistics import (
+    BLOCKS,
+    CONFIDENCE,
+    LEAST_BLOCKS,
+    Estimate,
+    ratio_between,
+)
 
 Array = np.ndarray[Any, Any]
 TimedRuns = Callable[[int], Sequence[float]]
@@ -34,15 +44,23 @@ _WARM_SHARE = 0.1  # of a turn's runs: behind the turn of another the caches hol
 _MOST_ROUNDS = 2  # times those asked for, where too few were undisturbed,
 _MOST_TIME = 3  # and times the time that these take on a quiet machine
 _ENOUGH = 1 / 3  # of the rounds, undisturbed, of one state
+_FEW = 1 / 5  # of the turns, undisturbed
+_PLACED_RUN_S = 1e-3  # longer runs differ by less than a percent from one placement to another
+_PLACED_S = 0.25  # what takes longer to be placed stays where it is
+_SETTLED_RUNS = 100  # of a network that was placed: it tries anew how many threads its kernels are worth
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """time_runs(n): seconds of n runs. group: its process group on this machine, which is stopped between its turns."""
+    """time_runs(n): seconds of n runs. group: its process group on this machine, which is stopped between its turns.
+
+    place_anew: makes time_runs run the same in other memory; None where that cannot be.
+    """
 
     name: str
     time_runs: TimedRuns
     group: int | None = None
+    place_anew: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,17 @@ class Sorted:
                 found.append(at)
         return found
 
+    def counting(self, *names: str, state: int | None = None) -> tuple[list[int], bool]:
+        """Return the rounds that count of those in one state, and whether they are the undisturbed ones: all of them where these are few.
+
+        What disturbs is not always seen: of turns that are nearly all disturbed, those that seem to be undisturbed are the fastest ones
+        less often than the fastest of all.
+        """
+        every, undisturbed = self.chosen(*names, state=state, undisturbed=False), self.chosen(*names, state=state)
+        if len(undisturbed) >= max(LEAST_BLOCKS, _FEW * len(every)):
+            return undisturbed, True
+        return every, False
+
 
 def sort_turns(turns: Mapping[str, Sequence[Turn]], threads: int) -> Sorted:
     """Tell states and disturbances of turns apart. threads: of each contestant; one thread knows no distance between cores."""
@@ -129,12 +158,10 @@ def ratio_of(
     there are enough.
     """
     every = range(len(in_order.round_trips_ns))
-    wanted = [one for one in (state, *every) if one is not None]
-    for undisturbed in (True, False):
-        for one in wanted:
-            rounds = in_order.chosen(ours, theirs, state=one, undisturbed=undisturbed)
-            if len(rounds) >= LEAST_BLOCKS:
-                return ratio_at(in_order, ours, theirs, rounds, undisturbed, confidence), rounds, one
+    for one in [known for known in (state, *every) if known is not None]:
+        rounds, is_quiet = in_order.counting(ours, theirs, state=one)
+        if len(rounds) >= LEAST_BLOCKS:
+            return ratio_at(in_order, ours, theirs, rounds, is_quiet, confidence), rounds, one
     rounds = list(range(min(len(in_order.turns[name]) for name in (ours, theirs))))
     return ratio_at(in_order, ours, theirs, rounds, False, confidence), rounds, None
 
@@ -144,7 +171,7 @@ def ratio_at(
 ) -> Estimate:
     """Return how many times faster one contestant is than another in these rounds. is_quiet: nothing disturbed them."""
     a, b = ([in_order.turns[name][at].median_s for at in rounds] for name in (ours, theirs))
-    return (median_ratio if is_quiet else lowest_ratio)(a, b, confidence)
+    return ratio_between(a, b, is_quiet, confidence)
 
 
 def take_turns(
@@ -155,23 +182,39 @@ def take_turns(
     Goes on for up to twice as many rounds while too few of the first contestant's turns were undisturbed.
     watch: looks at the machine that all of them run on; None where nothing can.
     """
-    counts = {}
+    counts, placed = {}, set[str]()
     for contestant in contestants:
         with _awake(contestant):
             contestant.time_runs(max(1, rules.warmup_runs))
-            counts[contestant.name] = _runs_per_turn(contestant.time_runs(3), rules)
+            times_s = contestant.time_runs(3)
+        counts[contestant.name] = _runs_per_turn(times_s, rules)
+        if contestant.place_anew and min(times_s) < _PLACED_RUN_S:
+            placed.add(contestant.name)
     turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
     shuffled = np.random.default_rng(0)
     for number in range(_MOST_ROUNDS * rules.rounds):
         is_late = _longest_s(turns) > _MOST_TIME * rules.rounds * rules.turn_s
         if number >= rules.rounds and (is_late or _is_enough(turns[contestants[0].name], rules)):
             break
+        if number and number % math.ceil(rules.rounds / BLOCKS) == 0:
+            placed -= {one.name for one in contestants if one.name in placed and _place_anew(one) > _PLACED_S}
         for at in shuffled.permutation(len(contestants)):
             contestant = contestants[at]
             turns[contestant.name].append(_turn(contestant, counts[contestant.name], watch))
         if number >= 2 and _longest_s(turns) >= rules.max_seconds:
             break
     return turns
+
+
+def _place_anew(contestant: Contestant) -> float:
+    """Place a contestant anew and let it settle; returns the seconds that placing took."""
+    assert contestant.place_anew is not None
+    with _awake(contestant):
+        started = time.monotonic()
+        contestant.place_anew()
+        took_s = time.monotonic() - started
+        contestant.time_runs(_SETTLED_RUNS)
+    return took_s
 
 
 def _longest_s(turns: Mapping[str, Sequence[Turn]]) -> float:
@@ -197,7 +240,7 @@ def _turn(contestant: Contestant, count: int, watch: Watch | None) -> Turn:
         started = time.monotonic()
         times = np.asarray(contestant.time_runs(warm + count), np.float64)
         wall_s = max(time.monotonic() - started, float(times.sum()))
-        state = watch.end(contestant.group) if watch is not None else TurnState()
+    state = watch.end(contestant.group) if watch is not None else TurnState()  # while it cannot spin
     return Turn(times[warm:], wall_s, state)
 
 

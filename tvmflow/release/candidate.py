@@ -6,6 +6,7 @@ machine where one of them has no other form.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import tempfile
@@ -18,6 +19,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.table import backend_for
 from tvmflow.devices.gpu.quarantine import quarantined
 from tvmflow.devices.remote_network import Form, in_machine, shipped
+from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel, open_session
 from tvmflow.devices.table import transport_of
 from tvmflow.devices.transport import SessionLimits
@@ -25,6 +27,7 @@ from tvmflow.errors import DeviceLostError, StageError, StoreError
 from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_in_turns
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.machine_state import host_watch
+from tvmflow.evaluation.turns import Contestant
 from tvmflow.ledger import dvc
 from tvmflow.ledger.history import champion_accuracy
 from tvmflow.ledger.registry import CHAMPION, Version, logged_library, version_by_alias, version_by_sha256
@@ -89,8 +92,10 @@ class Candidate:
             old, new = self._forms(champion, Path(folder))
             backend = backend_for(entry)
             with open_session(entry.device, backend, limits) as session:
-                models = [self._started(session, old, champion), self._started(session, new)]
-                a, b = models
+                a, b = (
+                    Restartable(functools.partial(self._started, session, *one)) for one in ((old, champion), (new,))
+                )
+                models = (a.model, b.model)
                 if transport_of(entry.device).is_emulated:  # its clock counts instructions
                     counts = [round(1e9 * model.time_runs(1)[0]) for model in models]
                     return compare_exact(counts[0], counts[1], "executed instructions")
@@ -101,7 +106,11 @@ class Candidate:
                     host_watch(entry.threads) if transport_of(entry.device).is_this_host and backend.is_cpu else None
                 )
                 turns = LatencyRules(3, rules.compare_rounds, measure.turn_ms, math.inf, measure.max_foreign_load)
-                return compare_in_turns(a.time_runs, b.time_runs, turns, entry.threads, rules.confidence, watch)
+                champions, ours = (
+                    Contestant(name, one.time_runs, place_anew=one.place_anew)
+                    for name, one in (("champion", a), ("candidate", b))
+                )
+                return compare_in_turns(champions, ours, turns, entry.threads, rules.confidence, watch)
 
     def _forms(self, champion: Version, folder: Path) -> tuple[Form, Form]:
         """Bring the champion into a folder; returns its form and the candidate's, both of one kind. Raises StoreError."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.building.library import schedule_lowered
 from tvmflow.building.lower import lower
 from tvmflow.building.self_contained import Network, link_rpc, write_network
+from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.evaluation.machine_state import Watch
 from tvmflow.evaluation.turns import Contestant, TurnRules, ratio_of, sort_turns, take_turns
@@ -60,10 +60,9 @@ class NetworkComparison:
         self._watch = watch
         self.folder, self.open_session = folder, open_session
         self.took_s = 0.0
-        self._count = itertools.count()
         self._context: Any = None
         self._session: DeviceSession | None = None
-        self._models: dict[str, RemoteModel] = {}
+        self._models: dict[str, Restartable] = {}
         # The last ones are kept, since one of them is compared with the next; each may hold a copy of the weights.
         self._lowered = lru_cache(2)(lambda winograd: lower(packed, backend, winograd=json.loads(winograd)))
         self._known = {r.workload: r for r in journal.known() if r.template == NETWORK}
@@ -72,8 +71,8 @@ class NetworkComparison:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for model in self._models.values():
-            model.close()
+        for kept in self._models.values():
+            kept.model.close()
         self._models.clear()
         if self._context is not None:
             self._context.__exit__(*error)
@@ -125,7 +124,8 @@ class NetworkComparison:
 
     def _measure(self, now: Form, other: Form) -> tuple[float, float]:
         """Return the times of two forms, in turns of one state of the machine."""
-        taking = [Contestant(name, self.model(form).time_runs) for name, form in (("now", now), ("other", other))]
+        models = {"now": self.model(now), "other": self.model(other)}
+        taking = [Contestant(name, one.time_runs, place_anew=one.place_anew) for name, one in models.items()]
         turns = take_turns(taking, TurnRules(_ROUNDS, _TURN_S, _LEAST_RUNS, _LEAST_RUNS), self._watch)
         in_order = sort_turns(turns, self.backend.target.threads)
         _, rounds, _ = ratio_of(in_order, "now", "other")
@@ -137,7 +137,7 @@ class NetworkComparison:
         profiles: dict[str, list[KernelTimes]] = {"one": [], "two": []}
         taking = []
         for name, form in (("one", one), ("two", two)):
-            keys, model = kernel_keys(self.lowered(form)), self.model(form)
+            keys, model = kernel_keys(self.lowered(form)), self.model(form).model
             model.time_runs(
                 _SETTLED_RUNS
             )  # a network tries how many threads each kernel is worth, not while it is profiled
@@ -154,7 +154,7 @@ class NetworkComparison:
         )
         return first, second
 
-    def model(self, form: Form) -> RemoteModel:
+    def model(self, form: Form) -> Restartable:
         """Return the network as a form says it, running on the device."""
         name = _hash(self._digest(form))
         if name not in self._models:
@@ -163,12 +163,18 @@ class NetworkComparison:
                 self._session = self._context.__enter__()
             assert self._session is not None
             while len(self._models) > 1:  # each holds a copy of the weights
-                self._models.pop(next(iter(self._models))).close()
-            self._models[name] = self._started(self._session, form)
+                oldest = next(iter(self._models))
+                self._models.pop(oldest).model.close()
+                self._library(oldest).unlink()
+            self._models[name] = Restartable(self._starting(self._session, form, self._library(name)))
         self._models[name] = self._models.pop(name)  # the last that was used
         return self._models[name]
 
-    def _started(self, session: DeviceSession, form: Form) -> RemoteModel:
+    def _library(self, name: str) -> Path:
+        return self.folder / f"network-{name}.so"
+
+    def _starting(self, session: DeviceSession, form: Form, library: Path) -> Callable[[], RemoteModel]:
+        """Build a form to a file; return what starts it."""
         records = {key: {"trace": record.trace} for key, record in form.schedules.items()}
         scheduled = schedule_lowered(self.lowered(form), self.backend, records)
         graph, target = read_graph(self.packed), self.backend.target
@@ -177,15 +183,18 @@ class NetworkComparison:
             {"shape": list(kind.shape), "dtype": kind.dtype} for kind in (graph.kind(name) for name in graph.outputs)
         ]
         names = tuple(f"output{at}" for at in range(len(outputs)))
-        library = self.folder / f"network-{next(self._count)}.so"
         write_network(library, scheduled, Network("network", inputs, names, target.threads), target.compiler)
         if session.has_tvm and not (self.folder / "rpc.so").exists():
             link_rpc(self.folder / "rpc.so", target.compiler)
-        model = session.network(session.upload(library), self.folder, outputs)
-        library.unlink()
-        model.set_inputs(*(_filled(kind) for kind in graph.inputs.values()))
-        model.invoke()
-        return model
+        arrays = [_filled(kind) for kind in graph.inputs.values()]
+
+        def start() -> RemoteModel:
+            model = session.network(session.upload(library), self.folder, outputs)
+            model.set_inputs(*arrays)
+            model.invoke()
+            return model
+
+        return start
 
 
 def _profiled(model: RemoteModel, keys: Mapping[str, str], profiles: list[KernelTimes], count: int) -> list[float]:
