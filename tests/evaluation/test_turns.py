@@ -392,5 +392,7 @@ def test_what_is_printed() -> None:
     assert times_faster(same, "peer") is None and shown_advantage(same, "peer").endswith(": no difference shown")
     busy = _card(_measured(Machine(foreign=1.5), 0.010, 0.080))
     assert times_faster(busy, "peer") == pytest.approx(8, rel=0.01)
-    assert re.fullmatch(r"9\.9\d ms \(9\.9\d to (10|9\.9\d)\), others used 75%", shown_latency(busy["latency"]["compute"]))
+    assert re.fullmatch(
+        r"9\.9\d ms \(9\.9\d to (10|9\.9\d)\), others used 75%", shown_latency(busy["latency"]["compute"])
+    )
     assert shown_advantage({"advantages": {}}, "peer") == "-"
