@@ -36,7 +36,8 @@ from tvmflow.evaluation.turns import (
 
 LIBRARY = "tvmflow"
 _THREADS_MARGIN = 0.5  # a runtime's own bookkeeping; one thread too many counts for 1
-_DISTURBED = 0.5  # share of the turns from which on what disturbs them is said
+_DISTURBED = 1 / 3  # share of the turns from which on what disturbs them is said
+_KNOWN = 0.03  # half of an interval, of its value, from which on how wide it is is said
 _BY_REASON = {
     "waited": "waited for a processor in {:.0%} of the turns",
     "moved": "the cores moved in {:.0%} of the turns",
@@ -168,7 +169,9 @@ def latency_of(in_order: Sorted, name: str, rules: LatencyRules, threads: int) -
         mean_ms=float(ms.mean()), median_ms=estimate.value, p90_ms=float(np.percentile(ms, 90)), min_ms=float(ms.min()),
         max_ms=float(ms.max()), std_ms=float(ms.std()), runs=len(ms), turns=len(turns),
         undisturbed=sum(reason is None for reason in in_order.disturbed[name]),
-        badges=(*_badges(in_order, name, state, foreign, rules), *_on_other_threads(busy, threads)),
+        badges=(
+            *_badges(in_order, name, state, foreign, rules), *_wide(estimate), *_on_other_threads(busy, threads),
+        ),
         low_ms=estimate.low, high_ms=estimate.high, round_trip_ns=_round_trip(in_order, state),
         elsewhere=_elsewhere(in_order, (name,), state, lambda at, is_quiet: _latency_at(turns, at, is_quiet)),
         foreign_load=foreign, busy_threads=busy,
@@ -245,6 +248,13 @@ def _badges(
         if not (worst == "waited" and found):  # by whom is said already
             found.append(_BY_REASON[worst].format(shares[worst]))
     return tuple(found)
+
+
+def _wide(estimate: Estimate) -> tuple[str, ...]:
+    if estimate.low is None or estimate.high is None:
+        return ()
+    half = (estimate.high - estimate.low) / 2 / estimate.value
+    return (f"known to ±{half:.0%}",) if half > _KNOWN else ()
 
 
 _WRONG_THREADS = "ran on "
