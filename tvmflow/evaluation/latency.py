@@ -41,7 +41,7 @@ _KNOWN = 0.03  # half of an interval, of its value, from which on how wide it is
 _BY_REASON = {
     "waited": "waited for a processor in {:.0%} of the turns",
     "moved": "the cores moved in {:.0%} of the turns",
-    "slowed": "throttled, or beside others on its cores, in {:.0%} of the turns",
+    "slowed": "cores shared or throttled in {:.0%} of the turns",
 }
 
 
