@@ -13,8 +13,8 @@ the state of the machine beside each turn. A row for each network, condition and
 
 Conditions: quiet; one and two busy processes; memory: a process that copies 256 MB again and again; on machines with more cores
 than threads also near and far: all processes kept on the pair of cores with the shortest and the longest round trip.
-`tuner` says how often two candidates that differ by 5 % are ranked right when each is timed by itself at its own time, as a
-search does, and when both are timed in turns, as the choice at the end of tuning does.
+`alone` says how often two candidates that differ by 5 % are ranked right when each is timed by itself at its own time, `in pairs` when
+nine times of each are taken in turns, as a search does with a candidate and the fastest one so far.
 
 The short form (some minutes) takes the two smallest networks; --long repeats all four (7 us to 50 ms) 20 times (hours).
 """
@@ -46,7 +46,6 @@ from bench.side_by_side import Peer, environment
 from bench.threads import Clock, Opened, entry_of, library_of
 from tvmflow.evaluation.latency import LatencyRules, measured_of
 from tvmflow.evaluation.machine_state import host_probe, host_watch
-from tvmflow.evaluation.turn_statistics import ratio_between
 from tvmflow.evaluation.turns import Contestant, Turn, ratio_of, sort_turns, take_turns
 
 # About 7 us, 0.2 ms, 5 ms and 50 ms on two threads.
@@ -57,7 +56,7 @@ _SLOWER, _ALLOWED = 1.05, 1.02  # the slowdown that is made, and release.max_slo
 _MEMORY = "import numpy as np\na = np.ones(32 << 20)\nb = np.empty_like(a)\nwhile True: b[:] = a"
 _BUSY = "while True: pass"
 PLACE_ANEW = 0  # runs that ask a peer to do so
-_TUNER_REPEATS, _TUNER_S = 3, 0.01  # of tune.measure_repeats and measure_min_ms
+_TUNER_REPEATS, _TUNER_PAIRS = 3, 9  # of tune.measure_repeats, and of tuning/measure.py
 _APART = 10  # turns that lie between the times of two candidates of one search
 
 
@@ -84,7 +83,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = options.libraries or Path(place)
         print(f"{'network':14}{'condition':>10}{'cores ns':>9}{'ms':>10}{'spread':>8}{'of':>4}{'badged':>8}{'of':>4}"
-              f"{'ratio':>7}{'spread':>8}{'found':>8}{'false':>8}{'tuner':>8}{'in turns':>9}")  # fmt: skip
+              f"{'ratio':>7}{'spread':>8}{'found':>8}{'false':>8}{'alone':>8}{'in pairs':>9}")  # fmt: skip
         for name in networks:
             library, model = library_of(folder, name, options.threads), _onnx(folder, name)
             for condition in conditions:
@@ -136,8 +135,9 @@ class _Found:
         for at in range(0, len(a) - _APART - _TUNER_REPEATS, _TUNER_REPEATS):
             later = at + _APART
             self.alone.append(median(a[at : at + _TUNER_REPEATS]) < median(b[later : later + _TUNER_REPEATS]))
-        for at in range(0, len(a) - 15 + 1, 15):
-            self.in_turns.append(ratio_between(a[at : at + 15], b[at : at + 15]).value > 1)
+        for at in range(0, len(a) - _TUNER_PAIRS + 1, _TUNER_PAIRS):
+            pairs = zip(a[at : at + _TUNER_PAIRS], b[at : at + _TUNER_PAIRS], strict=True)
+            self.in_turns.append(median(theirs / ours for ours, theirs in pairs) > 1)
 
     def rows(self, name: str, condition: str) -> Iterator[str]:
         for at, state in enumerate(sorted(self.trips, key=lambda one: median(self.trips[one]))):

@@ -148,7 +148,7 @@ def test_a_lost_device_loses_no_job_and_writes_nothing_slow(world: World) -> Non
     world.dies_at = {6, 13, 20}
     found, fleet = world.measure([world.library(f"k{at}") for at in range(20)])
     assert len(_names(found)) == len(found) == 20
-    assert {m.status for m in found} == {OK} and all(m.seconds == (0.001, 0.001) for m in found)
+    assert {m.status for m in found} == {OK} and all(set(m.seconds) == {0.001} for m in found)
     assert fleet.counts.lost == 3 and fleet.counts.retried >= 1 and world.sessions >= 4
 
 

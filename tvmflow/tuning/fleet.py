@@ -231,7 +231,7 @@ class _Slot:
     def _run_canary(self, library: Path) -> float:
         assert self._canary is not None
         try:
-            _, seconds, _ = self._canary.measure(library)
+            seconds = self._canary.measure_alone(library)
         except StageError as error:
             raise DeviceLostError(
                 f"device {self._canary.session.name!r} refuses a kernel that is known to be right: {first_line(error, 160)}",
@@ -305,6 +305,8 @@ class _Slot:
             self.fleet.counts.discarded += len(self._since_canary)
             dropped, self._since_canary, self._last_canary = self._since_canary, [], now
             self._baseline = now  # cooled down or not: what is measured from here on is compared with this
+            for bench in self._benches.values():
+                bench.forget_fastest()
             for found in dropped:
                 self.fleet.put_back(found.job, self.fleet.counts.notes[-1])
             return

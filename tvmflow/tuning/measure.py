@@ -1,4 +1,4 @@
-"""Measure one compiled kernel on one device: check the output, then time it until the noise is known."""
+"""Measure one compiled kernel on one device: check the output, then time it in turns with the fastest one so far."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _LOW_TOLERANCE = 2e-2  # of kernels that read or write 16-bit floats, and may ro
 _NOISE = 0.03  # half the spread over the median, above which a promising kernel is timed again
 _MOST_ROUNDS = 4
 _LOOKUP = re.compile(r"\b(\w+)\[([^\[\]\n]*?)\b(\w+)\[")  # TABLE[..., PLACES[
+_PAIRS = 9  # of times of a candidate and of the fastest one
+_CLEARLY_SLOWER = 1.03  # in every pair: fewer pairs will do
 _HOPELESS = 2.5  # so many times slower than the best: one repeat says enough
 _SLOW = 1.3  # so many times slower: two do
 
@@ -79,6 +81,7 @@ class KernelBench:
     ) -> None:  # fmt: skip
         self.workload, self.session, self.rules = workload, session, rules
         self._bench = session.bench(arrays)
+        self._fastest: tuple[RemoteKernel, float] | None = None  # that was measured here, and its seconds
         low = any(array.dtype.itemsize == 2 and array.dtype.kind not in "iu" for array in arrays)
         self._tolerance = _LOW_TOLERANCE if low else _TOLERANCE
         if reference is None:
@@ -87,7 +90,11 @@ class KernelBench:
         self.reference = reference
 
     def measure(self, library: Path, best_s: float = float("inf")) -> tuple[str, tuple[float, ...], str]:
-        """Return (status, seconds per repeat, what was wrong). Raises DeviceLostError when the device goes away."""
+        """Return (status, seconds per repeat, what was wrong). Raises DeviceLostError when the device goes away.
+
+        A candidate that may be the fastest is timed in turns with the one that is, and its seconds are on that one's scale: a clock
+        that moves, and cores that a hypervisor moves, fall on both. best_s: of the fastest one that is known.
+        """
         kernel = self._bench.load(library)
         wrong = self._difference(kernel.output())
         if wrong:
@@ -99,13 +106,41 @@ class KernelBench:
             found += self._time(kernel, 1)
             if min(found) > _SLOW * best_s:
                 return OK, tuple(found), ""
-        found += self._time(kernel, self.rules.repeats - len(found))
+        found = self._in_turns(kernel) if self._fastest else self._until_quiet(kernel, found, best_s)
+        if self._fastest is None or median(found) < self._fastest[1]:
+            self._fastest = kernel, median(found)
+        return OK, tuple(found), ""
+
+    def forget_fastest(self) -> None:
+        """Let the next candidate's seconds be those of the speed that the device has then."""
+        self._fastest = None
+
+    def measure_alone(self, library: Path) -> tuple[float, ...]:
+        """Return the seconds per repeat of a kernel at the speed that the device has now, nothing for a wrong output."""
+        kernel = self._bench.load(library)
+        return () if self._difference(kernel.output()) else tuple(self._until_quiet(kernel, []))
+
+    def _in_turns(self, kernel: RemoteKernel) -> list[float]:
+        """Return the times of a kernel relative to the fastest one's, timed in turns until it is clearly slower, or often enough."""
+        assert self._fastest is not None
+        fastest, fastest_s = self._fastest
+        ratios: list[float] = []
+        for number in range(_PAIRS):
+            first, second = (kernel, fastest) if number % 2 else (fastest, kernel)
+            times = {id(one): self._time(one, 1)[0] for one in (first, second)}
+            ratios.append(times[id(kernel)] / times[id(fastest)])
+            if number + 1 >= self.rules.repeats and min(ratios) > _CLEARLY_SLOWER:
+                break
+        return [fastest_s * ratio for ratio in ratios]
+
+    def _until_quiet(self, kernel: RemoteKernel, found: list[float], best_s: float = float("inf")) -> list[float]:
+        found = found + self._time(kernel, self.rules.repeats - len(found))
         for _ in range(_MOST_ROUNDS):
             spread = (max(found) - min(found)) / 2 / median(found)
             if len(found) < 2 or spread <= _NOISE or min(found) > 1.1 * best_s:
                 break
-            found += self._time(kernel, self.rules.repeats)
-        return OK, tuple(found), ""
+            found = found + self._time(kernel, self.rules.repeats)
+        return found
 
     def _time(self, kernel: RemoteKernel, repeat: int) -> list[float]:
         return kernel.time(repeat, self.rules.min_repeat_ms) if repeat > 0 else []

@@ -1,0 +1,88 @@
+"""Rank candidates on a device whose speed moves: by times in turns with the fastest one so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvmflow.tuning.canary import canary_workload
+from tvmflow.tuning.measure import KernelBench, MeasureRules
+from tvmflow.tuning.records import OK
+
+
+class Device:
+    """A device of two speeds: kernels of known times take 1.7 times as long in its slow state, which lasts some turns."""
+
+    name = "device"
+
+    def __init__(self, seed: int) -> None:
+        self.draw = np.random.default_rng(seed)
+        self.turns, self.factor, self.left = 0, 1.0, 0
+
+    def bench(self, arrays: Any) -> Device:
+        return self
+
+    def load(self, library: Path) -> Kernel:
+        return Kernel(self, float(library.name))
+
+    def time_of(self, seconds: float) -> float:
+        if not self.left:
+            self.factor, self.left = float(self.draw.choice([1.0, 1.7])), int(self.draw.integers(1, 12))
+        self.left, self.turns = self.left - 1, self.turns + 1
+        return seconds * self.factor * float(np.exp(0.01 * self.draw.standard_normal()))
+
+
+class Kernel:
+    def __init__(self, device: Device, seconds: float) -> None:
+        self.device, self.seconds = device, seconds
+
+    def output(self) -> Any:
+        return np.zeros(4, np.float32)
+
+    def time(self, repeat: int, min_repeat_ms: float) -> list[float]:
+        return [self.device.time_of(self.seconds) for _ in range(repeat)]
+
+
+def bench_on(device: Device) -> KernelBench:
+    arrays = [np.zeros(4, np.float32)]
+    session: Any = device
+    return KernelBench(canary_workload(), session, MeasureRules(3, 10.0), arrays, np.zeros(4, np.float32), None)
+
+
+@pytest.mark.parametrize(("first", "second"), [("0.00100", "0.00105"), ("0.00105", "0.00100")])
+def test_two_candidates_a_twentieth_apart_are_ranked_right(first: str, second: str) -> None:
+    right = 0
+    for seed in range(100):
+        bench = bench_on(Device(seed))
+        medians: dict[str, float] = {}
+        for name in (first, second):
+            status, seconds, _ = bench.measure(Path(name), min(medians.values(), default=float("inf")))
+            assert status == OK and seconds
+            medians[name] = float(np.median(seconds))
+        right += medians["0.00100"] < medians["0.00105"]
+    assert right >= 90
+
+
+def test_slower_candidates_take_few_turns() -> None:
+    device = Device(3)
+    bench = bench_on(device)
+    bench.measure(Path("0.001"))
+    before = device.turns
+    _, seconds, _ = bench.measure(Path("0.0012"), 0.001)
+    assert device.turns - before <= 8 and len(seconds) >= 2
+    before = device.turns
+    bench.measure(Path("0.009"), 0.001)
+    assert device.turns - before == 1
+
+
+def test_a_canary_shows_the_speed_that_the_device_has_now() -> None:
+    device = Device(0)
+    bench = bench_on(device)
+    found = []
+    for factor in (1.0, 1.7):
+        device.factor, device.left = factor, 1000
+        found.append(float(np.median(bench.measure_alone(Path("0.001")))))
+    assert found[1] / found[0] == pytest.approx(1.7, rel=0.03)
