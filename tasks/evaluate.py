@@ -19,7 +19,8 @@ from tvmflow.backends.table import backend_of, resolve
 from tvmflow.devices.remote_network import in_machine, shipped
 from tvmflow.devices.table import transport_of
 from tvmflow.errors import AgreementError
-from tvmflow.evaluation.bounds import SOURCE, measured_bounds
+from tvmflow.evaluation import bounds, machine_state
+from tvmflow.evaluation.bounds import measured_bounds
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
 from tvmflow.evaluation.peers import Peers, open_peers
@@ -41,7 +42,7 @@ LATENCY = {"x": "median_ms", "y": "what", "template": "bar_horizontal", "title":
 @dataclass(frozen=True)
 class EvaluateSettings(LatencyRules):
     """emulated: the device is, and its clock no time. host_cpu: of this machine, on which the peers run, where the device is this machine too.
-    ceilings: digest of what measures them."""
+    ceilings, machine_state: digests of the C that measures them."""
 
     target: ResolvedTarget
     device_key: str
@@ -54,6 +55,7 @@ class EvaluateSettings(LatencyRules):
     cold_starts: int
     peers: tuple[str, ...]
     ceilings: str
+    machine_state: str
 
 
 def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
@@ -63,7 +65,8 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
         on_this_host=transport_of(entry.device).is_this_host,
         emulated=transport_of(entry.device).is_emulated, host_cpu=probe()["host_cpu"],
         framework=model.framework, metric=model.metric,
-        max_relative_error=workspace.params.build.max_relative_error[cell.precision], ceilings=sha256_of(SOURCE),
+        max_relative_error=workspace.params.build.max_relative_error[cell.precision], ceilings=sha256_of(bounds.SOURCE),
+        machine_state=sha256_of(machine_state.SOURCE),
     )  # fmt: skip
 
 

@@ -184,7 +184,11 @@ def test_peers_say_how_they_run_and_why_others_do_not(folders: tuple[Path, Path]
     with open_peers(("source", "onnxruntime"), *folders, 1) as loaded:
         peers = loaded()
         assert [peer.name for peer in peers.contestants] == ["onnxruntime"]
-        assert len(peers.contestants[0].time_runs(3)) == 3
+        peer = peers.contestants[0]
+        assert len(peer.time_runs(3)) == 3
+        assert peer.place_anew is not None
+        peer.place_anew()
+        assert len(peer.time_runs(3)) == 3
         assert peers.to_json()["peer_variants"]["onnxruntime"] in ("feed", "I/O binding") and not peers.left_out
 
 
