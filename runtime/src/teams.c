@@ -10,6 +10,8 @@
 #define SHORT_GAIN 8u            /* more threads have to win an eighth of it, since they lose as much when one of them has no core for a moment, */
 #define GAIN 32u                 /* and a thirty-second of longer ones */
 #define MIXED UINT32_MAX
+#define ONE (UINT32_MAX - 1) /* one thread in every step, whatever is known of it by itself */
+#define WHOLE_NS 1000000u /* a network that takes all threads longer is worth them */
 
 static uint64_t median(const uint64_t *totals) {
   for (int i = 0; i < TEAMS_RUNS; ++i) {
@@ -28,8 +30,8 @@ static uint32_t try_team(teams *used, uint32_t team) {
   used->begun_ns = 0;
   for (uint32_t i = 0; i < used->count; ++i) {
     teams_step *step = &used->steps[i];
-    const int is_tried = team != MIXED && step->is_open;
-    step->tried = is_tried ? (uint8_t)team : step->best;
+    const int is_tried = team == ONE || (team != MIXED && step->is_open);
+    step->tried = team == ONE ? 1 : is_tried ? (uint8_t)team : step->best;
     step->ns = UINT32_MAX;
     count += (uint32_t)is_tried;
   }
@@ -108,18 +110,28 @@ void teams_end(teams *used, uint64_t total_ns, uint64_t now_ns) {
   used->spent_ns += total_ns;
   if (!used->begun_ns) used->begun_ns = now_ns - total_ns;
   /* Threads that still spin may share a core with this one: with one thread in every run they would be asleep. */
-  if (used->tried == 1 && now_ns - used->begun_ns < used->spin_ns + used->spin_ns / 2) return;
+  const int is_one = used->tried == 1 || used->tried == ONE;
+  if (is_one && now_ns - used->begun_ns < used->spin_ns + used->spin_ns / 2) return;
   used->totals[used->run++] = total_ns;
-  if (used->run < TEAMS_RUNS) return;
+  const int is_hopeless = used->tried == ONE && total_ns > 2 * used->all_ns;
+  if (used->run < TEAMS_RUNS && !is_hopeless) return;
   if (used->tried == MIXED) {
     end_tries(used, now_ns);
     return;
   }
   const uint32_t team = used->tried;
+  if (team == ONE) {
+    used->one_ns = is_hopeless ? total_ns : median(used->totals);
+    try_best(used);
+    return;
+  }
   uint32_t alone = 0;
   for (uint32_t i = 0; i < used->count; ++i) alone += used->steps[i].tried == 1;
   if (team == used->all) used->all_ns = median(used->totals);
   if (alone == used->count) used->one_ns = median(used->totals);
   judge(used);
-  if (team == 1 || !try_team(used, team / 2)) try_best(used);
+  if (team > 1 && try_team(used, team / 2)) return;
+  /* Kernels of which half as many threads were slower are not tried with one: the network may yet be faster so. */
+  if (!used->one_ns && used->all_ns < WHOLE_NS) try_team(used, ONE);
+  else try_best(used);
 }

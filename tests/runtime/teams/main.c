@@ -19,6 +19,7 @@ static uint64_t hand_over_ns;               /* of a team, times its threads */
 static uint64_t alone_ns[STEPS];            /* of a step on one thread */
 static uint64_t spinning_ns; /* how much longer one thread takes while others still spin */
 static uint64_t last_team_ns; /* when more than one thread computed last */
+static uint64_t between_ns; /* how much longer a team of some threads takes, neither one nor all */
 static uint64_t moved_ns;                   /* where a step has another team than the one before it */
 static unsigned disturbed;                  /* every how many runs takes ten times as long; 0: none */
 static unsigned tries, runs;
@@ -29,7 +30,7 @@ static uint32_t team_of(const teams *used, uint32_t i, int trying) { return tryi
 
 static uint64_t time_of(const teams *used, uint32_t i, int trying) {
   const uint64_t team = team_of(used, i, trying), before = team_of(used, i ? i - 1 : i, trying);
-  uint64_t took = alone_ns[i] / team + (team > 1 ? hand_over_ns * team : 0) + (team == before ? 0 : moved_ns);
+  uint64_t took = alone_ns[i] / team + (team > 1 ? hand_over_ns * team : 0) + (team == before ? 0 : moved_ns) + (team > 1 && team < used->all ? between_ns : 0);
   if (team > 1) last_team_ns = clock_ns;
   else if (clock_ns - last_team_ns < SPIN_NS) took += spinning_ns;
   return disturbed && runs % disturbed == 0 ? 10 * took : took;
@@ -55,7 +56,7 @@ static void begin(teams *made, teams_step *steps, uint32_t all, uint64_t hand_ov
   teams_start(made, steps, STEPS, all);
   made->spin_ns = SPIN_NS;
   hand_over_ns = hand_over;
-  moved_ns = spinning_ns = disturbed = tries = runs = 0;
+  moved_ns = between_ns = spinning_ns = disturbed = tries = runs = 0;
   last_team_ns = clock_ns;
   for (int i = 0; i < STEPS; ++i) alone_ns[i] = 1000;
 }
@@ -88,6 +89,14 @@ int main(void) {
   begin(&used, steps, 16, 20); /* 1000 / n + 20 n is least for 7 */
   run(&used, 100);
   CHECK(all_have(&used, 8));
+
+  begin(&used, steps, 16, 100); /* 16 threads take 1660 of 1000 ns, and 8 even more */
+  between_ns = 5000;
+  run(&used, 100);
+  CHECK(all_have(&used, 1));
+  for (int i = 0; i < STEPS; ++i) alone_ns[i] = 40000; /* 16 threads take 4100 of 40000 ns */
+  run(&used, 100000);
+  CHECK(all_have(&used, 16) && tries < runs / 50);
 
   begin(&used, steps, 4, 300); /* a large kernel among small ones */
   alone_ns[2] = 100000;
