@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,7 @@ from tvmflow.evaluation.latency import Latency, LatencyRules, Measured, measure_
 from tvmflow.evaluation.load import CpuReading, foreign_share, process_tree, read_cpu, wait_until_quiet
 from tvmflow.evaluation.machine_state import TurnState, disturbance, states_of
 from tvmflow.evaluation.turn_statistics import LEAST_BLOCKS, ratio_between, sign_interval, time_of
-from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, busy_threads, ratio_of, sort_turns, take_turns
+from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, busy_threads, take_turns
 from tvmflow.report.tables import best_peer, shown_advantage, shown_best, shown_latency, shown_states, times_faster
 
 RULES = LatencyRules(warmup_runs=2, turns=60, turn_ms=50.0, max_seconds=30.0, max_foreign_load=0.1)
@@ -115,44 +114,6 @@ def test_where_every_turn_is_disturbed_the_lowest_tenth_counts() -> None:
     assert latency.undisturbed == 0 and latency.turns > 60  # it went on for longer, in vain
     assert latency.median_ms == pytest.approx(10 / 0.97, rel=0.03) and latency.badges[0] == "others used 100%"
     _interval(latency)
-
-
-class Placed:
-    """A library that each placement makes faster or slower, by up to 5 %."""
-
-    def __init__(self, name: str, seconds: float, seed: int, placing_s: float = 0.0) -> None:
-        self.seconds, self.placing_s, self.count = seconds, placing_s, 0
-        self.draw = np.random.default_rng(seed)
-        self.contestant = Contestant(name, self.time_runs, place_anew=self.place_anew)
-        self.factor = self._drawn()
-
-    def _drawn(self) -> float:
-        return float(np.exp(0.02 * self.draw.standard_normal()))
-
-    def place_anew(self) -> None:
-        time.sleep(self.placing_s)
-        self.factor, self.count = self._drawn(), self.count + 1
-
-    def time_runs(self, count: int) -> list[float]:
-        return [self.seconds * self.factor] * count
-
-
-def test_measurements_of_many_placements_agree() -> None:
-    rules = TurnRules(60, 0.001, 1)
-    ratios = []
-    for seed in range(40):
-        a, b = Placed("a", 1e-5, 2 * seed), Placed("b", 1e-5, 2 * seed + 1)
-        turns = take_turns([a.contestant, b.contestant], rules)
-        assert a.count == b.count == 14
-        ratios.append(ratio_of(sort_turns(turns, 2), "a", "b")[0])
-    assert max(one.value for one in ratios) / min(one.value for one in ratios) < 1.06  # of one placement each: 1.15
-    assert sum(one.low is not None and one.low > 1.02 for one in ratios) <= 1  # what the gate of a release would refuse
-
-
-def test_what_is_long_or_slow_to_place_stays_where_it_is() -> None:
-    long, slow = Placed("long", 2e-3, 0), Placed("slow", 1e-5, 1, placing_s=0.3)
-    take_turns([long.contestant, slow.contestant], TurnRules(30, 0.002, 1))
-    assert long.count == 0 and slow.count == 1
 
 
 def test_two_states_are_told_apart() -> None:
