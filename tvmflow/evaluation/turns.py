@@ -41,7 +41,7 @@ from tvmflow.evaluation.turn_statistics import (
 Array = np.ndarray[Any, Any]
 TimedRuns = Callable[[int], Sequence[float]]
 _WARM_SHARE = 0.1  # of a turn's runs: behind the turn of another the caches hold other data
-_MOST_ROUNDS = 2  # times those asked for, where too few were undisturbed,
+_MOST_ROUNDS = 1.5  # times those asked for, where too few were undisturbed,
 _MOST_TIME = 3  # and times the time that these take on a quiet machine
 _ENOUGH = 1 / 3  # of the rounds, undisturbed, of one state
 _FEW = 1 / 5  # of the turns, undisturbed
@@ -179,7 +179,7 @@ def take_turns(
 ) -> dict[str, list[Turn]]:
     """Return the turns of each contestant, as many as there are rounds, each round in another order.
 
-    Goes on for up to twice as many rounds while too few of the first contestant's turns were undisturbed.
+    Goes on for up to half as many rounds more while too few of the first contestant's turns were undisturbed.
     watch: looks at the machine that all of them run on; None where nothing can.
     """
     counts, placed = {}, set[str]()
@@ -192,7 +192,7 @@ def take_turns(
             placed.add(contestant.name)
     turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
     shuffled = np.random.default_rng(0)
-    for number in range(_MOST_ROUNDS * rules.rounds):
+    for number in range(round(_MOST_ROUNDS * rules.rounds)):
         is_late = _longest_s(turns) > _MOST_TIME * rules.rounds * rules.turn_s
         if number >= rules.rounds and (is_late or _is_enough(turns[contestants[0].name], rules)):
             break
