@@ -23,6 +23,7 @@ _NOISE = 0.03  # half the spread over the median, above which a promising kernel
 _MOST_ROUNDS = 4
 _LOOKUP = re.compile(r"\b(\w+)\[([^\[\]\n]*?)\b(\w+)\[")  # TABLE[..., PLACES[
 _PAIRS = 9  # of times of a candidate and of the fastest one
+_AGREEING_PAIRS = 5  # that all say the same are enough
 _PAIRED = 1 / 3  # of a repeat's time for each time of a pair: all pairs take twice as long as three repeats
 _CLEARLY_SLOWER = 1.03  # in every pair: fewer pairs will do;
 _MUCH_SLOWER = 1.1  # or in the median pair
@@ -131,7 +132,10 @@ class KernelBench:
             first, second = (kernel, fastest) if number % 2 else (fastest, kernel)
             times = {id(one): one.time(1, _PAIRED * self.rules.min_repeat_ms)[0] for one in (first, second)}
             ratios.append(times[id(kernel)] / times[id(fastest)])
-            if number + 1 >= self.rules.repeats and (min(ratios) > _CLEARLY_SLOWER or median(ratios) > _MUCH_SLOWER):
+            is_slower = min(ratios) > _CLEARLY_SLOWER or median(ratios) > _MUCH_SLOWER
+            if number + 1 >= self.rules.repeats and is_slower:
+                break
+            if number + 1 >= _AGREEING_PAIRS and (min(ratios) > 1 or max(ratios) < 1):
                 break
         return [fastest_s * ratio for ratio in ratios]
 
