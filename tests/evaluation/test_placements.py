@@ -1,11 +1,13 @@
-"""Measure in many placements in memory: what one of them makes faster decides nothing."""
+"""Measure in many placements in memory, beside neighbours that nobody sees: neither one placement nor a neighbour decides."""
 
 from __future__ import annotations
 
 import time
 
 import numpy as np
+import pytest
 
+from tvmflow.evaluation.turn_statistics import time_of
 from tvmflow.evaluation.turns import Contestant, TurnRules, ratio_of, sort_turns, take_turns
 
 
@@ -45,3 +47,10 @@ def test_what_is_long_or_slow_to_place_stays_where_it_is() -> None:
     long, slow = Placed("long", 2e-3, 0), Placed("slow", 1e-5, 1, placing_s=0.3)
     take_turns([long.contestant, slow.contestant], TurnRules(30, 0.002, 1))
     assert long.count == 0 and slow.count == 1
+
+
+def test_a_neighbour_that_nobody_sees_in_half_of_the_turns_moves_nothing() -> None:
+    generator = np.random.default_rng(7)
+    for share in (0.0, 0.3, 0.55):
+        values = np.where(generator.random(60) < share, 1.3, 1.0) * np.exp(0.002 * generator.standard_normal(60))
+        assert time_of(list(values)).value == pytest.approx(1.0, abs=0.01)

@@ -173,9 +173,13 @@ def test_a_drift_falls_on_both() -> None:
 
 @pytest.mark.parametrize("period_s", [0.05, 0.7, 3.0])
 def test_states_that_nobody_sees_make_no_ratio(period_s: float) -> None:
-    machine = Machine(slow=lambda now: 1.6 if int(now / period_s) % 2 else 1.0)
-    shown = _measured(machine, 0.010, 0.010).advantages["peer"]
-    assert shown.low is not None and shown.high is not None and shown.low <= 1.01 and shown.high >= 0.99
+    held = 0
+    for seed in range(20):
+        machine = Machine(slow=lambda now: 1.6 if int(now / period_s) % 2 else 1.0)
+        contestants = [machine.library("a" * (seed + 1), 0.010), machine.library("b" * (seed + 51), 0.010)]
+        [shown] = measure_in_turns(contestants, RULES, 2, machine).advantages.values()
+        held += shown.low is not None and shown.high is not None and shown.low <= 1 <= shown.high
+    assert held >= 18  # 19 of 20 at a confidence of 0.95
 
 
 @given(st.integers(0, 10_000), st.floats(0.3, 3.0), st.floats(0.0, 0.6), st.floats(0.0, 0.9))
@@ -224,13 +228,6 @@ def test_intervals_hold_the_median_as_often_as_they_say() -> None:
     usual = np.median([estimate.value for estimate in estimates])
     held = sum(one.low <= usual <= one.high for one in estimates if one.low is not None and one.high is not None)
     assert 0.93 * 400 <= held < 400
-
-
-def test_a_neighbour_that_nobody_sees_in_half_of_the_turns_moves_nothing() -> None:
-    generator = np.random.default_rng(7)
-    for share in (0.0, 0.3, 0.55):
-        values = np.where(generator.random(60) < share, 1.3, 1.0) * np.exp(0.002 * generator.standard_normal(60))
-        assert time_of(list(values)).value == pytest.approx(1.0, abs=0.01)
     assert sign_interval([1.0] * (LEAST_BLOCKS - 1)) is None
     assert sign_interval([1, 2, 3, 4, 5, 6]) == (1, 6) and sign_interval([1, 2, 3, 4, 5, 6], 0.999) is None
 
