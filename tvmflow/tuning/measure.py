@@ -129,9 +129,11 @@ class KernelBench:
         fastest, fastest_s = self._fastest
         ratios: list[float] = []
         for number in range(_PAIRS):
-            first, second = (kernel, fastest) if number % 2 else (fastest, kernel)
-            times = {id(one): one.time(1, _PAIRED * self.rules.min_repeat_ms)[0] for one in (first, second)}
-            ratios.append(times[id(kernel)] / times[id(fastest)])
+            if number % 2:  # each is the first of every second pair
+                ours_s, theirs_s = self._short_time(kernel), self._short_time(fastest)
+            else:
+                theirs_s, ours_s = self._short_time(fastest), self._short_time(kernel)
+            ratios.append(ours_s / theirs_s)
             is_slower = min(ratios) > _CLEARLY_SLOWER or median(ratios) > _MUCH_SLOWER
             if number + 1 >= self.rules.repeats and is_slower:
                 break
@@ -150,6 +152,9 @@ class KernelBench:
 
     def _time(self, kernel: RemoteKernel, repeat: int) -> list[float]:
         return kernel.time(repeat, self.rules.min_repeat_ms) if repeat > 0 else []
+
+    def _short_time(self, kernel: RemoteKernel) -> float:
+        return kernel.time(1, _PAIRED * self.rules.min_repeat_ms)[0]
 
     def _difference(self, output: Array) -> str:
         """Say how an output differs from the plain kernel's; nothing where it is right."""
