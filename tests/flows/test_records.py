@@ -287,7 +287,7 @@ def test_release_gate_comparison_and_rollback(copy_of_finished: Path, with_prefe
     _edit(root, "confidence: 0.9999999999", "confidence: 0.95")
     _edit(root, "max_slowdown: 0.0", "max_slowdown: 1000000000.0")
     verdict = json.loads(tvmflow(root, "promote", "digits", "--json").stdout)
-    assert verdict["promoted"] and verdict["comparison"]["rounds"] == 6
+    assert verdict["promoted"] and 6 <= verdict["comparison"]["rounds"] <= 9  # more where turns are disturbed
     assert verdict["comparison"]["low"] <= verdict["comparison"]["ratio"] <= verdict["comparison"]["high"]
     rows = _json(root, "history", "digits")
     assert next(row["version"] for row in rows if "champion" in row["version"]).startswith("2")
