@@ -2,7 +2,7 @@
 
     python -m bench.bounds [NAME ...] [--precision float32] [--threads 2] [--kernels 5]
 
-Ceilings are measured here, as stage `evaluate` does (tvmflow/evaluation/bounds.py, x86 with AVX2 or more). `arithmetic` and `memory` are the two bounds in ms; `share` is the larger one over the
+Ceilings are measured here, as stage `evaluate` does (tvmflow/evaluation/roofline.py, x86 with AVX2 or more). `arithmetic` and `memory` are the two bounds in ms; `share` is the larger one over the
 measured time. Below each network the kernels that lose most beside the bound of their arithmetic.
 """
 
@@ -19,19 +19,19 @@ from statistics import median
 from bench.networks import converted
 from bench.zoo import NETWORKS, network_named
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import schedule_lowered
-from tvmflow.building.lower import lower
-from tvmflow.building.manifest import kernels_of
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.compilers import Command
-from tvmflow.errors import StageError
-from tvmflow.evaluation.bounds import Ceilings, Work, bounds_of, kernel_bounds, measured_ceilings
-from tvmflow.frontends.exported import ExportedModel
-from tvmflow.ir.tvm_names import return_type
-from tvmflow.network_binding import network_binding
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.codegen.compile import schedule_lowered
+from tvmflow.codegen.lower import lower
+from tvmflow.codegen.manifest import kernels_of
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.evaluation.roofline import Ceilings, Work, bounds_of, kernel_bounds, measured_ceilings
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
+from tvmflow.ir.tvm_compat import return_type
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.support.errors import StageError
+from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.resolve import ResolvedTarget, host_target
-from tvmflow.tuning.algorithms import unmeasured
+from tvmflow.toolchain.compilers import Command
+from tvmflow.tuning.winograd_choice import unmeasured
 
 _BOUNDS = {"float32": 2.0e-5, "bfloat16": 1.0e-2}
 _ANY_LOAD = 1.0  # others may take all: what counts is the most of several tries

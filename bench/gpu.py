@@ -33,27 +33,27 @@ import numpy as np
 from bench.gpu_estimates import NETWORKS, SHAPE, network_module
 from bench.side_by_side import LEAST_RUNS, TURN_S, Peer, milliseconds, print_if_busy, ratio_of, serve, turns_of
 from tvmflow.backends.backend import Backend
-from tvmflow.backends.table import backend_named
-from tvmflow.building.library import Scheduled, build_scheduled, compile_lowered
-from tvmflow.building.lower import lower
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.compilers import Command
+from tvmflow.backends.registry import backend_named
+from tvmflow.codegen.compile import Scheduled, build_scheduled, compile_lowered
+from tvmflow.codegen.lower import lower
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.config.params import DeviceEntry
+from tvmflow.config.stage_params import TuneParams
 from tvmflow.devices.session import open_session
 from tvmflow.devices.transport import SessionLimits
+from tvmflow.evaluation.interleaved_timing import Turn, TurnRules
 from tvmflow.evaluation.kernel_agreement import kernel_agreement
-from tvmflow.evaluation.turns import Turn, TurnRules
 from tvmflow.frontends.source_model import one_input
-from tvmflow.network_binding import network_binding
-from tvmflow.params import DeviceEntry
-from tvmflow.sources.software_gpus import software_drivers
-from tvmflow.sources.torch_networks import build
-from tvmflow.stage_params import TuneParams
-from tvmflow.stages import taken
+from tvmflow.pipeline.stage import taken
+from tvmflow.sources.networks.torch_zoo import build
+from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.resolve import host_target
-from tvmflow.toolchain import versions
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.network import network_rules, tune_network
-from tvmflow.tuning.rules import SearchLimits, SearchSettings
+from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.software_gpus import software_drivers
+from tvmflow.toolchain.versions import versions
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.settings import SearchLimits, SearchSettings
+from tvmflow.tuning.tune_network import network_rules, tune_network
 
 _TOOLS = ("tvm", "llvm", "codegen")
 _MOST_ERROR = {"float32": 1e-4, "float16": 0.05, "int8": 0.05}  # of a kernel

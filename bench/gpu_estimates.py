@@ -18,22 +18,22 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.backends.table import backend_named
-from tvmflow.building.lower import lower
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.backends.registry import backend_named
+from tvmflow.codegen.lower import lower
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.gpu.clml import describe_clml
-from tvmflow.gpu.estimates import DELEGATE_GROUPS, LaunchEstimate, NetworkEstimate, estimate
-from tvmflow.gpu.launches import lowered_for_device
-from tvmflow.ir.graph import read_graph
-from tvmflow.kernels.workloads import count_calls
+from tvmflow.gpu_codegen.clml import describe_clml
+from tvmflow.gpu_codegen.estimates import DELEGATE_GROUPS, LaunchEstimate, NetworkEstimate, estimate
+from tvmflow.gpu_codegen.launches import lowered_for_device
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.tir.workloads import count_calls
 from tvmflow.passes import run_pass
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.schedule_kernels import ScheduleKernels
+from tvmflow.passes.kernel.apply_schedules import ScheduleKernels
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.sources.datasets import Samples
-from tvmflow.sources.torch_networks import build
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.sources.networks.torch_zoo import build
 from tvmflow.targets.gpu_features import GPUS
 from tvmflow.targets.resolve import host_target
 

@@ -53,11 +53,11 @@ def main() -> None:
 def _step(options: Any) -> dict[str, float]:
     warnings.simplefilter("ignore")
     from bench.quantizers import onnxruntime_outputs, seeded
-    from tvmflow.frontends.exported import ExportedModel
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
     from tvmflow.frontends.source_model import one_input
-    from tvmflow.passes.canonicalize import canonicalize
+    from tvmflow.passes.pipeline import canonicalize
     from tvmflow.quantization.options import Int8Options
-    from tvmflow.quantization.quantizer import quantize_int8
+    from tvmflow.quantization.post_training import quantize_int8
 
     network, calibration, evaluation = seeded(options.network)
     model = ExportedModel(network, one_input("input", (1, 3, 224, 224)))

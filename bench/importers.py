@@ -20,17 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.errors import TvmflowError
 from tvmflow.evaluation.agreement import compare
+from tvmflow.frontends.registry import FRONTENDS, load_source
 from tvmflow.frontends.source_model import SourceDescription, SourceModel, one_input
-from tvmflow.frontends.table import FRONTENDS, load_source
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.progress import silent
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_graph
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.tool_environments import run_tool
 from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.support.errors import TvmflowError
+from tvmflow.support.progress import silent
+from tvmflow.toolchain.environments import run_tool
 
 MXNET = (
     "resnet18_v1", "resnet34_v1", "resnet50_v1", "resnet18_v2", "resnet50_v2", "vgg11_bn", "vgg16", "mobilenet1.0",
@@ -112,7 +112,7 @@ def _row(framework: str, network: str, folder: Path, compiled: bool) -> str:
     seconds = time.perf_counter() - started
     if compiled:
         from tvmflow.backends.cpu import host_backend
-        from tvmflow.building.library import LocalRunner
+        from tvmflow.codegen.compile import LocalRunner
 
         output = LocalRunner(module, host_backend()).run(x)[0]
     else:

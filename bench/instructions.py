@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
-from tvmflow.errors import DeviceError
+from tvmflow.support.errors import DeviceError
 
 MAX_ERROR = 2e-5  # the default of tune.winograd_max_error
 _NUMPY = "numpy==2.4.6"
@@ -127,16 +127,16 @@ def main() -> None:
 
 def own(system: EmulatedSystem, module: Path, processor: str, mcpu: str) -> str:
     """Build the module of a folder for a processor of LLVM's, with default schedules; return what a run of its network.so on one of qemu's prints."""
-    from tvmflow.backends.table import backend_of
-    from tvmflow.building.library import build_scheduled
-    from tvmflow.building.runtime import RUNTIME
-    from tvmflow.building.self_contained import Network, write_network
-    from tvmflow.compilers import compiler_for
+    from tvmflow.backends.registry import backend_of
+    from tvmflow.codegen.compile import build_scheduled
+    from tvmflow.codegen.network.link import Network, write_network
+    from tvmflow.codegen.network.runtime_sources import RUNTIME
     from tvmflow.frontends.source_model import TensorSpec
-    from tvmflow.ir.graph import read_graph
-    from tvmflow.ir.ir_files import load_module, numpy_dtype
+    from tvmflow.ir.relax.graph import read_graph
+    from tvmflow.ir.relax.serialization import load_module, numpy_dtype
     from tvmflow.targets.resolve import ResolvedTarget
-    from tvmflow.tuning.algorithms import unmeasured
+    from tvmflow.toolchain.compilers import compiler_for
+    from tvmflow.tuning.winograd_choice import unmeasured
 
     triple = "aarch64-linux-gnu"
     backend = backend_of(ResolvedTarget("llvm", mcpu, triple, (), 1, compiler_for(triple)))

@@ -44,9 +44,9 @@ import numpy as np
 
 from bench.side_by_side import Peer, environment
 from bench.threads import Clock, Opened, entry_of, library_of
+from tvmflow.evaluation.interleaved_timing import Contestant, Turn, ratio_of, sort_turns, take_turns
 from tvmflow.evaluation.latency import LatencyRules, measured_of
 from tvmflow.evaluation.machine_state import host_probe, host_watch
-from tvmflow.evaluation.turns import Contestant, Turn, ratio_of, sort_turns, take_turns
 
 # About 7 us, 0.2 ms, 5 ms and 50 ms on two threads.
 NETWORKS = ("digits", "mobilenet_quarter", "mobilenet_v2", "resnet50")
@@ -56,7 +56,7 @@ _SLOWER, _ALLOWED = 1.05, 1.02  # the slowdown that is made, and release.max_slo
 _MEMORY = "import numpy as np\na = np.ones(32 << 20)\nb = np.empty_like(a)\nwhile True: b[:] = a"
 _BUSY = "while True: pass"
 PLACE_ANEW = 0  # runs that ask a peer to do so
-_TUNER_REPEATS, _TUNER_PAIRS = 3, 9  # of tune.measure_repeats, and of tuning/measure.py
+_TUNER_REPEATS, _TUNER_PAIRS = 3, 9  # of tune.measure_repeats, and of tuning/measure/kernel_bench.py
 _APART = 10  # turns that lie between the times of two candidates of one search
 
 
@@ -250,7 +250,7 @@ def _onnx(folder: Path, name: str) -> Path:
     """Return the ONNX file of a network, made where the folder has none."""
     path = folder / f"{name.replace('/', '_')}.onnx"
     if not path.is_file():
-        from tvmflow.frontends.exported import ExportedModel
+        from tvmflow.frontends.pytorch.exported_program import ExportedModel
 
         entry = entry_of(name)
         ExportedModel(entry.make(), entry.inputs).to_onnx(path)

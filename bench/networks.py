@@ -37,23 +37,23 @@ from bench.side_by_side import (
 )
 from bench.zoo import NETWORKS, Entry, network_named
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.compilers import Command
-from tvmflow.errors import TvmflowError
-from tvmflow.evaluation.turns import Turn, TurnRules
-from tvmflow.frontends import onnx
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.config.stage_params import DEFAULT_MIXED, Int8Params, TuneParams
+from tvmflow.evaluation.interleaved_timing import Turn, TurnRules
+from tvmflow.frontends.onnx import frontend as onnx
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import Arrays, SourceDescription
-from tvmflow.network_binding import network_binding
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.progress import silent
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.sources.datasets import Samples
-from tvmflow.stage_params import DEFAULT_MIXED, Int8Params, TuneParams
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.errors import TvmflowError
+from tvmflow.support.progress import silent
+from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.cpu_features import activations_of
 from tvmflow.targets.resolve import Processor, host_target
-from tvmflow.tuning.algorithms import unmeasured
+from tvmflow.toolchain.compilers import Command
+from tvmflow.tuning.winograd_choice import unmeasured
 
 SOURCES = ("torch", "onnx")
 PEERS = ("onnxruntime", "openvino", "torch", "torch_compile", "litert")

@@ -23,8 +23,8 @@ from typing import Any
 
 from bench.peers import input_of, onnxruntime_session, openvino_request, virtual_machine
 from bench.side_by_side import environment
-from tvmflow.params import Cell
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
 
 PEERS = ("tvmflow", "onnxruntime", "openvino")
 RUNS = 20

@@ -3,7 +3,7 @@
     pip install --group bench && python -m bench.peers [CELL ...] [--rounds 15]
 
 Brings the cells all the way, then measures library and peers, each in a process of its own with the same input and threads, in
-turns of a fraction of a second, as evaluate does (tvmflow/evaluation/turns.py). A figure is the median of the turns' medians, a
+turns of a fraction of a second, as evaluate does (tvmflow/evaluation/interleaved_timing.py). A figure is the median of the turns' medians, a
 ratio the median of the rounds' ratios, below 1 where the library is faster; "=" stands where the interval over the rounds
 holds 1, and a last line for what other processes took of the machine meanwhile. The last columns are the error of the library's output and of ONNX Runtime's,
 relative to the largest output of PyTorch or Keras in float64.
@@ -42,11 +42,11 @@ from bench.side_by_side import (
     shows_a_difference,
     turns_of,
 )
-from tvmflow.evaluation.turns import Turn, TurnRules
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.interleaved_timing import Turn, TurnRules
 from tvmflow.frontends.source_model import read_description
-from tvmflow.params import Cell
-from tvmflow.sources.tool_environments import python_of
-from tvmflow.workspace import Workspace
+from tvmflow.toolchain.environments import python_of
 
 CELLS = tuple(
     f"{model}@local-cpu:float32"
@@ -218,7 +218,7 @@ def _openvino(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callabl
 
 
 def module_of(workspace: Workspace, cell: Cell) -> Any:
-    from tvmflow.frontends.table import load_source
+    from tvmflow.frontends.registry import load_source
 
     fetched = workspace.folder("fetch", cell)
     return load_source(fetched, read_description(fetched)).module  # type: ignore[attr-defined]
@@ -267,7 +267,7 @@ def write_tflite(workspace: Workspace, cell: Cell, path: Path) -> None:
     """Convert a Keras model as fetched. Ends the program for other frameworks, and where TensorFlow refuses."""
     if workspace.params.models[cell.model].framework != "keras":
         raise SystemExit("LiteRT takes Keras models only")
-    from tvmflow.frontends.keras import source_model
+    from tvmflow.frontends.keras.frontend import source_model
 
     file, fetched = path.with_suffix(".keras"), workspace.folder("fetch", cell)
     source_model(fetched, read_description(fetched)).save(file)
@@ -353,7 +353,7 @@ def _errors(workspace: Workspace, cell: Cell) -> dict[str, float]:
     """Return the largest error of library and ONNX Runtime against the source network in float64, where it can be that."""
     import torch
 
-    from tvmflow.sources.keras_networks import keras_on_torch
+    from tvmflow.sources.networks.keras_zoo import keras_on_torch
 
     framework = workspace.params.models[cell.model].framework
     if framework not in ("torch", "keras"):

@@ -21,18 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.progress import silent
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_graph
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
-from tvmflow.quantization.quantizer import quantize_int8
+from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.quantization.report import sqnr_db
-from tvmflow.sources.datasets import Samples, SplitSizes, load_dataset, preprocess, split
-from tvmflow.sources.torch_networks import build
-from tvmflow.sources.training import train
+from tvmflow.sources.data.datasets import Samples, SplitSizes, load_dataset, preprocess, split
+from tvmflow.sources.networks.torch_zoo import build
+from tvmflow.sources.networks.training import train
+from tvmflow.support.progress import silent
 
 Array = np.ndarray[Any, Any]
 TRAINED = ("digits_cnn", "digits_depthwise")

@@ -28,18 +28,18 @@ from typing import Any
 import numpy as np
 
 from bench.peers import module_of, write_tflite
-from tvmflow.building.runtime import RUNTIME
+from tvmflow.codegen.network.runtime_sources import RUNTIME
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace, find_workspace
 from tvmflow.frontends.source_model import read_description
-from tvmflow.import_of_tvm import prepare_import_of_tvm
-from tvmflow.params import Cell
-from tvmflow.workspace import Workspace, find_workspace
+from tvmflow.support.tvm_import import prepare_import_of_tvm
 
 _HEAD = "import sys, numpy as np\nspecs, path, threads = {specs!r}, {path!r}, {threads}\nx = [np.ones(s, d) for s, d in specs]\n"
 _STARTS = {
     "numpy alone": "",
     "network.so": f"sys.path.insert(0, {str(RUNTIME / 'python')!r})\nfrom tvmflow_network import Network\nNetwork(path + '/network.so', threads)(*x)",
     "library.so": "import os; os.environ['TVM_NUM_THREADS'] = str(threads)\n"
-    "from tvmflow.import_of_tvm import prepare_import_of_tvm; prepare_import_of_tvm()\nimport tvm\nfrom tvm import relax\n"
+    "from tvmflow.support.tvm_import import prepare_import_of_tvm; prepare_import_of_tvm()\nimport tvm\nfrom tvm import relax\n"
     "relax.VirtualMachine(tvm.runtime.load_module(path + '/library.so'), tvm.cpu())['main'](*map(tvm.runtime.tensor, x))",
 }  # fmt: skip
 # What apps would use instead, where it is installed: how its file is made of ONNX (None: it reads ONNX), and a start with it.

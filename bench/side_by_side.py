@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from tvmflow.evaluation.interleaved_timing import Contestant, Turn, TurnRules, foreign_load, take_turns
 from tvmflow.evaluation.latency import timed
 from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.evaluation.turn_statistics import ratio_between
-from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, foreign_load, take_turns
 
 TURN_S, LEAST_RUNS = 0.3, 5
 MAX_FOREIGN_LOAD = 0.1

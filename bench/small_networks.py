@@ -10,7 +10,7 @@ from torch import nn
 
 from bench.zoo import Entry, with_statistics
 from tvmflow.frontends.source_model import one_input
-from tvmflow.sources.torch_networks import NETWORKS
+from tvmflow.sources.networks.torch_zoo import NETWORKS
 
 _SEED = 3
 

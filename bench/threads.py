@@ -28,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.building.runtime import RUNTIME
+from tvmflow.codegen.network.runtime_sources import RUNTIME
+from tvmflow.evaluation.interleaved_timing import Contestant, Turn, TurnRules, ratio_of, sort_turns, take_turns
 from tvmflow.evaluation.machine_state import host_probe, host_watch
-from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, ratio_of, sort_turns, take_turns
-from tvmflow.network_binding import network_binding
+from tvmflow.support.runtime_binding import network_binding
 
 SOME = ("mobilenet_v3_small", "shufflenet_v2_x1_0", "squeezenet1_1", "resnet18")
 TURN_S, MOST_RUNS = 0.05, 100_000
@@ -222,14 +222,14 @@ def _build(path: Path, name: str, threads: int) -> None:
     import torch
 
     from tvmflow.backends.cpu import CpuBackend
-    from tvmflow.building.library import build_scheduled
-    from tvmflow.building.self_contained import Network, write_network
-    from tvmflow.compilers import Command
-    from tvmflow.frontends.exported import ExportedModel
-    from tvmflow.passes.canonicalize import canonicalize
-    from tvmflow.stage_params import TuneParams
+    from tvmflow.codegen.compile import build_scheduled
+    from tvmflow.codegen.network.link import Network, write_network
+    from tvmflow.config.stage_params import TuneParams
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
+    from tvmflow.passes.pipeline import canonicalize
     from tvmflow.targets.resolve import host_target
-    from tvmflow.tuning.algorithms import unmeasured
+    from tvmflow.toolchain.compilers import Command
+    from tvmflow.tuning.winograd_choice import unmeasured
 
     entry = entry_of(name)
     module = canonicalize(ExportedModel(entry.make(), entry.inputs).to_relax())

@@ -29,33 +29,33 @@ from statistics import mean
 from typing import Any
 
 from tvmflow.backends.cpu import CpuBackend, host_backend
-from tvmflow.building.library import compile_module
-from tvmflow.building.lower import lower
+from tvmflow.codegen.compile import compile_module
+from tvmflow.codegen.lower import lower
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.rpc.tracker import connect, queue_of
 from tvmflow.devices.session import DeviceSession, RemoteKernel, WorkloadBench, open_session
-from tvmflow.devices.tracker import connect, queue_of
-from tvmflow.devices.tracker_wire import TrackerAddress
+from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.errors import TrackerError
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.kernels.workloads import Workload, anchor_extents, extract_workloads
-from tvmflow.params import DeviceEntry
+from tvmflow.ir.tir.workloads import Workload, anchor_extents, extract_workloads
 from tvmflow.passes import run_pass
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.progress import silent
-from tvmflow.sources.torch_networks import build
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.schedules.registry import scheduled
+from tvmflow.sources.networks.torch_zoo import build
+from tvmflow.support.errors import TrackerError
+from tvmflow.support.progress import silent
 from tvmflow.targets.core_timing import core_of
-from tvmflow.templates import scheduled
+from tvmflow.tuning.cost_model.static_model import estimate_s
 from tvmflow.tuning.jobs import FleetRules
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.measure import MeasureRules, inputs_of
-from tvmflow.tuning.records import OK, read_records
-from tvmflow.tuning.search import tune
-from tvmflow.tuning.search_rules import SearchRules
-from tvmflow.tuning.state import TuneReport, Watch, WorkloadSearch
-from tvmflow.tuning.static_model import estimate_s
-from tvmflow.tuning.tuners import TunerFactory
+from tvmflow.tuning.measure.kernel_bench import MeasureRules, inputs_of
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import OK, read_records
+from tvmflow.tuning.search.rules import SearchRules
+from tvmflow.tuning.search.search import tune
+from tvmflow.tuning.search.state import TuneReport, Watch, WorkloadSearch
+from tvmflow.tuning.search.tuners import TunerFactory
 
 KEY, TRIALS = "bench", 24
 DEVICE_S = 1.5

@@ -32,26 +32,26 @@ from bench.side_by_side import (
 )
 from bench.zoo import network_named
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.lower import lower
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.compilers import Command
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.lower import lower
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.config.params import DeviceEntry
+from tvmflow.config.stage_params import TuneParams
 from tvmflow.devices.session import open_session
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.evaluation.turns import TurnRules
-from tvmflow.frontends.exported import ExportedModel
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.params import DeviceEntry
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.progress import silent
-from tvmflow.stage_params import TuneParams
+from tvmflow.evaluation.interleaved_timing import TurnRules
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.support.progress import silent
 from tvmflow.targets.resolve import host_target
-from tvmflow.tuning.algorithms import Alternative, alternatives, unmeasured
+from tvmflow.toolchain.compilers import Command
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.network import network_rules, tune_network
-from tvmflow.tuning.records import TuningRecord, best_of
-from tvmflow.tuning.whole_network import NETWORK
+from tvmflow.tuning.compare_networks import NETWORK
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import TuningRecord, best_of
+from tvmflow.tuning.tune_network import network_rules, tune_network
+from tvmflow.tuning.winograd_choice import Alternative, alternatives, unmeasured
 
 _EARLY_S = 60.0
 _CURVE_S = (0, 15, 30, 60, 90, 120, 180, 240)

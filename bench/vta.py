@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 
 from bench.quantizers import seeded
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_graph
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import VtaOptions
-from tvmflow.quantization.quantizer import quantize_vta
+from tvmflow.quantization.post_training import quantize_vta
 from tvmflow.quantization.report import sqnr_db
-from tvmflow.vta.compiler import MODES, as_computed, compile_region
-from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.counters import Counters, count, estimate
-from tvmflow.vta.cut import split
-from tvmflow.vta.device import SimulatorDriver
-from tvmflow.vta.lint import lint
-from tvmflow.vta.region import Conv, Region, Sum, Tail, pack, run_region, unpack
+from tvmflow.vta.compiler.compiler import MODES, as_computed, compile_region
+from tvmflow.vta.compiler.partition import split
+from tvmflow.vta.isa.config import VtaConfig
+from tvmflow.vta.isa.region import Conv, Region, Sum, Tail, pack, run_region, unpack
+from tvmflow.vta.machine.counters import Counters, count, estimate
+from tvmflow.vta.machine.lint import lint
+from tvmflow.vta.runtime.device import SimulatorDriver
 
 PUBLISHED = {
     "inp_load_nbytes": 5_549_568, "wgt_load_nbytes": 12_763_136, "acc_load_nbytes": 6_051_840, "uop_load_nbytes": 22_864,

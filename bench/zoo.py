@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from tvmflow.errors import UsageError
 from tvmflow.frontends.source_model import Arrays, TensorSpec, one_input
-from tvmflow.sources.seeded import settle
-from tvmflow.sources.torch_networks import seeded, torchvision_models
+from tvmflow.sources.networks.seeded_weights import settle
+from tvmflow.sources.networks.torch_zoo import seeded, torchvision_models
+from tvmflow.support.errors import UsageError
 
 _SEED = 3
 _TOKENS = 128

@@ -77,7 +77,7 @@ def _command(command: Any, context: Any) -> Iterator[str]:
 
 def parameters_page() -> str:
     """Return every key of params.yaml with type, bounds and default, from the models that validate it."""
-    from tvmflow.params_schema import params_schema
+    from tvmflow.setup.params_schema import params_schema
 
     schema = params_schema()
     parts = [

@@ -7,7 +7,7 @@ from prefect import flow
 from flows.run_page import run_name, tag_run
 from flows.stage_tasks import workspace_of
 from flows.walk import COMPILE_STAGES, walk
-from tvmflow.ledger.dvc import publish
+from tvmflow.tracking.dvc.repository import publish
 
 
 @flow(name="compile_model", flow_run_name=run_name)

@@ -17,8 +17,8 @@ from rich.live import Live
 from rich.text import Text
 
 from flows.events import PREVIEW, forget, listen
-from tvmflow.params import STAGE_NAMES
-from tvmflow.progress import TASK_LINE
+from tvmflow.config.params import STAGE_NAMES
+from tvmflow.support.progress import TASK_LINE
 from tvmflow.tuning.first_words import FIRST
 
 _EVERY_S = 30.0  # a plain line about a stage that takes long

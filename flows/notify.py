@@ -7,8 +7,8 @@ from typing import Any
 from prefect.blocks.abstract import NotificationBlock
 from prefect.blocks.core import Block
 
-from tvmflow.errors import StageError, UsageError, first_line
 from tvmflow.report.console import Grid
+from tvmflow.support.errors import StageError, UsageError, first_line
 
 
 def notification_block(name: str) -> NotificationBlock:

@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 
 from tasks.table import STAGES
-from tvmflow.artifacts import RECORD_NAME, digest_of, write_atomic
-from tvmflow.param_keys import written_part
-from tvmflow.params import Params
-from tvmflow.recipe import code_of
-from tvmflow.stages import AnyStage
-from tvmflow.workspace import Workspace
+from tvmflow.config.keys import written_part
+from tvmflow.config.params import Params
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.recipe_key import code_of
+from tvmflow.pipeline.record import RECORD_NAME, digest_of, write_atomic
+from tvmflow.pipeline.stage import AnyStage
 
 _SLUG = "${item.model}.${item.target}.${item.precision}"
 HEADER = """\

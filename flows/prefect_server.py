@@ -22,9 +22,9 @@ from pathlib import Path
 
 import requests
 
-from tvmflow.errors import StageError, first_line, last_words
-from tvmflow.recipe import CODE_ROOT
-from tvmflow.sources.tool_environments import cache_folder
+from tvmflow.pipeline.recipe_key import CODE_ROOT
+from tvmflow.support.errors import StageError, first_line, last_words
+from tvmflow.toolchain.environments import cache_folder
 
 START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 10.0

@@ -10,10 +10,10 @@ from prefect.states import Failed
 
 from flows.run_page import run_name, show_cell, tag_run
 from flows.stage_tasks import workspace_of
-from tvmflow.ledger.releases import promote
-from tvmflow.params import Cell
-from tvmflow.release.candidate import Candidate
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.shipping.gates.candidate import Candidate
+from tvmflow.tracking.mlflow.releases import promote
 
 
 def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str, Any]:

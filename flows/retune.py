@@ -21,13 +21,13 @@ from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
 from tasks.tune import TOOLS
-from tvmflow.errors import StoreError, TvmflowError
-from tvmflow.ledger.dvc import publish
-from tvmflow.ledger.registry import CHAMPION, version_by_alias
-from tvmflow.params import Cell
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
 from tvmflow.report.tables import retune_table
-from tvmflow.toolchain import versions
-from tvmflow.workspace import Workspace
+from tvmflow.support.errors import StoreError, TvmflowError
+from tvmflow.toolchain.versions import versions
+from tvmflow.tracking.dvc.repository import publish
+from tvmflow.tracking.mlflow.registry import CHAMPION, version_by_alias
 
 
 def toolchain_before(workspace: Workspace, cell: Cell) -> dict[str, str] | None:
@@ -62,7 +62,7 @@ def retune_cell(workspace: Workspace, name: str, force: bool) -> dict[str, Any]:
 
 def _tuning(workspace: Workspace, cell: Cell) -> dict[str, Any]:
     from tasks.table import STAGES
-    from tvmflow.store import Store
+    from tvmflow.pipeline.store import Store
 
     try:
         facts = Store(workspace, STAGES).record_of("tune", cell).facts

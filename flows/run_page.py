@@ -13,10 +13,10 @@ from prefect.client.orchestration import get_client
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from tvmflow.ledger.measurements import run_page
-from tvmflow.params import Cell
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
 from tvmflow.report.tables import scorecard, scorecard_markdown
-from tvmflow.workspace import Workspace
+from tvmflow.tracking.mlflow.measurements import run_page
 
 MOST_TAGS = 50
 _MOST_LINES = 500  # of one stage

@@ -9,8 +9,8 @@ from prefect.deployments.runner import RunnerDeployment
 
 from flows.notify import notification_block
 from flows.retune import retune
-from tvmflow.errors import StageError, first_line
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
+from tvmflow.support.errors import StageError, first_line
 
 
 def scheduled_retune(workspace: Workspace) -> RunnerDeployment:

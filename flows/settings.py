@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from flows.prefect_server import PrefectServer, check_server
-from tvmflow.ledger.store_paths import PRIVACY
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
+from tvmflow.tracking.mlflow.store import PRIVACY
 
 _servers: list[PrefectServer] = []
 

@@ -20,12 +20,12 @@ from flows.aside import wait_for_aside
 from flows.stage_server import StageProcess, how_it_ended, start_stage
 from flows.stopping import is_stopping, wait_unless_stopping, when_stopping
 from tasks.table import STAGES
-from tvmflow import errors
-from tvmflow.devices.table import transport_of
-from tvmflow.digests import Digests
-from tvmflow.params import Cell
-from tvmflow.progress import Progress
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.devices.registry import transport_of
+from tvmflow.support import errors
+from tvmflow.support.digests import Digests
+from tvmflow.support.progress import Progress
 
 _running: set[StageProcess] = set()
 _running_lock = threading.RLock()  # a signal may arrive in the thread that holds it

@@ -18,11 +18,11 @@ from flows.events import PREVIEW, tell
 from flows.run_page import StageLog
 from flows.stage_process import StageRequest, run_stage
 from tasks.table import STAGES
-from tvmflow.errors import TvmflowError, first_line
-from tvmflow.params import Cell
-from tvmflow.store import Plan, Store
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace, find_workspace
+from tvmflow.pipeline.store import Plan, Store
+from tvmflow.support.errors import TvmflowError, first_line
 from tvmflow.tuning.first_words import FIRST, first_ms_of, with_now
-from tvmflow.workspace import Workspace, find_workspace
 
 _PREVIEW_S = 60.0  # after which nobody waits for it any longer
 

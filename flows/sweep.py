@@ -17,10 +17,10 @@ from flows.run_page import run_name, show_cell, tag_run
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
-from tvmflow.errors import TvmflowError, UsageError
-from tvmflow.ledger.dvc import publish
-from tvmflow.params import FlowParams
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import FlowParams
+from tvmflow.config.workspace import Workspace
+from tvmflow.support.errors import TvmflowError, UsageError
+from tvmflow.tracking.dvc.repository import publish
 
 
 @task(name="run_cell", task_run_name="{cell}", cache_policy=NO_CACHE, persist_result=False)

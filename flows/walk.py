@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from flows.stage_tasks import run_stage_task
 from tasks.table import STAGES
-from tvmflow.ledger.measurements import ensure_recorded
-from tvmflow.params import Cell
-from tvmflow.store import Store
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.store import Store
+from tvmflow.tracking.mlflow.measurements import ensure_recorded
 
 # A device is needed from the first stage on that is done anew every time.
 COMPILE_STAGES = tuple(itertools.takewhile(lambda name: STAGES[name].is_cached, STAGES))

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tasks.table import STAGES
-from tvmflow import errors
-from tvmflow.artifacts import Record
-from tvmflow.digests import Digests
-from tvmflow.import_of_tvm import prepare_import_of_tvm
-from tvmflow.params import Cell
-from tvmflow.rows import check_rows
-from tvmflow.store import Store
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace, find_workspace
+from tvmflow.pipeline.check_params import check_rows
+from tvmflow.pipeline.record import Record
+from tvmflow.pipeline.store import Store
+from tvmflow.support import errors
+from tvmflow.support.digests import Digests
+from tvmflow.support.tvm_import import prepare_import_of_tvm
 from tvmflow.tuning.first_words import FIRST
-from tvmflow.workspace import Workspace, find_workspace
 
 
 def main(arguments: list[str] | None = None, known: list[list[Any]] | None = None) -> None:
@@ -106,7 +106,7 @@ def _run(
 
 
 def _record_measurement(workspace: Workspace, cell: Cell) -> None:
-    from tvmflow.ledger.measurements import ensure_recorded
+    from tvmflow.tracking.mlflow.measurements import ensure_recorded
 
     ensure_recorded(workspace, cell)
 

@@ -7,9 +7,9 @@ from typing import Any
 from tvmflow.backends.backend import Backend
 from tvmflow.devices.gpu.quarantine import note_agreement
 from tvmflow.devices.session import DeviceSession
-from tvmflow.errors import AgreementError
-from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME
-from tvmflow.stages import StageContext
+from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME
+from tvmflow.pipeline.stage import StageContext
+from tvmflow.support.errors import AgreementError
 
 INPUTS: dict[str, tuple[str, ...]] = {"graph_pack": (IR_NAME, WEIGHTS_NAME), "tune": ("best.json",)}
 """Beside the golden inputs: what the kernels are compiled from once more, each with an output of its own."""

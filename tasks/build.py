@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.golden import GOLDEN, check_any_size, check_outputs, golden_outputs
-from tvmflow.backends.table import backend_of, resolve
-from tvmflow.building.runtime import digest_of_runtime
-from tvmflow.errors import SourceError
+from tvmflow.backends.registry import backend_of, resolve
+from tvmflow.codegen.network.runtime_sources import digest_of_runtime
+from tvmflow.config.buckets import Sizes, axes_from
+from tvmflow.config.params import Cell, Preprocess
+from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.agreement import check_equal
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, SourceDescription, TensorSpec, read_description
-from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others
-from tvmflow.params import Cell, Preprocess
-from tvmflow.sizes import Sizes, axes_from
-from tvmflow.sources.labels import names_of
-from tvmflow.sources.preprocessing import recipe_for, value_table
-from tvmflow.stages import Stage, StageContext, no_limits
+from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
+from tvmflow.pipeline.stage import Stage, StageContext, no_limits
+from tvmflow.sources.data.labels import names_of
+from tvmflow.sources.data.preprocessing import recipe_for, value_table
+from tvmflow.support.errors import SourceError
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
-from tvmflow.toolchain import versions
-from tvmflow.workspace import Workspace
+from tvmflow.toolchain.versions import versions
 
 if TYPE_CHECKING:
-    from tvmflow.building.self_contained import Network
-    from tvmflow.building.sized import Bucket
+    from tvmflow.codegen.network.bucket_tables import Bucket
+    from tvmflow.codegen.network.link import Network
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ def _toolchain(settings: BuildSettings) -> tuple[str, ...]:
 
 def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     """Compile, export, and check the library itself where this machine can run it."""
-    from tvmflow.building.in_pieces import export
-    from tvmflow.building.library import LoadedLibrary, build_scheduled
-    from tvmflow.building.manifest import covered, manifest_of
-    from tvmflow.building.self_contained import OpenedNetwork, link_rpc, write_network
+    from tvmflow.codegen.compile import LoadedLibrary, build_scheduled
+    from tvmflow.codegen.manifest import covered, manifest_of
+    from tvmflow.codegen.network.link import OpenedNetwork, link_rpc, write_network
+    from tvmflow.codegen.parallel_codegen import export
 
     settings, target = context.settings, context.settings.target
     backend = backend_of(target)
@@ -114,8 +114,8 @@ def _smaller(
     context: StageContext[BuildSettings, None], sizes: Sizes | None, records: dict[str, Any], winograd: dict[str, int]
 ) -> list[Bucket]:
     """Return the network scheduled and compiled for each bucket but the largest."""
-    from tvmflow.building.library import build_scheduled
-    from tvmflow.building.sized import Bucket
+    from tvmflow.codegen.compile import build_scheduled
+    from tvmflow.codegen.network.bucket_tables import Bucket
 
     backend, modules, found = backend_of(context.settings.target), load_others(context.inputs["graph_pack"]), []
     for at, bucket in enumerate(sizes.all[:-1] if sizes else ()):
@@ -132,8 +132,8 @@ def _network_of(
     context: StageContext[BuildSettings, None], description: SourceDescription, outputs: list[dict[str, Any]]
 ) -> Network:
     """Return what the library without TVM says of itself."""
-    from tvmflow.building.self_contained import Network
-    from tvmflow.building.sized import SizedOutputs
+    from tvmflow.codegen.network.bucket_tables import SizedOutputs
+    from tvmflow.codegen.network.link import Network
 
     classes = outputs[0]["shape"][-1] if len(outputs[0]["shape"]) == 2 else 0
     labels = tuple(names_of(context.inputs["fetch"], classes) or ()) if classes else ()
@@ -154,7 +154,7 @@ def _network_of(
 
 def _image_input(inputs: tuple[TensorSpec, ...], how: Preprocess) -> Any:
     """Return how images become the input; None for a network of another input, or of integers that its entry does not make."""
-    from tvmflow.building.image_table import ImageInput
+    from tvmflow.codegen.network.image_tables import ImageInput
 
     try:
         recipe = recipe_for([spec.shape for spec in inputs], how)

@@ -17,18 +17,18 @@ from typing import Any
 from tasks.agreement import INPUTS, agreement_on, named
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
 from tasks.golden import GOLDEN, check_any_size, check_outputs, golden_outputs
-from tvmflow.artifacts import sha256_of
-from tvmflow.backends.table import backend_of, resolve
-from tvmflow.devices.remote_network import in_machine, shipped
-from tvmflow.devices.rpc import session_here
+from tvmflow.backends.registry import backend_of, resolve
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.devices.network_forms import in_machine, shipped
+from tvmflow.devices.registry import transport_of
+from tvmflow.devices.rpc.session import session_here
 from tvmflow.devices.session import Arrays, DeviceSession
-from tvmflow.devices.table import transport_of
-from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import check_equal
-from tvmflow.params import Cell
-from tvmflow.stages import Stage, StageContext
+from tvmflow.pipeline.record import sha256_of
+from tvmflow.pipeline.stage import Stage, StageContext
+from tvmflow.support.errors import AgreementError
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
-from tvmflow.workspace import Workspace
 
 
 @dataclass(frozen=True)

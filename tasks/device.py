@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from tvmflow.backends.table import backend_of
+from tvmflow.backends.registry import backend_of
+from tvmflow.config.params import Cell, DeviceEntry
+from tvmflow.config.workspace import Workspace
 from tvmflow.devices.session import DeviceSession, open_session
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.params import Cell, DeviceEntry
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.workspace import Workspace
 
 LIMIT_READS = ("targets.{target}.device", "deploy.session_timeout_s", "deploy.device_wait_s")
 

@@ -14,26 +14,27 @@ from typing import Any
 
 from tasks.agreement import INPUTS, agreement_on, named
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
-from tvmflow.artifacts import sha256_of
-from tvmflow.backends.table import backend_of, resolve
-from tvmflow.devices.remote_network import in_machine, shipped
-from tvmflow.devices.table import transport_of
-from tvmflow.errors import AgreementError
-from tvmflow.evaluation import bounds, machine_state
-from tvmflow.evaluation.bounds import measured_bounds
+from tvmflow.backends.registry import backend_of, resolve
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.devices.network_forms import in_machine, shipped
+from tvmflow.devices.registry import transport_of
+from tvmflow.evaluation import machine_state
+from tvmflow.evaluation import roofline as bounds
+from tvmflow.evaluation.baselines import Peers, open_peers
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
-from tvmflow.evaluation.peers import Peers, open_peers
+from tvmflow.evaluation.roofline import measured_bounds
 from tvmflow.evaluation.scorecard import quality, write_scorecard
+from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import read_description
-from tvmflow.frontends.table import frontend_named
-from tvmflow.params import Cell
-from tvmflow.recipe import FRONTENDS
-from tvmflow.sources.datasets import Samples
-from tvmflow.stages import Output, Stage, StageContext, taken
+from tvmflow.pipeline.recipe_key import FRONTENDS
+from tvmflow.pipeline.record import sha256_of
+from tvmflow.pipeline.stage import Output, Stage, StageContext, taken
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.errors import AgreementError
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
-from tvmflow.toolchain import probe
-from tvmflow.workspace import Workspace
+from tvmflow.toolchain.versions import probe
 
 CONFUSION = {"x": "actual", "y": "predicted", "template": "confusion", "title": "confusion"}
 LATENCY = {"x": "median_ms", "y": "what", "template": "bar_horizontal", "title": "median latency"}

@@ -10,16 +10,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from tvmflow.config.params import Cell, ImageFolder, ModelEntry
+from tvmflow.config.workspace import Workspace
+from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
-from tvmflow.frontends.table import frontend_named
-from tvmflow.params import Cell, ImageFolder, ModelEntry
+from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.images import read_in_sandbox
-from tvmflow.sources.datasets import Samples, SplitSizes
+from tvmflow.sources.data.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.model_parts import copy_network, labels_of, own_files, samples_of
+from tvmflow.sources.model_files import copy_network, labels_of, own_files, samples_of
 from tvmflow.sources.weights import WeightsRequest, bring_weights
-from tvmflow.stages import Stage, StageContext
-from tvmflow.workspace import Workspace
 
 
 @dataclass(frozen=True)

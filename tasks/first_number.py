@@ -15,23 +15,23 @@ from pathlib import Path
 
 from tasks.device import session_of
 from tasks.tune import TOOLS, TuneLimits, TuneSettings
-from tvmflow.backends.table import backend_of
-from tvmflow.devices.table import transport_of
+from tvmflow.backends.registry import backend_of
+from tvmflow.config.workspace import Workspace
+from tvmflow.devices.registry import transport_of
+from tvmflow.evaluation.baselines import SOURCE, Peers, open_peers
+from tvmflow.evaluation.interleaved_timing import Contestant
 from tvmflow.evaluation.latency import LIBRARY, LatencyRules, measure_in_turns
 from tvmflow.evaluation.machine_state import host_watch
-from tvmflow.evaluation.peers import SOURCE, Peers, open_peers
-from tvmflow.evaluation.turns import Contestant
-from tvmflow.ir.ir_files import load_module
-from tvmflow.kernels.workloads import extract_workloads, kernel_keys
-from tvmflow.stages import StageContext
-from tvmflow.toolchain import versions
-from tvmflow.tuning.algorithms import unmeasured
+from tvmflow.ir.relax.serialization import load_module
+from tvmflow.ir.tir.workloads import extract_workloads, kernel_keys
+from tvmflow.pipeline.stage import StageContext
+from tvmflow.toolchain.versions import versions
+from tvmflow.tuning.compare_networks import Form, NetworkComparison
 from tvmflow.tuning.first_words import first_line_of, promise_text, times_text
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.network import network_rules
 from tvmflow.tuning.promise import promise_of, searches_of
-from tvmflow.tuning.whole_network import Form, NetworkComparison
-from tvmflow.workspace import Workspace
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.tune_network import network_rules
+from tvmflow.tuning.winograd_choice import unmeasured
 
 # A quick look: the scorecard comes later, by params.yaml.
 _RULES = LatencyRules(warmup_runs=3, turns=12, turn_ms=30.0, max_seconds=1.5, max_foreign_load=0.1)

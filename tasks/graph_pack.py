@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 from tasks.golden import GOLDEN, check_module, check_sizes
 from tvmflow.backends.cpu import host_backend
-from tvmflow.backends.table import backend_for, backend_of
-from tvmflow.errors import UsageError
-from tvmflow.evaluation.sized import runners_of
+from tvmflow.backends.registry import backend_for, backend_of
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.buckets import runners_of
 from tvmflow.frontends.source_model import read_description
-from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
-from tvmflow.params import Cell
-from tvmflow.stages import Stage, StageContext, no_limits
+from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
+from tvmflow.pipeline.stage import Stage, StageContext, no_limits
+from tvmflow.support.errors import UsageError
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
-from tvmflow.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def _settings(workspace: Workspace, cell: Cell) -> GraphPackSettings:
 
 def graph_pack(context: StageContext[GraphPackSettings, None]) -> dict[str, Any]:
     """Pack and check; returns how many convolutions are packed."""
-    from tvmflow.building.library import LocalRunner
+    from tvmflow.codegen.compile import LocalRunner
 
     settings, module = context.settings, load_module(context.inputs["quantize"])
     block = None if settings.channel_block == "auto" else settings.channel_block

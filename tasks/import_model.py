@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.evaluation.source_import import read_model
-from tvmflow.frontends.table import frontend_named
-from tvmflow.params import Cell
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.import_model import read_model
+from tvmflow.frontends.registry import frontend_named
+from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
-from tvmflow.sources.tool_environments import make_environments
-from tvmflow.stages import Stage, StageContext
-from tvmflow.workspace import Workspace
+from tvmflow.toolchain.environments import make_environments
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,22 @@ from functools import partial
 from typing import Any
 
 from tasks.golden import golden_inputs, sized_outputs
-from tvmflow.artifacts import load_arrays, save_arrays, sha256_of
 from tvmflow.backends.cpu import host_backend
-from tvmflow.errors import AgreementError
+from tvmflow.config.params import Cell
+from tvmflow.config.stage_params import Int8Params, MixedOperators, VtaInt8Params
+from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.agreement import check_golden
-from tvmflow.evaluation.sized import check_between, group_of, runners_of
+from tvmflow.evaluation.buckets import check_between, group_of, runners_of
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
-from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
-from tvmflow.params import Cell
-from tvmflow.quantization.products import SOURCE
-from tvmflow.sources.datasets import Samples
-from tvmflow.stage_params import Int8Params, MixedOperators, VtaInt8Params
-from tvmflow.stages import Stage, StageContext, no_limits
+from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
+from tvmflow.pipeline.record import load_arrays, save_arrays, sha256_of
+from tvmflow.pipeline.stage import Stage, StageContext, no_limits
+from tvmflow.quantization.integer_matmul import SOURCE
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.errors import AgreementError
 from tvmflow.targets.cpu_features import activations_of
 from tvmflow.targets.gpu_features import GPU_KINDS
 from tvmflow.targets.resolve import Processor, processor_of
-from tvmflow.workspace import Workspace
 
 REPORT_NAME = "quantization.json"
 INTEGER = ("int8", "vta_int8")
@@ -73,8 +73,8 @@ def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
 
 def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     """Convert and check; float32 passes unchanged."""
-    from tvmflow.building.library import LocalRunner
-    from tvmflow.evaluation.definition import check_definition
+    from tvmflow.codegen.compile import LocalRunner
+    from tvmflow.evaluation.check_definition import check_definition
     from tvmflow.quantization.precisions import PrecisionRequest, all_to_precision
 
     settings, fetched = context.settings, context.inputs["fetch"]
@@ -128,7 +128,7 @@ def _sized_references(
     context: StageContext[QuantizeSettings, None], largest: Runner, smaller: dict[str, Any]
 ) -> dict[str, Arrays]:
     """Return the outputs of all buckets' forms for inputs that are filled up, by their names in reference.npz. Raises AgreementError."""
-    from tvmflow.building.library import LocalRunner
+    from tvmflow.codegen.compile import LocalRunner
 
     description = read_description(context.inputs["fetch"])
     start = partial(LocalRunner.of_plain, backend=host_backend())

@@ -21,13 +21,13 @@ from typing import Any
 
 from tasks.__main__ import main as run_stage
 from tasks.table import STAGES
-from tvmflow.import_of_tvm import prepare_import_of_tvm
-from tvmflow.recipe import code_of, forget_code
+from tvmflow.pipeline.recipe_key import code_of, forget_code
+from tvmflow.support.tvm_import import prepare_import_of_tvm
 
 _IMPORTED = (
     "tvm.relax",
-    "tvmflow.building.library",
-    "tvmflow.building.self_contained",
+    "tvmflow.codegen.compile",
+    "tvmflow.codegen.network.link",
     "tvmflow.quantization.precisions",
 )
 
@@ -136,7 +136,7 @@ def _prepare_after(stage: str) -> None:
     names = list(STAGES)
     at = names.index(stage) + 1
     if at < len(names) and STAGES[names[at]].has_metrics:
-        from tvmflow.ledger.store_paths import import_mlflow
+        from tvmflow.tracking.mlflow.store import import_mlflow
 
         with contextlib.suppress(Exception):
             import_mlflow()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks import build, deploy, evaluate, fetch, graph_pack, import_model, quantize, tune
-from tvmflow.stages import AnyStage
+from tvmflow.pipeline.stage import AnyStage
 
 STAGES: dict[str, AnyStage] = {
     module.STAGE.name: module.STAGE

@@ -12,15 +12,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tasks.device import DeviceLimits, session_of
-from tvmflow.backends.table import backend_of, resolve
-from tvmflow.devices.table import transport_of
-from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others
-from tvmflow.params import Cell
-from tvmflow.stages import Output, Stage, StageContext, taken
+from tvmflow.backends.registry import backend_of, resolve
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.devices.registry import transport_of
+from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
+from tvmflow.pipeline.stage import Output, Stage, StageContext, taken
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
-from tvmflow.toolchain import versions
-from tvmflow.tuning.rules import SearchLimits, SearchSettings
-from tvmflow.workspace import Workspace
+from tvmflow.toolchain.versions import versions
+from tvmflow.tuning.settings import SearchLimits, SearchSettings
 
 TOOLS = ("tvm", "ffi", "llvm", "codegen")  # by which what was measured is believed, or replayed
 CURVE = {"x": "trial", "y": "kernels_ms", "title": "time of all kernels while tuning"}
@@ -60,9 +60,9 @@ def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
 def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     """Tune every workload; returns how much was measured, how much was known, and what it cost."""
     from tvmflow.tuning.budget import Budget
-    from tvmflow.tuning.journal import Journal
-    from tvmflow.tuning.network import network_rules, tune_network
-    from tvmflow.tuning.outcome import costs, write_best, write_curve, write_kernels
+    from tvmflow.tuning.records.log import Journal
+    from tvmflow.tuning.results import costs, write_best, write_curve, write_kernels
+    from tvmflow.tuning.tune_network import network_rules, tune_network
 
     target, limits = context.settings.target, context.limits
     budget = Budget(context.settings.max_seconds)

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.artifacts import Record, describe_file, digest_of, save_arrays
 from tvmflow.backends.cpu import CpuBackend, host_backend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.runtime import digest_of_runtime
-from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
-from tvmflow.bundle.part import Part
-from tvmflow.compilers import Command, Ndk
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import Network, OpenedNetwork, write_network
+from tvmflow.codegen.network.runtime_sources import digest_of_runtime
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.pipeline.record import Record, describe_file, digest_of, save_arrays
+from tvmflow.shipping.bundle.part import Part
 from tvmflow.targets.resolve import host_target
+from tvmflow.toolchain.compilers import Command, Ndk
 
 CELL, SLUG = "small@local-cpu:float32", "small.local-cpu.float32"
 LABELS = ("cat", "dog", "eel", "fox", "gnu")

@@ -26,7 +26,7 @@ import yaml
 from filelock import FileLock
 
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
-from tvmflow.errors import DeviceError
+from tvmflow.support.errors import DeviceError
 
 # make test draws the same cases every time, so that a red run is due to the change; make test-all draws others.
 hypothesis.settings.register_profile("repeatable", derandomize=True)

@@ -11,9 +11,9 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from tvmflow.digests import Digests
-from tvmflow.param_keys import part_of
-from tvmflow.params import Cell, Params, Precision
+from tvmflow.config.keys import part_of
+from tvmflow.config.params import Cell, Params, Precision
+from tvmflow.support.digests import Digests
 
 Path_ = tuple[str, ...]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
-from tvmflow.sources.datasets import RandomInput, Samples, random_inputs
+from tvmflow.sources.data.datasets import RandomInput, Samples, random_inputs
 
 WORDS, LENGTH = 50, 7
 

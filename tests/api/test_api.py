@@ -16,8 +16,8 @@ import pytest
 import tvmflow
 from tests.conftest import CELL, REPOSITORY, SLUG
 from tests.ledger.ledger_bench import LedgerBench
-from tvmflow.errors import StoreError, TvmflowError, UnknownNameError, UsageError
-from tvmflow.evaluation.in_process import LoadedLibrary
+from tvmflow.evaluation.loaded_library import LoadedLibrary
+from tvmflow.support.errors import StoreError, TvmflowError, UnknownNameError, UsageError
 
 
 def golden(root: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -147,7 +147,7 @@ def test_what_is_not_built_or_was_altered_is_not_loaded(finished: Path, tmp_path
 def test_code_of_another_processor_does_not_end_this_process(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], said: str
 ) -> None:
-    from tvmflow import toolchain
+    from tvmflow.toolchain import versions as toolchain
 
     lines = [line.replace("amx", "none") for line in toolchain._cpu_lines()]
     monkeypatch.setattr(toolchain, "_cpu_lines", lambda: lines)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.bundle_parts import small_part
-from tvmflow.bundle.part import Part
-from tvmflow.bundle.signing import KeyPair, new_keys, public_key, signing_key
-from tvmflow.bundle.verify import Trust
-from tvmflow.bundle.write import Wish, write_bundle
+from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.signing import KeyPair, new_keys, public_key, signing_key
+from tvmflow.shipping.bundle.verify import Trust
+from tvmflow.shipping.bundle.write import Wish, write_bundle
 
 WISH = Wish("small", version=3)
 

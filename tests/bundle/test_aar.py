@@ -21,12 +21,12 @@ import pytest
 
 from tests.bundle.conftest import WISH
 from tests.bundle_parts import CELL, android_part
-from tvmflow.bundle.aar import write_aar
-from tvmflow.bundle.abis import ABIS
-from tvmflow.bundle.part import Part
-from tvmflow.bundle.signing import KeyPair, signing_key
-from tvmflow.bundle.verify import Trust, verify
-from tvmflow.errors import BundleError, SignatureError, UsageError
+from tvmflow.shipping.bundle.aar import write_aar
+from tvmflow.shipping.bundle.abis import ABIS
+from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.signing import KeyPair, signing_key
+from tvmflow.shipping.bundle.verify import Trust, verify
+from tvmflow.support.errors import BundleError, SignatureError, UsageError
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK: apt-get install openjdk-17-jdk-headless"),

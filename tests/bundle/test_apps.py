@@ -16,17 +16,17 @@ import pytest
 import yaml
 
 from tests.bundle_parts import CELL, scorecard, sha256, small_part
-from tvmflow.bundle.part import Part
-from tvmflow.bundle.signing import KeyPair, signing_key
-from tvmflow.bundle.verify import Trust, verify
-from tvmflow.errors import ParamsError, StoreError
-from tvmflow.ledger import dvc
-from tvmflow.ledger.app_releases import Releases, bring_bundle, bundle_path, evidence_path, read_releases
-from tvmflow.params import AppEntry, Gates, load_params
-from tvmflow.release import apps
-from tvmflow.release.app_gate import judge_bundle, judge_cell
-from tvmflow.release.apps import AppRelease, Order, promote_app, release_app, rollback_app
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import AppEntry, Gates, load_params
+from tvmflow.config.workspace import Workspace
+from tvmflow.shipping import release_app as apps
+from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.signing import KeyPair, signing_key
+from tvmflow.shipping.bundle.verify import Trust, verify
+from tvmflow.shipping.gates.app import judge_bundle, judge_cell
+from tvmflow.shipping.release_app import AppRelease, Order, promote_app, release_app, rollback_app
+from tvmflow.support.errors import ParamsError, StoreError
+from tvmflow.tracking.app_releases import Releases, bring_bundle, bundle_path, evidence_path, read_releases
+from tvmflow.tracking.dvc import repository as dvc
 
 ENTRY = AppEntry(cells=(CELL,))
 OTHER_LABELS = ("ant", "bee", "cow", "dab", "elk")
@@ -292,7 +292,7 @@ def test_all_reasons_are_told(workspace: Workspace, part: Part, not_run: None) -
 def test_a_bundle_that_does_not_verify_is_not_released(
     workspace: Workspace, part: Part, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tvmflow.errors import BundleError
+    from tvmflow.support.errors import BundleError
 
     def refuse(*_arguments: object) -> None:
         raise BundleError("its outputs are others")

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from tests.bundle_parts import sha256
-from tvmflow.bundle import verify as verifying
-from tvmflow.bundle.archive import MAX_BYTES, Archive, write_archive
-from tvmflow.bundle.manifest import ENVELOPE, MANIFEST
-from tvmflow.bundle.part import Part
-from tvmflow.bundle.signing import KeyPair, envelope, new_keys, public_key, signing_key
-from tvmflow.bundle.statement import subjects
-from tvmflow.bundle.verify import Trust, verify
-from tvmflow.bundle.write import Wish, write_bundle
-from tvmflow.errors import BundleError, SignatureError, UsageError
+from tvmflow.shipping.bundle import verify as verifying
+from tvmflow.shipping.bundle.archive import MAX_BYTES, Archive, write_archive
+from tvmflow.shipping.bundle.manifest import ENVELOPE, MANIFEST
+from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.signing import KeyPair, envelope, new_keys, public_key, signing_key
+from tvmflow.shipping.bundle.statement import subjects
+from tvmflow.shipping.bundle.verify import Trust, verify
+from tvmflow.shipping.bundle.write import Wish, write_bundle
+from tvmflow.support.errors import BundleError, SignatureError, UsageError
 
 LIBRARY = "lib/x86_64-linux-gnu/libsmall_local_cpu_float32.so"
 CELL = "cells/small.local-cpu.float32"
@@ -101,7 +101,7 @@ def test_a_manifest_that_leaves_a_file_out(
 
 def _signed(files: dict[str, bytes], keys: KeyPair, **more: Any) -> dict[str, bytes]:
     """Return the files with a statement that fits them, signed."""
-    from tvmflow.bundle.signing import opened
+    from tvmflow.shipping.bundle.signing import opened
 
     statement = json.loads(opened(files[ENVELOPE], None)) | more
     statement["subject"] = [

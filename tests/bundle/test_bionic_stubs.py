@@ -23,15 +23,15 @@ from tests.bionic_shims import BIONIC, write_shims
 from tests.bundle.conftest import WISH
 from tests.bundle_parts import CELL, LABELS, SPEC, small_part, small_scheduled, written
 from tests.conftest import REPOSITORY
-from tvmflow.building.self_contained import Network, OpenedNetwork, link_rpc, write_network
-from tvmflow.bundle.aar import write_aar
-from tvmflow.bundle.abis import ABIS
-from tvmflow.bundle.elf import check_shared_object, versions_of
-from tvmflow.bundle.signing import KeyPair, signing_key
-from tvmflow.bundle.verify import Trust, verify
-from tvmflow.compilers import Command, compiler_for, compiler_named
-from tvmflow.devices.agent_program import build_agent
-from tvmflow.errors import ToolchainError
+from tvmflow.codegen.network.link import Network, OpenedNetwork, link_rpc, write_network
+from tvmflow.devices.agent.process import build_agent
+from tvmflow.shipping.bundle.aar import write_aar
+from tvmflow.shipping.bundle.abis import ABIS
+from tvmflow.shipping.bundle.elf import check_shared_object, versions_of
+from tvmflow.shipping.bundle.signing import KeyPair, signing_key
+from tvmflow.shipping.bundle.verify import Trust, verify
+from tvmflow.support.errors import ToolchainError
+from tvmflow.toolchain.compilers import Command, compiler_for, compiler_named
 
 NETWORK = Network(CELL, (SPEC,), ("scores",), 2, LABELS)
 
@@ -120,7 +120,7 @@ def test_the_library_of_x86_64_computes_here(compiler: Command, tmp_path: Path) 
     x = np.random.default_rng(0).standard_normal((1, 3, 12, 12), dtype=np.float32)
     np.save(tmp_path / "x.npy", x)
     code = (
-        "import sys, threading, numpy as np; from tvmflow.building.self_contained import OpenedNetwork\n"
+        "import sys, threading, numpy as np; from tvmflow.codegen.network.link import OpenedNetwork\n"
         "network, x, found = OpenedNetwork(sys.argv[1] + '/android.so', 2), np.load(sys.argv[1] + '/x.npy'), []\n"
         "threads = [threading.Thread(target=lambda: found.append(network.run(x)[0])) for _ in range(4)]\n"
         "[t.start() for t in threads]; [t.join() for t in threads]; np.save(sys.argv[1] + '/y.npy', np.stack(found))\n"

@@ -19,14 +19,14 @@ import pytest
 
 from tests.bundle.conftest import WISH
 from tests.bundle_parts import LABELS, sha256
-from tvmflow.bundle.abis import ABIS, abi_of
-from tvmflow.bundle.arrays import array_of, npy_bytes
-from tvmflow.bundle.manifest import SCHEMA_FILE, manifest_schema, read_manifest
-from tvmflow.bundle.part import Part
-from tvmflow.bundle.signing import KeyPair, signing_key
-from tvmflow.bundle.verify import Trust, verify
-from tvmflow.bundle.write import Wish, write_bundle
-from tvmflow.errors import BundleError
+from tvmflow.shipping.bundle.abis import ABIS, abi_of
+from tvmflow.shipping.bundle.arrays import array_of, npy_bytes
+from tvmflow.shipping.bundle.manifest import SCHEMA_FILE, manifest_schema, read_manifest
+from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.signing import KeyPair, signing_key
+from tvmflow.shipping.bundle.verify import Trust, verify
+from tvmflow.shipping.bundle.write import Wish, write_bundle
+from tvmflow.support.errors import BundleError
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tvmflow.bundle.signing import KeyPair
 from tvmflow.cli import app
-from tvmflow.errors import SignatureError, UsageError
+from tvmflow.shipping.bundle.signing import KeyPair
+from tvmflow.support.errors import SignatureError, UsageError
 
 RUNNER = CliRunner()
 

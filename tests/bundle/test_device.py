@@ -13,9 +13,9 @@ from tests.bundle_parts import CELL
 from tests.conftest import REPOSITORY, tvmflow
 from tests.devices.agents import secret_file
 from tvmflow import api
-from tvmflow.bundle.signing import KeyPair
-from tvmflow.devices.agent_program import build_agent, running_agent
-from tvmflow.errors import DeviceLostError, UnknownNameError, UsageError
+from tvmflow.devices.agent.process import build_agent, running_agent
+from tvmflow.shipping.bundle.signing import KeyPair
+from tvmflow.support.errors import DeviceLostError, UnknownNameError, UsageError
 
 
 @pytest.fixture

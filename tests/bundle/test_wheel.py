@@ -11,11 +11,11 @@ import pytest
 
 from tests.bundle.conftest import WISH
 from tests.bundle_parts import CELL
-from tvmflow.bundle.part import Part
-from tvmflow.bundle.signing import KeyPair, signing_key
-from tvmflow.bundle.verify import Trust, verify
-from tvmflow.bundle.wheel import write_wheel
-from tvmflow.errors import BundleError, SignatureError
+from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.signing import KeyPair, signing_key
+from tvmflow.shipping.bundle.verify import Trust, verify
+from tvmflow.shipping.bundle.wheel import write_wheel
+from tvmflow.support.errors import BundleError, SignatureError
 
 RUN = """
 import sys, numpy as np, small

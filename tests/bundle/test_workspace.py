@@ -13,14 +13,14 @@ import yaml
 
 from tests.conftest import CELL, SLUG, tvmflow
 from tvmflow import api
-from tvmflow.bundle.signing import new_keys
-from tvmflow.errors import StoreError, UnknownNameError
-from tvmflow.ledger.app_releases import bundle_path, read_releases
-from tvmflow.ledger.registry import registry_name
-from tvmflow.ledger.releases import promote
-from tvmflow.ledger.store_paths import open_mlflow
-from tvmflow.release.candidate import Candidate
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
+from tvmflow.shipping.bundle.signing import new_keys
+from tvmflow.shipping.gates.candidate import Candidate
+from tvmflow.support.errors import StoreError, UnknownNameError
+from tvmflow.tracking.app_releases import bundle_path, read_releases
+from tvmflow.tracking.mlflow.registry import registry_name
+from tvmflow.tracking.mlflow.releases import promote
+from tvmflow.tracking.mlflow.store import open_mlflow
 
 pytestmark = pytest.mark.heavy
 

@@ -130,7 +130,7 @@ def test_without_a_workspace_or_with_a_broken_one_nothing_is_completed(tmp_path:
 
 def test_completion_loads_nothing_heavy() -> None:
     code = (
-        "import sys, tvmflow.cli.completion, tvmflow.api\nfrom tvmflow.params import load_params\n"
+        "import sys, tvmflow.cli.completion, tvmflow.api\nfrom tvmflow.config.params import load_params\n"
         "print([m for m in ('tvm', 'numpy', 'torch', 'prefect', 'mlflow', 'dvc') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)

@@ -15,8 +15,8 @@ import pytest
 from tests.conftest import REPOSITORY, free_port
 from tests.ledger.ledger_bench import LedgerBench
 from tvmflow.cli import main
-from tvmflow.ledger.registry import CHALLENGER, version_by_alias
-from tvmflow.ledger.releases import promote
+from tvmflow.tracking.mlflow.registry import CHALLENGER, version_by_alias
+from tvmflow.tracking.mlflow.releases import promote
 
 pytestmark = pytest.mark.heavy
 

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from tests.conftest import REPOSITORY, free_port
 from tvmflow.cli import app
-from tvmflow.errors import TvmflowError
+from tvmflow.support.errors import TvmflowError
 
 Change = Callable[[Path, dict[str, Any]], object]
 
@@ -164,9 +164,11 @@ def test_a_mistake_is_told_with_the_way_out(
     if "not registered" in mistake.what:
         request.getfixturevalue("empty_tracker")
     if "full disk" in mistake.what:
-        monkeypatch.setattr("tvmflow.preflight.shutil.disk_usage", lambda _path: type("Usage", (), {"free": 5 << 20}))
+        monkeypatch.setattr(
+            "tvmflow.setup.preflight.shutil.disk_usage", lambda _path: type("Usage", (), {"free": 5 << 20})
+        )
     if "not installed" in mistake.what:
-        monkeypatch.setattr("tvmflow.preflight.version", lambda tool: "absent")
+        monkeypatch.setattr("tvmflow.setup.preflight.version", lambda tool: "absent")
     params: dict[str, Any] = {
         "models": {"small": {"framework": "onnx", "weights": {"file": "m.onnx"}, "input": {"shape": [1, 3, 8, 8]}}}
     }

@@ -15,12 +15,12 @@ from pydantic import BaseModel, create_model
 from tasks.table import STAGES
 from tests.conftest import REPOSITORY
 from tests.recording import leaves
-from tvmflow.backends.table import BACKENDS
-from tvmflow.devices.table import TRANSPORTS
-from tvmflow.errors import AgreementError
+from tvmflow.backends.registry import BACKENDS
+from tvmflow.config.keys import part_of
+from tvmflow.config.params import DeviceEntry, Params, TargetEntry
+from tvmflow.devices.registry import TRANSPORTS
 from tvmflow.evaluation.agreement import check_golden
-from tvmflow.param_keys import part_of
-from tvmflow.params import DeviceEntry, Params, TargetEntry
+from tvmflow.support.errors import AgreementError
 
 BLOCKS = "|".join(Params.model_fields)
 # A block and what follows it; a value that is put in stands as {}. Not files, modules or calls.
@@ -120,7 +120,7 @@ def test_documents_name_keys_that_there_are(path: Path) -> None:
         ("targets.{}.thread", ["targets.{}.thread"]),
         ("flows.timeout_s.{} and quantize.max_relative_error.int8", []),
         ("tune.seed.x", ["tune.seed.x"]),
-        ("see tasks/build.py, build.py, tvmflow.release.gate and flows/sweep.py", []),
+        ("see tasks/build.py, build.py, tvmflow.shipping.gates.cell and flows/sweep.py", []),
     ],
 )
 def test_the_search_for_keys_finds_the_wrong_ones(text: str, wrong: list[str]) -> None:

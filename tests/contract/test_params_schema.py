@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from tests.contract.test_repository import REPOSITORY
-from tvmflow.errors import ParamsError
-from tvmflow.params import load_params
-from tvmflow.params_schema import params_schema
+from tvmflow.config.params import load_params
+from tvmflow.setup.params_schema import params_schema
+from tvmflow.support.errors import ParamsError
 
 SCHEMA = params_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -62,7 +62,7 @@ def test_what_is_valid_is_valid_for_editors(text: str) -> None:
     ],
 )
 def test_what_editors_refuse_is_refused(text: str, tmp_path: Any) -> None:
-    from tvmflow.rows import check_rows
+    from tvmflow.pipeline.check_params import check_rows
 
     assert not VALIDATOR.is_valid(yaml.safe_load(text))
     (tmp_path / "params.yaml").write_text(text)

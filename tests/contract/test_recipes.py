@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
-from tvmflow.rows import check_rows
-from tvmflow.workspace import find_workspace
+from tvmflow.config.workspace import find_workspace
+from tvmflow.pipeline.check_params import check_rows
 
 BLOCKS = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs" / "recipes.md").read_text(), re.S)
 

@@ -14,8 +14,8 @@ import yaml
 from flows.pipeline import pipeline, render
 from tasks.table import STAGES
 from tests.conftest import REPOSITORY
-from tvmflow.params import STAGE_NAMES, Params
-from tvmflow.recipe import code_of
+from tvmflow.config.params import STAGE_NAMES, Params
+from tvmflow.pipeline.recipe_key import code_of
 
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
 TRACKED = set(

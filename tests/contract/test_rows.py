@@ -10,29 +10,29 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tvmflow.backends.backend import Backend
-from tvmflow.backends.table import BACKENDS
-from tvmflow.devices.table import TRANSPORTS
+from tvmflow.backends.registry import BACKENDS
+from tvmflow.devices.registry import TRANSPORTS
 from tvmflow.devices.transport import Transport
 
 NAMES = {*BACKENDS, *TRANSPORTS}
 DISTINCT = {*BACKENDS} - {"llvm"}  # that mean nothing else in code
 # The rows, and what belongs to one of them.
 ROWS = (
-    "tvmflow/backends/", "tvmflow/vta/", "tvmflow/passes/offload_vta.py", "tvmflow/devices/vta_rpc_server.py",
-    "tvmflow/devices/local.py", "tvmflow/devices/tracker.py", "tvmflow/devices/table.py", "tvmflow/devices/agent.py", "tvmflow/devices/adb_transport.py",
-    "tvmflow/devices/emulated.py", "tvmflow/devices/local_agent.py", "tvmflow/gpu/",
+    "tvmflow/backends/", "tvmflow/vta/", "tvmflow/vta/compiler/offload.py", "tvmflow/devices/rpc/vta_server.py",
+    "tvmflow/devices/rpc/local.py", "tvmflow/devices/rpc/tracker.py", "tvmflow/devices/registry.py", "tvmflow/devices/agent/transport.py", "tvmflow/devices/android/transport.py",
+    "tvmflow/devices/rpc/emulated.py", "tvmflow/devices/agent/local.py", "tvmflow/gpu_codegen/",
     "tvmflow/targets/cpu_features.py",  # what an LLVM target has, of tvm.target.Target
-    "tvmflow/toolchain.py",  # "llvm" is a tool there
+    "tvmflow/toolchain/versions.py",  # "llvm" is a tool there
 )  # fmt: skip
 OWNED = (
     "tvmflow.backends.vta",
     "tvmflow.vta",
-    "tvmflow.passes.offload_vta",
-    "tvmflow.devices.local",
-    "tvmflow.devices.tracker",
-    "tvmflow.devices.agent",
-    "tvmflow.devices.adb_transport",
-    "tvmflow.devices.local_agent",
+    "tvmflow.vta.compiler.offload",
+    "tvmflow.devices.rpc.local",
+    "tvmflow.devices.rpc.tracker",
+    "tvmflow.devices.agent.transport",
+    "tvmflow.devices.android.transport",
+    "tvmflow.devices.agent.local",
 )
 
 
@@ -81,8 +81,8 @@ def test_no_code_outside_of_the_rows_names_a_backend_or_a_transport() -> None:
     "source",
     [
         "target.vta is not None", "entry.device.transport == 'local'", "transport != 'tracker'", "kind in ('llvm', 'x')",
-        "settings['vta']", "remote.cpu(0)", "from tvmflow.vta.config import VtaConfig", "'vta' in card",
-        "match kind:\n    case 'vta': pass", "from tvmflow.devices.tracker import queue_of",
+        "settings['vta']", "remote.cpu(0)", "from tvmflow.vta.isa.config import VtaConfig", "'vta' in card",
+        "match kind:\n    case 'vta': pass", "from tvmflow.devices.rpc.tracker import queue_of",
     ],
 )  # fmt: skip
 def test_a_branch_would_be_found(source: str) -> None:

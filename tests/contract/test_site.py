@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tests.contract.test_repository import REPOSITORY, _commands
-from tvmflow.params import Params
+from tvmflow.config.params import Params
 
 GENERATED = {"index.md", "changelog.md", "contributing.md", "examples.md", "commands.md", "parameters.md"}
 

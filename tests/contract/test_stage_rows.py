@@ -13,12 +13,12 @@ import yaml
 from tasks.table import STAGES
 from tests.conftest import REPOSITORY
 from tests.recording import general_key, keys_read, leaves
-from tvmflow.compilers import compiler_for
-from tvmflow.digests import Digests
-from tvmflow.errors import TvmflowError
-from tvmflow.params import Cell, Params, load_params
-from tvmflow.recipe import code_of
-from tvmflow.stages import settings_from, settings_json
+from tvmflow.config.params import Cell, Params, load_params
+from tvmflow.pipeline.recipe_key import code_of
+from tvmflow.pipeline.stage import settings_from, settings_json
+from tvmflow.support.digests import Digests
+from tvmflow.support.errors import TvmflowError
+from tvmflow.toolchain.compilers import compiler_for
 
 URL = {"url": "https://example.org/model", "sha256": "0" * 64}
 
@@ -209,38 +209,38 @@ def test_dvc_finds_every_key_that_it_is_told_of() -> None:
 # that is read through another door than an import would be missing: both are looked at here before they are believed.
 CHECK = (
     "tasks/golden.py",
-    "tvmflow/artifacts.py",
+    "tvmflow/pipeline/record.py",
     "tvmflow/evaluation/agreement.py",
-    "tvmflow/evaluation/sized.py",
+    "tvmflow/evaluation/buckets.py",
     "tvmflow/frontends/source_model.py",
-    "tvmflow/sizes.py",
+    "tvmflow/config/buckets.py",
 )
 IR = ("tvmflow/ir",)
 SOFTWARE_GPUS = (
-    "tvmflow/artifacts.py",
-    "tvmflow/sources/debian_packages.py",
-    "tvmflow/sources/software_gpus.py",
-    "tvmflow/sources/tool_environments.py",
+    "tvmflow/pipeline/record.py",
+    "tvmflow/toolchain/debian_packages.py",
+    "tvmflow/toolchain/software_gpus.py",
+    "tvmflow/toolchain/environments.py",
 )
 COMPILER = (  # the compiler of shaders lies with the drivers in software, where the system has none
-    *IR, *SOFTWARE_GPUS, "tvmflow/backends", "tvmflow/building", "tvmflow/kernels", "tvmflow/passes", "tvmflow/targets",
-    "tvmflow/gpu", "tvmflow/templates", "tvmflow/tuning/traces.py", "tvmflow/vta/config.py", "tvmflow/network_binding.py",
-    "tvmflow/sizes.py",
+    *IR, *SOFTWARE_GPUS, "tvmflow/backends", "tvmflow/codegen", "tvmflow/ir/tir", "tvmflow/passes", "tvmflow/targets",
+    "tvmflow/gpu_codegen", "tvmflow/schedules", "tvmflow/tuning/records/traces.py", "tvmflow/vta/isa/config.py", "tvmflow/support/runtime_binding.py",
+    "tvmflow/config/buckets.py",
 )  # fmt: skip
 DEVICE = (  # the agent and the emulated system lie in the cache folder
-    "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/network_binding.py", *SOFTWARE_GPUS, "tvmflow/targets",
-    "tvmflow/vta/config.py",
+    "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/support/runtime_binding.py", *SOFTWARE_GPUS, "tvmflow/targets",
+    "tvmflow/vta/isa/config.py",
 )  # fmt: skip
 KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them from their files is not
-    "tasks/agreement.py", "tvmflow/ir/ir_files.py", "tvmflow/ir/tensors.py", "tvmflow/ir/tvm_names.py",
+    "tasks/agreement.py", "tvmflow/ir/relax/serialization.py", "tvmflow/ir/relax/tensors.py", "tvmflow/ir/tvm_compat.py",
 )  # fmt: skip
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {
     "fetch": (
-        "tvmflow/artifacts.py",
+        "tvmflow/pipeline/record.py",
         "tvmflow/frontends/source_model.py",
-        "tvmflow/frontends/table.py",
-        "tvmflow/sizes.py",
+        "tvmflow/frontends/registry.py",
+        "tvmflow/config/buckets.py",
         "tvmflow/sources",
     ),
     "import_model": (
@@ -248,28 +248,28 @@ CODE = {
         *COMPILER,
         *FRONTEND,
         "tvmflow/evaluation/first_difference.py",
-        "tvmflow/evaluation/sized_import.py",
-        "tvmflow/evaluation/source_import.py",
+        "tvmflow/evaluation/import_buckets.py",
+        "tvmflow/evaluation/import_model.py",
     ),
     "quantize": (
         *CHECK,
         *COMPILER,
-        "tvmflow/evaluation/definition.py",
+        "tvmflow/evaluation/check_definition.py",
         "tvmflow/quantization",
-        "tvmflow/sources/datasets.py",
-        "tvmflow/sources/npz_files.py",
+        "tvmflow/sources/data/datasets.py",
+        "tvmflow/sources/data/npz_files.py",
     ),
     "graph_pack": (*CHECK, *COMPILER, "tvmflow/vta"),
     "tune": (  # what devices without TVM measure is linked as network.so is; whole networks are compared in turns
         *COMPILER,
         *DEVICE,
-        "tvmflow/evaluation/load.py",
+        "tvmflow/evaluation/machine_load.py",
         "tvmflow/evaluation/machine_state.py",
         "tvmflow/evaluation/turn_statistics.py",
-        "tvmflow/evaluation/turns.py",
-        "tvmflow/artifacts.py",
+        "tvmflow/evaluation/interleaved_timing.py",
+        "tvmflow/pipeline/record.py",
         "tvmflow/frontends/source_model.py",
-        "tvmflow/sources/images.py",
+        "tvmflow/sources/data/images.py",
         "tvmflow/tuning",
         "tvmflow/vta",
     ),
@@ -277,11 +277,11 @@ CODE = {
         *CHECK,
         *COMPILER,
         "tvmflow/vta",
-        "tvmflow/sources/datasets.py",
-        "tvmflow/sources/images.py",
-        "tvmflow/sources/labels.py",
-        "tvmflow/sources/npz_files.py",
-        "tvmflow/sources/preprocessing.py",
+        "tvmflow/sources/data/datasets.py",
+        "tvmflow/sources/data/images.py",
+        "tvmflow/sources/data/labels.py",
+        "tvmflow/sources/data/npz_files.py",
+        "tvmflow/sources/data/preprocessing.py",
     ),
     "deploy": (*CHECK, *DEVICE, *KERNELS),
     "evaluate": (*CHECK, *DEVICE, *FRONTEND, *KERNELS, "tvmflow/evaluation"),

@@ -11,9 +11,9 @@ import numpy as np
 
 from tests.conftest import REPOSITORY
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.devices.agent_program import RunningAgent
-from tvmflow.devices.agent_session import AgentNetwork, AgentSession
-from tvmflow.devices.agent_wire import AgentConnection
+from tvmflow.devices.agent.process import RunningAgent
+from tvmflow.devices.agent.protocol import AgentConnection
+from tvmflow.devices.agent.session import AgentNetwork, AgentSession
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.targets.resolve import host_target
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from tests.runtime.test_network import _network
 from tvmflow.backends.backend import Backend
-from tvmflow.building.library import Scheduled
-from tvmflow.building.runtime import RUNTIME
-from tvmflow.building.self_contained import write_network
-from tvmflow.compilers import compiler_for
+from tvmflow.codegen.compile import Scheduled
+from tvmflow.codegen.network.link import write_network
+from tvmflow.codegen.network.runtime_sources import RUNTIME
 from tvmflow.devices.emulation.system import EmulatedSystem
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.toolchain.compilers import compiler_for
 
 TRIPLE = "aarch64-linux-gnu"
 

@@ -10,11 +10,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmflow.building.runtime import RUNTIME
-from tvmflow.compilers import compiler_named
-from tvmflow.errors import DeviceError
-from tvmflow.sources.debian_packages import Apt, architecture_of_this_machine, made_folder, no_root
-from tvmflow.sources.tool_environments import cache_folder
+from tvmflow.codegen.network.runtime_sources import RUNTIME
+from tvmflow.support.errors import DeviceError
+from tvmflow.toolchain.compilers import compiler_named
+from tvmflow.toolchain.debian_packages import Apt, architecture_of_this_machine, made_folder, no_root
+from tvmflow.toolchain.environments import cache_folder
 
 LINUX, ANDROID = "armv7a-linux-gnueabihf", "armv7a-linux-androideabi"
 _FLOATS = {"armhf": "gnueabihf", "armel": "gnueabi"}

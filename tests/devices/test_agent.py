@@ -27,12 +27,13 @@ from tests.devices.agents import (
     secret_file,
     session_with,
 )
-from tvmflow.devices.agent_program import RunningAgent, running_agent
-from tvmflow.devices.agent_session import AgentSession
-from tvmflow.devices.agent_wire import AgentConnection
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.process import RunningAgent, running_agent
+from tvmflow.devices.agent.protocol import AgentConnection
+from tvmflow.devices.agent.session import AgentSession
 from tvmflow.devices.session import open_session
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.errors import (
+from tvmflow.support.errors import (
     AgentVersionError,
     DeviceError,
     DeviceFullError,
@@ -40,7 +41,6 @@ from tvmflow.errors import (
     DeviceRefusedError,
     UsageError,
 )  # fmt: skip
-from tvmflow.params import DeviceEntry
 
 # -- digests and secrets --
 
@@ -93,7 +93,7 @@ def test_who_has_another_secret_gets_nothing(agent: RunningAgent) -> None:
 
 
 def test_an_agent_of_another_version_is_named(agent: RunningAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvmflow.devices.agent_wire.VERSION", 7)
+    monkeypatch.setattr("tvmflow.devices.agent.protocol.VERSION", 7)
     with pytest.raises(AgentVersionError, match="has version 1, and this tvmflow speaks version 7"):
         connected_to(agent)
 

@@ -14,14 +14,14 @@ from tests.bundle_parts import CELL, LABELS, SPEC, small_scheduled
 from tests.devices.agents import BACKEND, X, compiled, opened, session_with
 from tests.devices.fake_phone import FakePhone
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
-from tvmflow.compilers import Command, compiler_for, compiler_named
-from tvmflow.devices.agent_program import build_agent, running_agent
+from tvmflow.codegen.network.link import Network, OpenedNetwork, write_network
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.process import build_agent, running_agent
 from tvmflow.devices.emulation.system import EmulatedSystem
 from tvmflow.devices.session import open_session
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.errors import ToolchainError, WrongProcessorError
-from tvmflow.params import DeviceEntry
+from tvmflow.support.errors import ToolchainError, WrongProcessorError
+from tvmflow.toolchain.compilers import Command, compiler_for, compiler_named
 
 TRIPLE = "aarch64-linux-gnu"
 

@@ -29,11 +29,12 @@ from tests.devices.agents import (
     secret_file,
     session_with,
 )
-from tvmflow.devices.agent import AgentOptions, AgentTransport, measuring_session
-from tvmflow.devices.agent_program import RunningAgent, build_agent, running_agent
-from tvmflow.devices.agent_session import AgentSession, hottest
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.process import RunningAgent, build_agent, running_agent
+from tvmflow.devices.agent.session import AgentSession, hottest
+from tvmflow.devices.agent.transport import AgentOptions, AgentTransport, measuring_session
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.errors import (
+from tvmflow.support.errors import (
     DeviceBusyError,
     DeviceError,
     DeviceHotError,
@@ -41,7 +42,6 @@ from tvmflow.errors import (
     StageError,
     WrongProcessorError,
 )  # fmt: skip
-from tvmflow.params import DeviceEntry
 
 # -- libraries --
 

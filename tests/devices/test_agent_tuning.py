@@ -13,16 +13,16 @@ import numpy as np
 
 from tests.devices.agents import BACKEND, secret_file
 from tests.faults.here import QUICK_RULES
-from tvmflow.devices.agent_program import RunningAgent, running_agent
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.process import RunningAgent, running_agent
 from tvmflow.devices.session import DeviceSession, open_session
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.params import DeviceEntry
-from tvmflow.tuning.builder import BuildPool
-from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.measure import KernelBench, MeasureRules, inputs_of
-from tvmflow.tuning.records import OK, WRONG_OUTPUT
-from tvmflow.tuning.search import tune
+from tvmflow.tuning.measure.build_pool import BuildPool
+from tvmflow.tuning.measure.canary import canary_workload
+from tvmflow.tuning.measure.kernel_bench import KernelBench, MeasureRules, inputs_of
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import OK, WRONG_OUTPUT
+from tvmflow.tuning.search.search import tune
 
 
 def _device(agent: RunningAgent, folder: Path) -> DeviceEntry:

@@ -17,22 +17,22 @@ from tests.devices.arm64 import TRIPLE, target
 from tests.passes.test_tabulate_bytes import ACTIVATIONS, Excited
 from tests.runtime.test_network import Branches, _network
 from tvmflow.backends.cpu import CpuBackend, host_backend
-from tvmflow.backends.table import backend_of
-from tvmflow.building.library import LocalRunner, build_scheduled
-from tvmflow.building.lower import lower
-from tvmflow.building.self_contained import write_network
-from tvmflow.bundle.abis import abi_named
-from tvmflow.bundle.elf import check_shared_object
+from tvmflow.backends.registry import backend_of
+from tvmflow.codegen.compile import LocalRunner, build_scheduled
+from tvmflow.codegen.lower import lower
+from tvmflow.codegen.network.link import write_network
 from tvmflow.devices.emulation.processors import PROCESSORS
 from tvmflow.devices.emulation.system import EmulatedSystem
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.sources.datasets import Samples
-from tvmflow.sources.torch_networks import NETWORKS
+from tvmflow.shipping.bundle.abis import abi_named
+from tvmflow.shipping.bundle.elf import check_shared_object
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.sources.networks.torch_zoo import NETWORKS
 
 RUNS = 3
 

@@ -17,22 +17,22 @@ from tvm import relax
 
 from tests.devices.arm64 import linked, ran, target
 from tests.differential import test_attention as attention
-from tvmflow.backends.table import backend_of
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.lower import lower
+from tvmflow.backends.registry import backend_of
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.lower import lower
 from tvmflow.devices.emulation.system import EmulatedSystem
-from tvmflow.ir.definition import run_all
-from tvmflow.ir.emit import constant
-from tvmflow.ir.graph import read_graph
-from tvmflow.ir.ir_files import numpy_dtype
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.passes.lane_moves import moved_channels
-from tvmflow.passes.legalize_convolutions import convolution_keys
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.passes.schedule_kernels import replay
-from tvmflow.quantization.mixed import MixedPrecision, to_mixed
-from tvmflow.templates import scheduled as schedule_by
-from tvmflow.tuning.traces import trace_json
+from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_all
+from tvmflow.ir.relax.serialization import numpy_dtype
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.passes.kernel.apply_schedules import replay
+from tvmflow.passes.layout.channel_permute import moved_channels
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
+from tvmflow.schedules.registry import scheduled as schedule_by
+from tvmflow.tuning.records.traces import trace_json
 
 
 @dataclass(frozen=True)

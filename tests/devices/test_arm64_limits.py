@@ -16,13 +16,13 @@ from tvm import relax
 
 from tests.devices.arm64 import linked, ran, target
 from tests.differential.kernels import HOST, of_one_operator, run
-from tvmflow.backends.table import backend_of
-from tvmflow.building.library import build_scheduled
+from tvmflow.backends.registry import backend_of
+from tvmflow.codegen.compile import build_scheduled
 from tvmflow.devices.emulation.system import EmulatedSystem
-from tvmflow.ir.definition import run_all
-from tvmflow.ir.emit import constant
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_all
+from tvmflow.passes.layout.pack_channels import PackChannels
 
 HIGH = np.linspace(-1, 1, 24, dtype=np.float32)[None, :, None]
 OPERATORS: list[Callable[[Any], Any]] = [

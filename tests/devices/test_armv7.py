@@ -22,21 +22,21 @@ from tests.devices.test_arm64 import BOUNDS, RUNS, expected, in_precision
 from tests.runtime.test_c import _sources
 from tests.runtime.test_network import Branches, _network
 from tvmflow.backends.backend import Backend
-from tvmflow.backends.table import backend_of
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.runtime import RUNTIME
-from tvmflow.building.self_contained import link_rpc, write_network
-from tvmflow.bundle.abis import abi_named, abi_of
-from tvmflow.bundle.elf import check_shared_object, versions_of
-from tvmflow.compilers import compiler_for
-from tvmflow.devices.agent_program import build_agent, running_agent
-from tvmflow.errors import BundleError, DeviceError, ToolchainError, WrongProcessorError
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.backends.registry import backend_of
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import link_rpc, write_network
+from tvmflow.codegen.network.runtime_sources import RUNTIME
+from tvmflow.devices.agent.process import build_agent, running_agent
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.sources.torch_networks import NETWORKS
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.shipping.bundle.abis import abi_named, abi_of
+from tvmflow.shipping.bundle.elf import check_shared_object, versions_of
+from tvmflow.sources.networks.torch_zoo import NETWORKS
+from tvmflow.support.errors import BundleError, DeviceError, ToolchainError, WrongProcessorError
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.toolchain.compilers import compiler_for
 
 PROCESSORS = {LINUX: "cortex-a7", ANDROID: "cortex-a8"}
 SYSTEMS = {LINUX: "armhf", ANDROID: "armel"}

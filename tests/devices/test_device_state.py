@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.devices.agents import X, opened, session_with
-from tvmflow.devices.agent_program import RunningAgent, running_agent
-from tvmflow.devices.agent_session import AgentNetwork
+from tvmflow.devices.agent.process import RunningAgent, running_agent
+from tvmflow.devices.agent.session import AgentNetwork
 from tvmflow.devices.session import STATE
-from tvmflow.errors import DeviceError, DeviceLostError
 from tvmflow.evaluation.machine_state import DeviceWatch, TurnState
+from tvmflow.support.errors import DeviceError, DeviceLostError
 
 COUNTERS = {"wall_s", "own_s", "waited_s", "switches", "busy_s", "processors"}
 

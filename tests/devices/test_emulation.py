@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.emulation.processors import PROCESSORS, processor_named
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
-from tvmflow.devices.table import transport_of
-from tvmflow.errors import DeviceError, UnknownNameError
-from tvmflow.params import DeviceEntry
+from tvmflow.devices.registry import transport_of
+from tvmflow.support.errors import DeviceError, UnknownNameError
 
 LOOP = """
 import ctypes, json, sys, time

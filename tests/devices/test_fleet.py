@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.errors import DeviceError, DeviceHotError, DeviceLostError, StageError
-from tvmflow.kernels.workloads import Workload
-from tvmflow.tuning.fleet import Fleet
+from tvmflow.ir.tir.workloads import Workload
+from tvmflow.support.errors import DeviceError, DeviceHotError, DeviceLostError, StageError
 from tvmflow.tuning.jobs import FleetRules, Job, Measured
-from tvmflow.tuning.measure import MeasureRules
-from tvmflow.tuning.records import COMPILE_ERROR, KERNEL_TIMEOUT, OK, WRONG_OUTPUT
+from tvmflow.tuning.measure.device_pool import Fleet
+from tvmflow.tuning.measure.kernel_bench import MeasureRules
+from tvmflow.tuning.records.record import COMPILE_ERROR, KERNEL_TIMEOUT, OK, WRONG_OUTPUT
 
 RULES = FleetRules(
     slots=3, kernel_timeout_s=0.8, session_s=3600.0, canary_every=4, max_drift=0.2, cool_s=0.0, give_up_s=2.0,

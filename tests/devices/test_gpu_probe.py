@@ -13,12 +13,12 @@ import pytest
 
 from tests.devices.agents import session_with
 from tests.gpu.drivers import fake_driver
-from tvmflow.devices.agent_program import build_agent, running_agent
-from tvmflow.devices.gpu.known_bad import KNOWN_BAD, known_bad
+from tvmflow.devices.agent.process import build_agent, running_agent
 from tvmflow.devices.gpu.probe import Probed, probe, probe_program, read_probe
-from tvmflow.errors import DeviceError
-from tvmflow.recipe import RUNTIME
-from tvmflow.sources.software_gpus import SoftwareDrivers, software_drivers
+from tvmflow.devices.known_bad_gpus import KNOWN_BAD, known_bad
+from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.support.errors import DeviceError
+from tvmflow.toolchain.software_gpus import SoftwareDrivers, software_drivers
 
 # A driver of OpenCL as C: all that it does is written here. FAULT is what it does wrong.
 FAKE = r"""

@@ -18,11 +18,11 @@ from tests.conftest import CELL, SLUG
 from tests.devices.agents import secret_file
 from tests.devices.fake_phone import FakePhone
 from tvmflow.api import predict
-from tvmflow.artifacts import load_arrays
-from tvmflow.devices.agent_program import RunningAgent, running_agent
-from tvmflow.progress import silent
-from tvmflow.store import Store
-from tvmflow.workspace import find_workspace
+from tvmflow.config.workspace import find_workspace
+from tvmflow.devices.agent.process import RunningAgent, running_agent
+from tvmflow.pipeline.record import load_arrays
+from tvmflow.pipeline.store import Store
+from tvmflow.support.progress import silent
 
 BUILD = "fake/fake/7:15/1"
 UPSTREAM = ["fetch", "import_model", "quantize"]

@@ -22,13 +22,14 @@ from tests.conftest import tvmflow
 from tests.devices.agents import BACKEND, X
 from tests.devices.fake_phone import FakePhone
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.devices.adb import Phone, attached
-from tvmflow.devices.agent_session import AgentNetwork
-from tvmflow.devices.phones import check_architecture
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.session import AgentNetwork
+from tvmflow.devices.android.adb import Phone, attached
+from tvmflow.devices.android.phones import check_architecture
+from tvmflow.devices.registry import transport_of
 from tvmflow.devices.session import DeviceSession, open_session
-from tvmflow.devices.table import transport_of
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.errors import (
+from tvmflow.support.errors import (
     DeviceBusyError,
     DeviceFullError,
     DeviceLostError,
@@ -37,7 +38,6 @@ from tvmflow.errors import (
     DeviceUnpluggedError,
     WrongProcessorError,
 )  # fmt: skip
-from tvmflow.params import DeviceEntry
 from tvmflow.targets.device_processor import DeviceFacts
 
 LIMITS = SessionLimits(60.0, 5.0)

@@ -13,20 +13,20 @@ import pytest
 
 from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.self_contained import Network, link_rpc, write_network
-from tvmflow.compilers import Command
-from tvmflow.devices.remote_network import Form, RemoteNetwork, in_machine, shipped
-from tvmflow.devices.rpc import RemoteLibrary
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import Network, link_rpc, write_network
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.network_forms import Form, RemoteNetwork, in_machine, shipped
+from tvmflow.devices.rpc.session import RemoteLibrary
 from tvmflow.devices.session import STATE, DeviceSession, open_session
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.errors import StageError
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceRules, measure_on_device
-from tvmflow.frontends.table import load_source
-from tvmflow.params import DeviceEntry
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.frontends.registry import load_source
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.support.errors import StageError
+from tvmflow.toolchain.compilers import Command
 
 Built = tuple[Path, dict[str, Any]]
 NAMES = ("two", "text", "segmenter")
@@ -55,7 +55,7 @@ def _one(name: str) -> list[np.ndarray[Any, Any]]:
 
 
 def _outputs(folder: Path, name: str) -> tuple[np.ndarray[Any, Any], ...]:
-    from tvmflow.building.library import LoadedLibrary
+    from tvmflow.codegen.compile import LoadedLibrary
 
     return LoadedLibrary(folder / "library.so", 2).run(*_one(name))
 

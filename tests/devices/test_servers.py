@@ -19,20 +19,20 @@ import pytest
 from tests.faults.here import QUICK_RULES
 from tests.wide_models import described
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.lower import lower
-from tvmflow.devices.local import local_tracker
+from tvmflow.codegen.lower import lower
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.rpc.local import local_tracker
+from tvmflow.devices.rpc.tracker import connect
 from tvmflow.devices.session import DeviceSession, open_session
-from tvmflow.devices.tracker import connect
-from tvmflow.devices.tracker_wire import TrackerAddress
+from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.frontends.table import load_source
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.params import DeviceEntry
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.records import OK
-from tvmflow.tuning.search import tune
+from tvmflow.frontends.registry import load_source
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import OK
+from tvmflow.tuning.search.search import tune
 
 KEY, SERVERS = "board", 3
 

@@ -15,16 +15,23 @@ import pytest
 
 from tests.conftest import SLUG
 from tvmflow.backends.backend import Backend
-from tvmflow.backends.table import backend_for
-from tvmflow.building.library import compile_module
-from tvmflow.devices.local import Served, local_tracker
-from tvmflow.devices.lock import exclusive
+from tvmflow.backends.registry import backend_for
+from tvmflow.codegen.compile import compile_module
+from tvmflow.config.params import DeviceEntry, load_params
+from tvmflow.devices.rpc.local import Served, local_tracker
+from tvmflow.devices.rpc.tracker import connect, queue_of, request_session
 from tvmflow.devices.session import DeviceSession, open_session
-from tvmflow.devices.tracker import connect, queue_of, request_session
-from tvmflow.devices.tracker_wire import TrackerAddress
+from tvmflow.devices.this_host import exclusive
+from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.errors import DeviceBusyError, DeviceError, DeviceLostError, DeviceUnknownError, TrackerError, UsageError
-from tvmflow.params import DeviceEntry, load_params
+from tvmflow.support.errors import (
+    DeviceBusyError,
+    DeviceError,
+    DeviceLostError,
+    DeviceUnknownError,
+    TrackerError,
+    UsageError,
+)
 
 LOCAL = DeviceEntry(transport="local", key="local-cpu")
 X = np.zeros((1, 1, 8, 8), np.float32)
@@ -114,7 +121,7 @@ def test_the_address_comes_from_params_or_the_environment(monkeypatch: pytest.Mo
 
 
 def _servers() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "tvmflow.devices.rpc_host" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process().children() if "tvmflow.devices.rpc.local_server" in " ".join(p.cmdline())]
 
 
 def test_an_external_tracker_serves_a_library(tracker: TrackerAddress, library: Path, backend: Backend) -> None:
@@ -243,7 +250,7 @@ def test_the_servers_life_line(tmp_path: Path) -> None:
     import sys
 
     code = (
-        "import time, sys\nfrom tvmflow.devices.local import local_tracker\n"
+        "import time, sys\nfrom tvmflow.devices.rpc.local import local_tracker\n"
         "with local_tracker('k', 1) as address:\n    print(address.port, flush=True)\n    time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

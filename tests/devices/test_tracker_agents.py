@@ -21,19 +21,19 @@ import yaml
 from tests.devices.agents import BACKEND, X, secret_file
 from tests.devices.fake_phone import FakePhone
 from tests.faults.here import QUICK_RULES
-from tvmflow.devices.agent_program import RunningAgent, running_agent
-from tvmflow.devices.registrar import Offer, check_reachable, offer_agent
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.process import RunningAgent, running_agent
+from tvmflow.devices.agent.registration import Offer, check_reachable, offer_agent
+from tvmflow.devices.registry import transport_of
+from tvmflow.devices.rpc.tracker import queue_of, request_session
 from tvmflow.devices.session import open_session
-from tvmflow.devices.table import transport_of
-from tvmflow.devices.tracker import queue_of, request_session
-from tvmflow.devices.tracker_wire import TrackerAddress
+from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.errors import DeviceBusyError, DeviceLostError, DeviceRefusedError, TvmflowError, UsageError
-from tvmflow.params import DeviceEntry
-from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.records import OK
-from tvmflow.tuning.search import tune
+from tvmflow.support.errors import DeviceBusyError, DeviceLostError, DeviceRefusedError, TvmflowError, UsageError
+from tvmflow.tuning.measure.canary import canary_workload
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import OK
+from tvmflow.tuning.search.search import tune
 
 KEY = "boards"
 SECRET = b"one secret of all boards"
@@ -133,7 +133,7 @@ def test_agents_are_listed_handed_out_and_given_back(farm: Farm, libraries: dict
 def test_who_is_given_an_agent_and_never_comes_keeps_it_from_nobody(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tvmflow.devices.registrar._UNCLAIMED_S", 0.5)
+    monkeypatch.setattr("tvmflow.devices.agent.registration._UNCLAIMED_S", 0.5)
     farm.add("one")
     (farm.folder / "wrong").mkdir()
     wrong = secret_file(farm.folder / "wrong", b"another secret, of somebody")

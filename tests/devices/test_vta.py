@@ -18,31 +18,38 @@ from tests.conftest import REPOSITORY, free_port
 from tests.differential.vta_cases import BOARD, CONFIG, image, random_conv
 from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.vta import VtaBackend, VtaOptions
-from tvmflow.building.self_contained import Network, link_rpc, write_network
-from tvmflow.compilers import Command
-from tvmflow.devices.local import local_tracker
+from tvmflow.codegen.network.link import Network, link_rpc, write_network
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.rpc.local import local_tracker
+from tvmflow.devices.rpc.vta_server import DRIVERS, design
 from tvmflow.devices.session import open_session
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.devices.vta_rpc_server import DRIVERS, design
-from tvmflow.errors import AgreementError, DeviceError, DeviceLostError, ParamsError, ProgramError, UnknownNameError
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.network_binding import network_binding
-from tvmflow.params import DeviceEntry
+from tvmflow.support.errors import (
+    AgreementError,
+    DeviceError,
+    DeviceLostError,
+    ParamsError,
+    ProgramError,
+    UnknownNameError,
+)
+from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.resolve import host_target
-from tvmflow.vta import driver
-from tvmflow.vta.audit import check_ran, cycles_spent
-from tvmflow.vta.compiler import compile_region
-from tvmflow.vta.config import COUNTERS_FUNCTION, Memory, VtaConfig
-from tvmflow.vta.device import Loaded, Ran, SimulatorDriver, code_digest, packed_code
-from tvmflow.vta.driver_seam import DriverSeam
-from tvmflow.vta.execution import run_launch
-from tvmflow.vta.isa import Alu, Finish, Flags, Gemm, Instruction, Mem, decode_all
-from tvmflow.vta.lint import lint
-from tvmflow.vta.program import Launch, Program
-from tvmflow.vta.region import Region, Sum, Tail, pack, packed_shape, unpack
-from tvmflow.vta.runtime import Runtime, program_to_blob
-from tvmflow.vta.simulator import Simulator
-from tvmflow.vta.summary import Part, summarize
+from tvmflow.toolchain.compilers import Command
+from tvmflow.vta.compiler.compiler import compile_region
+from tvmflow.vta.isa.config import COUNTERS_FUNCTION, Memory, VtaConfig
+from tvmflow.vta.isa.instructions import Alu, Finish, Flags, Gemm, Instruction, Mem, decode_all
+from tvmflow.vta.isa.program import Launch, Program
+from tvmflow.vta.isa.region import Region, Sum, Tail, pack, packed_shape, unpack
+from tvmflow.vta.machine.execution import run_launch
+from tvmflow.vta.machine.lint import lint
+from tvmflow.vta.machine.simulator import Simulator
+from tvmflow.vta.runtime import zynq_driver as driver
+from tvmflow.vta.runtime.audit import check_ran, cycles_spent
+from tvmflow.vta.runtime.device import Loaded, Ran, SimulatorDriver, code_digest, packed_code
+from tvmflow.vta.runtime.driver_bridge import DriverSeam
+from tvmflow.vta.runtime.runtime import Runtime, program_to_blob
+from tvmflow.vta.runtime.summary import Part, summarize
 
 Array = np.ndarray[Any, Any]
 SHAPE = (1, 32, 10, 10)
@@ -60,10 +67,10 @@ def library_calling(program: Program, path: Path) -> Path:
     """Build a library whose main does nothing but run the program."""
     from tvm import relax
 
-    from tvmflow.building.library import build_scheduled
-    from tvmflow.ir.emit import constant, straight_line
-    from tvmflow.ir.graph import Graph, TensorKind
-    from tvmflow.vta.config import RUN_FUNCTION
+    from tvmflow.codegen.compile import build_scheduled
+    from tvmflow.ir.relax.emit import constant, straight_line
+    from tvmflow.ir.relax.graph import Graph, TensorKind
+    from tvmflow.vta.isa.config import RUN_FUNCTION
 
     builder, shape = relax.BlockBuilder(), packed_shape(program.config, SHAPE)
     blob = constant(np.frombuffer(program_to_blob(program), np.uint8), "uint8")
@@ -130,7 +137,7 @@ def _is_refused_there(device: DeviceEntry, program: Program, path: Path, x: Arra
 def test_a_library_with_a_program_runs_through_the_vta_rpc_server(tracker: int, tmp_path: Path) -> None:
     program, x = network(CONFIG), image(SHAPE, 4)
     server = subprocess.Popen(
-        [sys.executable, "-m", "tvmflow.devices.vta_rpc_server", "--tracker", f"127.0.0.1:{tracker}", "--key", "vta-sim",
+        [sys.executable, "-m", "tvmflow.devices.rpc.vta_server", "--tracker", f"127.0.0.1:{tracker}", "--key", "vta-sim",
          "--port", str(free_port()), "--threads", "2"],
         cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -153,7 +160,7 @@ def test_a_library_with_a_program_runs_through_the_vta_rpc_server(tracker: int, 
 )  # fmt: skip
 def test_the_server_says_what_is_wrong(arguments: tuple[str, ...], text: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tvmflow.devices.vta_rpc_server", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tvmflow.devices.rpc.vta_server", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )  # fmt: skip
     assert done.returncode and text in done.stderr and "Traceback" not in done.stderr
 

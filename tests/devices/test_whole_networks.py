@@ -9,20 +9,20 @@ import pytest
 
 from tests.devices.agents import BACKEND, secret_file
 from tests.faults.here import here
-from tvmflow.devices.agent_program import running_agent
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.process import running_agent
 from tvmflow.devices.session import open_session
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.params import DeviceEntry
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.legalize_convolutions import convolution_keys
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.passes.winograd import TILES
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.winograd import TILES
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.tuning.compare_networks import Form, NetworkComparison
 from tvmflow.tuning.jobs import OpenSession
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.whole_network import Form, NetworkComparison
+from tvmflow.tuning.records.log import Journal
 
 
 @pytest.fixture(scope="module")

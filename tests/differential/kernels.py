@@ -11,15 +11,15 @@ import tvm
 from tvm import relax
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import compile_lowered
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import compile_lowered
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.kernels.workloads import Workload
-from tvmflow.passes.fold_batch_norm import FoldBatchNorm
-from tvmflow.passes.fold_constants import FoldConstants
-from tvmflow.passes.schedule_kernels import ScheduleKernels
-from tvmflow.templates import Knobs, Template, scheduled
-from tvmflow.tuning.traces import trace_json
+from tvmflow.ir.tir.workloads import Workload
+from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
+from tvmflow.passes.canonicalize.fold_constants import FoldConstants
+from tvmflow.passes.kernel.apply_schedules import ScheduleKernels
+from tvmflow.schedules.registry import Knobs, Template, scheduled
+from tvmflow.tuning.records.traces import trace_json
 
 HOST = host_backend()
 BOUND = 1e-5  # float32 sums of at most some hundred terms in another order, relative to the largest output

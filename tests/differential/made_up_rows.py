@@ -12,15 +12,15 @@ import numpy as np
 
 from tvmflow.backends.backend import Call, Progress
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.devices.rpc import RpcTransport
+from tvmflow.config.options import Options
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.rpc.session import RpcTransport
 from tvmflow.devices.transport import DeviceState, Link, SessionLimits
+from tvmflow.frontends.registry import Frontend
 from tvmflow.frontends.source_model import PreparedRun, SourceDescription, Way
-from tvmflow.frontends.table import Frontend
-from tvmflow.options import Options
-from tvmflow.params import DeviceEntry
 from tvmflow.sources.weights import WeightFiles
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.tuning.tuners import Assignment
+from tvmflow.tuning.search.tuners import Assignment
 
 Array = np.ndarray[Any, Any]
 

@@ -11,13 +11,13 @@ import torch
 
 from tests.differential.kernels import BOUND, HOST, error_of
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import LocalRunner, build_scheduled, machine_of
-from tvmflow.building.lower import lower
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner, build_scheduled, machine_of
+from tvmflow.codegen.lower import lower
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.kernels.workloads import extract_workloads, multiplied
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.quantization.mixed import MixedPrecision, to_mixed
+from tvmflow.ir.tir.workloads import extract_workloads, multiplied
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
 
 Array = np.ndarray[Any, Any]
 _LENGTHS = (1, 7, 16, 49, 50, 101, 197)

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from tests.differential.kernels import HOST, error_of, imported, run
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import Array, build_scheduled
-from tvmflow.building.lower import lower
-from tvmflow.kernels.workloads import Workload, extract_workloads, operations
-from tvmflow.passes import fuse_expansions
-from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.codegen.compile import Array, build_scheduled
+from tvmflow.codegen.lower import lower
+from tvmflow.ir.tir.workloads import Workload, extract_workloads, operations
+from tvmflow.passes.fuse import inverted_residual as fuse_expansions
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.schedules.cpu.inverted_residual import Shape, pays, plans
+from tvmflow.schedules.registry import scheduled
 from tvmflow.targets.cpu_features import CpuFeatures
-from tvmflow.templates import scheduled
-from tvmflow.templates.expansion import Shape, pays, plans
-from tvmflow.tuning.traces import trace_json
+from tvmflow.tuning.records.traces import trace_json
 
 BOUND = 2e-6  # of the largest output
 pytestmark = pytest.mark.skipif("madd512" not in HOST.cpu_features().dots, reason="fused on processors with AVX-512")

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from tests.fuzz.seeds import params_bytes, symbol_json
-from tvmflow.errors import AgreementError, ModelFileError, TvmflowError
 from tvmflow.evaluation.fastest_way import difference_of
 from tvmflow.evaluation.first_difference import first_differing_layer
+from tvmflow.frontends.registry import FRONTENDS, load_source
 from tvmflow.frontends.source_model import SourceDescription, SourceModel, one_input
-from tvmflow.frontends.table import FRONTENDS, load_source
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.progress import silent
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_graph
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
-from tvmflow.quantization.quantizer import quantize_int8
+from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.tool_environments import run_tool
 from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.support.errors import AgreementError, ModelFileError, TvmflowError
+from tvmflow.support.progress import silent
+from tvmflow.toolchain.environments import run_tool
 
 Array = np.ndarray[Any, Any]
 BOUND = 2e-5  # float32 sums in another order, relative to the largest output
@@ -168,7 +168,7 @@ def test_a_softmax_head_and_a_second_epoch(tmp_path: Path) -> None:
 
 
 def test_the_first_differing_layer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tvmflow.frontends import mxnet_operators
+    from tvmflow.frontends.mxnet import operators as mxnet_operators
 
     nodes = [
         ("null", "data", {}, []),
@@ -225,7 +225,7 @@ def test_saved_model_and_tflite_float_and_int8(tmp_path: Path) -> None:
 
 
 def _keras_model() -> Any:
-    from tvmflow.sources.keras_networks import keras_on_torch
+    from tvmflow.sources.networks.keras_zoo import keras_on_torch
 
     keras = keras_on_torch()
     keras.utils.set_random_seed(1)
@@ -240,7 +240,7 @@ def _keras_model() -> Any:
 
 @pytest.mark.parametrize("suffix", [".keras", ".h5"])
 def test_a_channels_last_keras_file_computes_channels_first(tmp_path: Path, suffix: str) -> None:
-    from tvmflow.sources.keras_networks import settle
+    from tvmflow.sources.networks.keras_zoo import settle
 
     model = settle(_keras_model(), 1)
     model.save(tmp_path / f"model{suffix}")
@@ -257,7 +257,7 @@ def test_the_legacy_weight_file_of_the_android_document(tmp_path: Path) -> None:
     """Its layout: one HDF5 group per layer, named in attributes as old Keras did; layers are matched by their order."""
     import h5py
 
-    from tvmflow.sources.keras_networks import build
+    from tvmflow.sources.networks.keras_zoo import build
 
     model = build("keras/mobilenet_v2_050", 5)
     with h5py.File(tmp_path / "model.h5", "w") as file:
@@ -288,8 +288,8 @@ def test_the_legacy_weight_file_of_the_android_document(tmp_path: Path) -> None:
 def test_an_exported_program_with_any_batch(tmp_path: Path) -> None:
     import torch
 
-    from tvmflow.frontends.exported import ExportedModel
-    from tvmflow.sources.torch_networks import build
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
+    from tvmflow.sources.networks.torch_zoo import build
 
     network, x = build("digits_cnn", 1), _x((3, 1, 8, 8))
     batch = torch.export.Dim("batch", min=1, max=8)
@@ -313,7 +313,7 @@ def test_torchscript_and_a_factory_of_the_users_own(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from tvmflow.sources.torch_networks import build
+    from tvmflow.sources.networks.torch_zoo import build
 
     network, x = build("digits_cnn", 1), _x((1, 1, 8, 8))
     torch.jit.trace(network, torch.zeros(1, 1, 8, 8)).save(str(tmp_path / "model.torchscript"))

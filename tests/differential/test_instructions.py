@@ -14,13 +14,13 @@ from tvm import relax
 
 from tests.differential.kernels import HOST, of_one_operator, run
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.lower import lower
-from tvmflow.ir.emit import constant
-from tvmflow.ir.ir_files import numpy_dtype
-from tvmflow.kernels.workloads import extract_workloads
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.lower import lower
+from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.relax.serialization import numpy_dtype
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.schedules.registry import scheduled
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.templates import scheduled
 
 
 @pytest.mark.parametrize(

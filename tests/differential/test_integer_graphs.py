@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.definition import convolve_transposed, product, run_graph
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.quantization.mixed import MixedPrecision, low_steps, to_mixed
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import convolve_transposed, product, run_graph
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.quantization.mixed_precision import MixedPrecision, low_steps, to_mixed
 from tvmflow.quantization.options import Int8Options, VtaOptions
-from tvmflow.quantization.quantizer import quantize_int8, quantize_vta
+from tvmflow.quantization.post_training import quantize_int8, quantize_vta
 from tvmflow.targets.cpu_features import features_of
 
 Array = np.ndarray[Any, Any]

@@ -11,23 +11,23 @@ import tvm
 from tvm import te
 
 from tests.differential.kernels import BOUND, HOST, error_of, imported
-from tvmflow.building.library import LocalRunner
-from tvmflow.building.lower import lower
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.codegen.lower import lower
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.ir_files import load_module, save_module
-from tvmflow.kernels.blocks import new_schedule
-from tvmflow.kernels.workloads import extract_workloads, workload_key
-from tvmflow.passes.fold_batch_norm import FoldBatchNorm
-from tvmflow.passes.fold_constants import FoldConstants
-from tvmflow.passes.legalize_convolutions import convolution_keys, packed_convolutions
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.passes.schedule_kernels import ScheduleKernels, replay
-from tvmflow.sources.torch_networks import build
-from tvmflow.templates import scheduled
-from tvmflow.tuning.exchange import every_variant, export_metaschedule, import_metaschedule
-from tvmflow.tuning.records import TuningRecord
-from tvmflow.tuning.traces import trace_json
+from tvmflow.ir.relax.serialization import load_module, save_module
+from tvmflow.ir.tir.blocks import new_schedule
+from tvmflow.ir.tir.workloads import extract_workloads, workload_key
+from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
+from tvmflow.passes.canonicalize.fold_constants import FoldConstants
+from tvmflow.passes.kernel.apply_schedules import ScheduleKernels, replay
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.legalize.convolutions import convolution_keys, packed_convolutions
+from tvmflow.schedules.registry import scheduled
+from tvmflow.sources.networks.torch_zoo import build
+from tvmflow.tuning.records.metaschedule import every_variant, export_metaschedule, import_metaschedule
+from tvmflow.tuning.records.record import TuningRecord
+from tvmflow.tuning.records.traces import trace_json
 
 
 def test_a_trace_of_another_kernel_is_refused_and_the_default_is_used() -> None:
@@ -108,7 +108,7 @@ def test_ir_files_give_the_same_module_back(tmp_path: Path) -> None:
 
 def test_keras_and_torch_import_to_few_operators() -> None:
     """No batch norm, no transpose and no reshape of weights is left for the device."""
-    from tvmflow.sources.keras_networks import build as build_keras
+    from tvmflow.sources.networks.keras_zoo import build as build_keras
 
     model = ExportedModel(build_keras("digits_cnn", 1).eval(), one_input("input", (1, 1, 8, 8)))
     module = FoldBatchNorm()(FoldConstants()(model.to_relax()))

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 from tvm import relax, s_tir, tirx
 
 from tests.differential.kernels import BOUND, HOST, error_of, imported, of_one_operator, outputs_of_every_schedule, run
-from tvmflow.building.library import LocalRunner, build_scheduled, compile_lowered
-from tvmflow.building.lower import lower
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.emit import constant
-from tvmflow.ir.graph import read_graph
-from tvmflow.kernels.workloads import count_calls, extract_workloads
-from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
-from tvmflow.passes.images import tileable_width
-from tvmflow.passes.legalize_convolutions import convolution_keys
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.passes.schedule_kernels import ScheduleKernels
-from tvmflow.passes.winograd import TILES, winograd_error
-from tvmflow.quantization.mixed import MixedPrecision, to_mixed
-from tvmflow.sources.torch_networks import build
-from tvmflow.templates import scheduled
-from tvmflow.tuning.plain import plain
-from tvmflow.tuning.traces import trace_json
+from tvmflow.codegen.compile import LocalRunner, build_scheduled, compile_lowered
+from tvmflow.codegen.lower import lower
+from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_graph
+from tvmflow.ir.tir.workloads import count_calls, extract_workloads
+from tvmflow.passes.fuse.concatenate_in_place import ConcatenateInPlace
+from tvmflow.passes.kernel.apply_schedules import ScheduleKernels
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.padded_image import tileable_width
+from tvmflow.passes.legalize.winograd import TILES, winograd_error
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
+from tvmflow.schedules.registry import scheduled
+from tvmflow.sources.networks.torch_zoo import build
+from tvmflow.tuning.measure.reference_kernel import plain
+from tvmflow.tuning.records.traces import trace_json
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -16,24 +16,24 @@ from tasks.table import STAGES
 from tests.conftest import REPOSITORY, small_params
 from tests.differential.made_up_rows import NUMBERS, BackwardsTuner, InsideTransport, PretendBackend
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.backends.table import BACKENDS
-from tvmflow.building.lower import lower
+from tvmflow.backends.registry import BACKENDS
+from tvmflow.codegen.lower import lower
+from tvmflow.config.params import DeviceEntry
+from tvmflow.config.workspace import Workspace
+from tvmflow.devices.registry import TRANSPORTS, transport_of
 from tvmflow.devices.session import open_session
-from tvmflow.devices.table import TRANSPORTS, transport_of
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.errors import ParamsError, UsageError
-from tvmflow.frontends.table import FRONTENDS
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.params import DeviceEntry
-from tvmflow.progress import silent
+from tvmflow.frontends.registry import FRONTENDS
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.pipeline.check_params import check_rows
+from tvmflow.pipeline.stage import StageContext
 from tvmflow.report.tables import shown_compute
-from tvmflow.rows import check_rows
-from tvmflow.stages import StageContext
+from tvmflow.support.errors import ParamsError, UsageError
+from tvmflow.support.progress import silent
 from tvmflow.targets.resolve import host_target
-from tvmflow.tuning.network import network_rules
-from tvmflow.tuning.search import Journal, tune
-from tvmflow.tuning.tuners import TUNERS
-from tvmflow.workspace import Workspace
+from tvmflow.tuning.search.search import Journal, tune
+from tvmflow.tuning.search.tuners import TUNERS
+from tvmflow.tuning.tune_network import network_rules
 
 INSIDE = {"transport": "inside", "key": "here", "room": "12"}
 CELL = "numbers@pretend:float32"

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from tests.differential.test_frontends import BOUND, Array, _error, _load, _x
-from tvmflow.errors import ModelFileError
 from tvmflow.evaluation.first_difference import first_differing_layer
+from tvmflow.frontends.registry import FRONTENDS, load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
-from tvmflow.frontends.table import FRONTENDS, load_source
-from tvmflow.ir.definition import run_all, run_graph
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.progress import silent
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_all, run_graph
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
-from tvmflow.quantization.quantizer import quantize_int8
+from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.support.errors import ModelFileError
+from tvmflow.support.progress import silent
 
 
 def _onnx_network(opset: int) -> Any:

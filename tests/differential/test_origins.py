@@ -11,14 +11,14 @@ import pytest
 
 from tests.faults.here import QUICK_RULES, here
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.kernels.workloads import Workload
+from tvmflow.ir.tir.workloads import Workload
 from tvmflow.targets.resolve import host_target
-from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.origins import LOST, NEW, REMEASURED, RETUNED, REUSED
-from tvmflow.tuning.records import ILLEGAL_SCHEDULE, OK, append_record, failures, read_records
-from tvmflow.tuning.search import tune
-from tvmflow.tuning.state import WorkloadSearch
+from tvmflow.tuning.measure.canary import canary_workload
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.origins import LOST, NEW, REMEASURED, RETUNED, REUSED
+from tvmflow.tuning.records.record import ILLEGAL_SCHEDULE, OK, append_record, failures, read_records
+from tvmflow.tuning.search.search import tune
+from tvmflow.tuning.search.state import WorkloadSearch
 
 RULES = QUICK_RULES
 

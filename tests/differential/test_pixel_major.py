@@ -9,22 +9,22 @@ import pytest
 import torch
 
 from tests.differential.test_tiles import BACKEND, FLAGS, emulator
-from tvmflow.building.library import LocalRunner
-from tvmflow.building.lower import lower
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.codegen.lower import lower
+from tvmflow.config.stage_params import DEFAULT_MIXED
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.graph import read_graph
-from tvmflow.ir.tvm_names import buffer_of, shape_of
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.progress import silent
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_graph
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.ir.tvm_compat import buffer_of, shape_of
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
+from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.quantization.quantizer import quantize_int8
-from tvmflow.sources.datasets import Samples
-from tvmflow.stage_params import DEFAULT_MIXED
-from tvmflow.templates import scheduled
+from tvmflow.schedules.registry import scheduled
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.progress import silent
 
 __all__ = ["emulator"]
 pytestmark = pytest.mark.skipif(
@@ -99,7 +99,7 @@ def test_bfloat16_is_that_of_packed_channels(
     packed, _ = BACKEND.pack(mixed, None)
     sample = _samples(size)[:1]
     found = LocalRunner(packed, BACKEND).run(sample)[0]
-    monkeypatch.setattr("tvmflow.passes.pixel_major._chosen", lambda *_: set())
+    monkeypatch.setattr("tvmflow.passes.layout.channels_last_for_amx._chosen", lambda *_: set())
     assert np.array_equal(found, LocalRunner(packed, BACKEND).run(sample)[0])
 
 
@@ -110,7 +110,7 @@ def test_what_a_filter_of_one_pixel_reads_is_not_copied(monkeypatch: pytest.Monk
     found = _layouts(packed)
     assert found.count((1, 14, 14, 3, 16)) == 1 and (1, 4, 14, 14, 16) in found and (1, 2, 14, 14, 16) in found
     assert _copies(packed, (1, 14, 14, 3, 16)) == [0]
-    monkeypatch.setattr("tvmflow.passes.pixel_major._chosen", lambda *_: set())
+    monkeypatch.setattr("tvmflow.passes.layout.channels_last_for_amx._chosen", lambda *_: set())
     assert _copies(packed, (1, 3, 14, 14, 16)) == [1]
 
 

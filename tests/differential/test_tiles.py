@@ -19,26 +19,27 @@ from tvm import relax
 from tests.differential.kernels import run
 from tests.differential.test_integer_graphs import Net
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import LoadedLibrary, LocalRunner, build_scheduled
-from tvmflow.building.lower import lower
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LoadedLibrary, LocalRunner, build_scheduled
+from tvmflow.codegen.lower import lower
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.emit import constant
-from tvmflow.ir.graph import read_graph
-from tvmflow.ir.ir_files import numpy_dtype
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.fold_batch_norm import FoldBatchNorm
-from tvmflow.passes.fold_constants import FoldConstants
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.quantization.mixed import MixedPrecision, to_mixed
+from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_graph
+from tvmflow.ir.relax.serialization import numpy_dtype
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
+from tvmflow.passes.canonicalize.fold_constants import FoldConstants
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
 from tvmflow.quantization.options import Int8Options
-from tvmflow.quantization.quantizer import quantize_int8
-from tvmflow.sources.torch_networks import build
+from tvmflow.quantization.post_training import quantize_int8
+from tvmflow.schedules.intrinsics import amx as tile_intrinsics
+from tvmflow.schedules.registry import scheduled
+from tvmflow.sources.networks.torch_zoo import build
 from tvmflow.targets.resolve import host_target
-from tvmflow.templates import scheduled, tile_intrinsics
-from tvmflow.tuning.traces import trace_json
+from tvmflow.tuning.records.traces import trace_json
 
 FLAGS = Path("/proc/cpuinfo").read_text(encoding="utf-8").split() if Path("/proc/cpuinfo").exists() else []
 HOST = host_target()

@@ -12,16 +12,16 @@ import torch
 from torch.nn import functional as F
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.errors import UnsupportedOperatorError
-from tvmflow.frontends import onnx
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.config.stage_params import DEFAULT_MIXED
+from tvmflow.frontends.onnx import frontend as onnx
+from tvmflow.frontends.pytorch.converters import converters
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
+from tvmflow.frontends.pytorch.operators import unknown_operators
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
-from tvmflow.frontends.torch_converters import converters
-from tvmflow.frontends.torch_operators import unknown_operators
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.quantization.mixed import MixedPrecision, to_mixed
-from tvmflow.stage_params import DEFAULT_MIXED
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
+from tvmflow.support.errors import UnsupportedOperatorError
 
 Functions = Mapping[str, Callable[[torch.Tensor], Any]]
 SHAPE = (2, 6, 4, 5)

@@ -13,15 +13,15 @@ from tests.differential.vta_cases import (
     resnet18,
     total,
 )
-from tvmflow.errors import ProgramError
-from tvmflow.vta.compiler import MODES, check_operator, compile_region, conv_workloads, search_tiles
-from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.convolution import geometry
-from tvmflow.vta.counters import count, estimate
-from tvmflow.vta.lint import lint
-from tvmflow.vta.program import Program
-from tvmflow.vta.region import Conv, Region, Tail
-from tvmflow.vta.walk import moved_bytes, products
+from tvmflow.support.errors import ProgramError
+from tvmflow.vta.compiler.compiler import MODES, check_operator, compile_region, conv_workloads, search_tiles
+from tvmflow.vta.compiler.conv_tiling import moved_bytes, products
+from tvmflow.vta.compiler.convolution import geometry
+from tvmflow.vta.isa.config import VtaConfig
+from tvmflow.vta.isa.program import Program
+from tvmflow.vta.isa.region import Conv, Region, Tail
+from tvmflow.vta.machine.counters import count, estimate
+from tvmflow.vta.machine.lint import lint
 
 # -- ResNet-18 --------------------------------------------------------------------------------------------------------
 

@@ -16,15 +16,15 @@ from tests.differential.vta_cases import (
     program_of,
     run_both,
 )
-from tvmflow.errors import ProgramError
-from tvmflow.vta.config import PAGE, Memory
-from tvmflow.vta.device import dram_of
-from tvmflow.vta.execution import in_order
-from tvmflow.vta.interpreter import Interpreter
-from tvmflow.vta.isa import Alu, AluOp, Finish, Flags, Gemm, Instruction, Mem, encode_uops
-from tvmflow.vta.lint import lint
-from tvmflow.vta.program import Dram, Launch, LaunchBuilder, Loops, Program
-from tvmflow.vta.simulator import Simulator
+from tvmflow.support.errors import ProgramError
+from tvmflow.vta.isa.config import PAGE, Memory
+from tvmflow.vta.isa.instructions import Alu, AluOp, Finish, Flags, Gemm, Instruction, Mem, encode_uops
+from tvmflow.vta.isa.program import Dram, Launch, LaunchBuilder, Loops, Program
+from tvmflow.vta.machine.execution import in_order
+from tvmflow.vta.machine.interpreter import Interpreter
+from tvmflow.vta.machine.lint import lint
+from tvmflow.vta.machine.simulator import Simulator
+from tvmflow.vta.runtime.device import dram_of
 
 
 def test_store_wraps_and_saturates_only_when_told() -> None:

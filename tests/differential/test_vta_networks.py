@@ -12,14 +12,14 @@ from tests.differential.vta_cases import (
     CONFIG,
     Array,
 )
-from tvmflow.errors import ProgramError
 from tvmflow.frontends.source_model import one_input
-from tvmflow.vta.audit import check_ran
-from tvmflow.vta.compiler import compile_region
-from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.lint import lint
-from tvmflow.vta.runtime import program_to_blob
-from tvmflow.vta.summary import Part, summarize
+from tvmflow.support.errors import ProgramError
+from tvmflow.vta.compiler.compiler import compile_region
+from tvmflow.vta.isa.config import VtaConfig
+from tvmflow.vta.machine.lint import lint
+from tvmflow.vta.runtime.audit import check_ran
+from tvmflow.vta.runtime.runtime import program_to_blob
+from tvmflow.vta.runtime.summary import Part, summarize
 
 # -- from a quantized network -----------------------------------------------------------------------------------------
 
@@ -28,10 +28,10 @@ def quantized_module(scale: str, pooled: bool = True) -> tuple[Any, Array]:
     """A network with residual sums, a max pool and a dense layer, in vta_int8; and samples."""
     import torch
 
-    from tvmflow.frontends.exported import ExportedModel
-    from tvmflow.passes.canonicalize import canonicalize
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
+    from tvmflow.passes.pipeline import canonicalize
     from tvmflow.quantization.options import VtaOptions
-    from tvmflow.quantization.quantizer import quantize_vta
+    from tvmflow.quantization.post_training import quantize_vta
 
     class Block(torch.nn.Module):
         def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -67,8 +67,8 @@ def quantized_module(scale: str, pooled: bool = True) -> tuple[Any, Array]:
 @pytest.mark.parametrize("config", [CONFIG, VtaConfig(log_batch=1)], ids=lambda config: config.name)
 def test_a_quantized_network_computes_the_same_with_the_accelerator(scale: str, config: VtaConfig) -> None:
     from tvmflow.passes import run_pass
-    from tvmflow.passes.offload_vta import offload_vta
-    from tvmflow.passes.pack_channels import PackChannels
+    from tvmflow.passes.layout.pack_channels import PackChannels
+    from tvmflow.vta.compiler.offload import offload_vta
 
     module, samples = quantized_module(scale)
     offloaded, parts = offload_vta(module, config)
@@ -82,9 +82,9 @@ def test_a_quantized_network_computes_the_same_with_the_accelerator(scale: str, 
 def check_forms(config: VtaConfig, module: Any, offloaded: Any, samples: Array) -> list[dict[str, Any]]:
     """Compile the regions, run the quantized, offloaded and compiled module, and compare; return the programs' summaries."""
     from tvmflow.backends.cpu import host_backend
-    from tvmflow.building.library import LocalRunner
-    from tvmflow.passes.offload_vta import blobs_of, regions_of, with_blobs
-    from tvmflow.vta.runtime import register
+    from tvmflow.codegen.compile import LocalRunner
+    from tvmflow.vta.compiler.offload import blobs_of, regions_of, with_blobs
+    from tvmflow.vta.runtime.runtime import register
 
     runtime = register(config)
     programs = [compile_region(config, region, "optimized") for region in regions_of(offloaded)]
@@ -109,9 +109,9 @@ def pieces_module() -> tuple[Any, Array]:
     """A network that VTA computes in pieces: between them what it cannot, each kind once."""
     import torch
 
-    from tvmflow.frontends.exported import ExportedModel
-    from tvmflow.passes.canonicalize import canonicalize
-    from tvmflow.quantization.quantizer import VtaOptions, quantize_vta
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
+    from tvmflow.passes.pipeline import canonicalize
+    from tvmflow.quantization.post_training import VtaOptions, quantize_vta
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -139,7 +139,7 @@ def pieces_module() -> tuple[Any, Array]:
 
 
 def test_a_network_in_several_regions_computes_the_same() -> None:
-    from tvmflow.passes.offload_vta import offload_vta
+    from tvmflow.vta.compiler.offload import offload_vta
 
     module, samples = pieces_module()
     offloaded, parts = offload_vta(module, CONFIG)
@@ -153,9 +153,9 @@ def generator_module() -> tuple[Any, Array]:
     """DCGAN's generator in small: a dense layer, transposed convolutions of both kinds with batch norms, no plain ones."""
     import torch
 
-    from tvmflow.frontends.exported import ExportedModel
-    from tvmflow.passes.canonicalize import canonicalize
-    from tvmflow.quantization.quantizer import VtaOptions, quantize_vta
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
+    from tvmflow.passes.pipeline import canonicalize
+    from tvmflow.quantization.post_training import VtaOptions, quantize_vta
 
     up = torch.nn.ConvTranspose2d
     net = torch.nn.Sequential(
@@ -169,9 +169,9 @@ def generator_module() -> tuple[Any, Array]:
 
 
 def test_transposed_convolutions_of_a_generator_are_computed() -> None:
-    from tvmflow.ir.definition import run_graph
-    from tvmflow.ir.graph import read_graph
-    from tvmflow.passes.offload_vta import offload_vta
+    from tvmflow.ir.relax.graph import read_graph
+    from tvmflow.ir.relax.numpy_interpreter import run_graph
+    from tvmflow.vta.compiler.offload import offload_vta
 
     module, samples = generator_module()
     offloaded, parts = offload_vta(module, CONFIG)
@@ -179,7 +179,7 @@ def test_transposed_convolutions_of_a_generator_are_computed() -> None:
     assert parts.reasons == {}, "the batch norm is in the first layer's weights"
     check_forms(CONFIG, module, offloaded, samples)
     from tvmflow.backends.cpu import host_backend
-    from tvmflow.building.library import LocalRunner
+    from tvmflow.codegen.compile import LocalRunner
 
     graph, runner = read_graph(module), LocalRunner(module, host_backend())
     for sample in samples:
@@ -187,8 +187,8 @@ def test_transposed_convolutions_of_a_generator_are_computed() -> None:
 
 
 def test_every_layer_that_stays_on_the_cpu_has_its_reason() -> None:
-    from tvmflow.errors import UnknownNameError
-    from tvmflow.passes.offload_vta import offload_vta
+    from tvmflow.support.errors import UnknownNameError
+    from tvmflow.vta.compiler.offload import offload_vta
 
     module, _ = pieces_module()
     reasons = offload_vta(module, CONFIG)[1].reasons
@@ -211,8 +211,8 @@ def test_every_layer_that_stays_on_the_cpu_has_its_reason() -> None:
 
 
 def test_layers_between_start_and_stop() -> None:
-    from tvmflow.errors import UnknownNameError
-    from tvmflow.passes.offload_vta import offload_vta
+    from tvmflow.support.errors import UnknownNameError
+    from tvmflow.vta.compiler.offload import offload_vta
 
     module, _ = quantized_module("global")
     layers = offload_vta(module, CONFIG)[1].offloaded
@@ -227,10 +227,10 @@ def test_layers_between_start_and_stop() -> None:
 
 
 def test_a_float_network_has_nothing_for_the_accelerator() -> None:
-    from tvmflow.frontends.exported import ExportedModel
-    from tvmflow.passes.canonicalize import canonicalize
-    from tvmflow.passes.offload_vta import offload_vta
-    from tvmflow.sources.torch_networks import build
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
+    from tvmflow.passes.pipeline import canonicalize
+    from tvmflow.sources.networks.torch_zoo import build
+    from tvmflow.vta.compiler.offload import offload_vta
 
     model = ExportedModel(build("digits_cnn", 3), one_input("input", (1, 1, 8, 8)))
     with pytest.raises(ProgramError, match="nothing in this network that VTA can compute"):

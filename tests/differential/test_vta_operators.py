@@ -11,12 +11,12 @@ from tests.differential.vta_cases import (
     image,
     random_conv,
 )
-from tvmflow.errors import ProgramError
-from tvmflow.vta.compiler import MODES, compile_region
-from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.region import MaxPool, Region, Sum, Tail, region_from, region_to_blob, run_region
-from tvmflow.vta.region import from_blob as read_blob
-from tvmflow.vta.runtime import program_from, program_to_blob
+from tvmflow.support.errors import ProgramError
+from tvmflow.vta.compiler.compiler import MODES, compile_region
+from tvmflow.vta.isa.config import VtaConfig
+from tvmflow.vta.isa.region import MaxPool, Region, Sum, Tail, region_from, region_to_blob, run_region
+from tvmflow.vta.isa.region import from_blob as read_blob
+from tvmflow.vta.runtime.runtime import program_from, program_to_blob
 
 
 @pytest.mark.parametrize("padding", [0, 1])

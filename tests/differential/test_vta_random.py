@@ -11,15 +11,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.differential.vta_cases import BOARD, CONFIG, check_region, image, random_conv, total
-from tvmflow.errors import ProgramError
-from tvmflow.vta.compiler import MODES, Mode, compile_region, conv_workloads
-from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.counters import count
-from tvmflow.vta.lint import lint
-from tvmflow.vta.region import Conv, Region, Sum, Tail, run_region
-from tvmflow.vta.runtime import layer_values
-from tvmflow.vta.tiles import TileRecord
-from tvmflow.vta.walk import Tile, layout_of, moved_bytes, products
+from tvmflow.support.errors import ProgramError
+from tvmflow.vta.compiler.compiler import MODES, Mode, compile_region, conv_workloads
+from tvmflow.vta.compiler.conv_tiling import Tile, layout_of, moved_bytes, products
+from tvmflow.vta.compiler.tile_search import TileRecord
+from tvmflow.vta.isa.config import VtaConfig
+from tvmflow.vta.isa.region import Conv, Region, Sum, Tail, run_region
+from tvmflow.vta.machine.counters import count
+from tvmflow.vta.machine.lint import lint
+from tvmflow.vta.runtime.runtime import layer_values
 
 DESIGNS = [
     VtaConfig(log_block=2, log_uop_buff_size=12, log_inp_buff_size=inp, log_wgt_buff_size=wgt, log_acc_buff_size=acc)

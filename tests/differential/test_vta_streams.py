@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.differential.vta_cases import CONFIG, TINY
-from tvmflow.errors import ProgramError
-from tvmflow.vta.config import PAGE, Memory, VtaConfig
-from tvmflow.vta.counters import count
-from tvmflow.vta.execution import run_launch
-from tvmflow.vta.interpreter import Interpreter
-from tvmflow.vta.isa import Alu, AluOp, Finish, Flags, Gemm, Instruction, Mem, encode_uops
-from tvmflow.vta.lint import lint
-from tvmflow.vta.program import Launch, Program
-from tvmflow.vta.simulator import Simulator
+from tvmflow.support.errors import ProgramError
+from tvmflow.vta.isa.config import PAGE, Memory, VtaConfig
+from tvmflow.vta.isa.instructions import Alu, AluOp, Finish, Flags, Gemm, Instruction, Mem, encode_uops
+from tvmflow.vta.isa.program import Launch, Program
+from tvmflow.vta.machine.counters import count
+from tvmflow.vta.machine.execution import run_launch
+from tvmflow.vta.machine.interpreter import Interpreter
+from tvmflow.vta.machine.lint import lint
+from tvmflow.vta.machine.simulator import Simulator
 
 DRAM_BYTES = 4 * PAGE
 DEEP_ACC = VtaConfig(log_block=2, log_uop_buff_size=7, log_inp_buff_size=6, log_wgt_buff_size=8, log_acc_buff_size=10)

@@ -14,17 +14,17 @@ from tests.differential.vta_cases import (
     image,
     random_conv,
 )
-from tvmflow.errors import ProgramError
-from tvmflow.vta.compiler import compile_region
-from tvmflow.vta.config import PAGE, Memory, VtaConfig
-from tvmflow.vta.device import dram_of
-from tvmflow.vta.execution import in_order, run_launch
-from tvmflow.vta.isa import Alu, AluOp, Finish, Instruction, Mem
-from tvmflow.vta.lint import lint
-from tvmflow.vta.program import Launch, Program, check_row_hazard
-from tvmflow.vta.region import MaxPool, Region, Sum, Tail
-from tvmflow.vta.runtime import layer_values
-from tvmflow.vta.simulator import Simulator
+from tvmflow.support.errors import ProgramError
+from tvmflow.vta.compiler.compiler import compile_region
+from tvmflow.vta.isa.config import PAGE, Memory, VtaConfig
+from tvmflow.vta.isa.instructions import Alu, AluOp, Finish, Instruction, Mem
+from tvmflow.vta.isa.program import Launch, Program, check_row_hazard
+from tvmflow.vta.isa.region import MaxPool, Region, Sum, Tail
+from tvmflow.vta.machine.execution import in_order, run_launch
+from tvmflow.vta.machine.lint import lint
+from tvmflow.vta.machine.simulator import Simulator
+from tvmflow.vta.runtime.device import dram_of
+from tvmflow.vta.runtime.runtime import layer_values
 
 
 def small_program() -> Program:
@@ -115,8 +115,8 @@ def test_poisoned_memory_does_not_show() -> None:
     clean = layer_values(program, x, shapes)  # type: ignore[arg-type]
     memory = dram_of(program)
     memory[PAGE : program.constants_at] = 0xAA
-    from tvmflow.vta.device import read_tensor, write_tensor
-    from tvmflow.vta.region import pack, unpack
+    from tvmflow.vta.isa.region import pack, unpack
+    from tvmflow.vta.runtime.device import read_tensor, write_tensor
 
     write_tensor(memory, program.inputs[0], pack(program.config, x["x"]))
     machine = Simulator(program.config, memory)

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.vta.compiler import Mode, as_computed, compile_region
-from tvmflow.vta.config import PAGE, Memory, VtaConfig
-from tvmflow.vta.counters import Counters, count
-from tvmflow.vta.device import dram_of
-from tvmflow.vta.execution import run_launch
-from tvmflow.vta.interpreter import Interpreter
-from tvmflow.vta.lint import DeviceRules, lint
-from tvmflow.vta.program import Dram, LaunchBuilder, Program, pages
-from tvmflow.vta.region import Conv, Region, Sum, Tail, run_region
-from tvmflow.vta.runtime import layer_values
-from tvmflow.vta.simulator import Simulator
+from tvmflow.vta.compiler.compiler import Mode, as_computed, compile_region
+from tvmflow.vta.isa.config import PAGE, Memory, VtaConfig
+from tvmflow.vta.isa.program import Dram, LaunchBuilder, Program, pages
+from tvmflow.vta.isa.region import Conv, Region, Sum, Tail, run_region
+from tvmflow.vta.machine.counters import Counters, count
+from tvmflow.vta.machine.execution import run_launch
+from tvmflow.vta.machine.interpreter import Interpreter
+from tvmflow.vta.machine.lint import DeviceRules, lint
+from tvmflow.vta.machine.simulator import Simulator
+from tvmflow.vta.runtime.device import dram_of
+from tvmflow.vta.runtime.runtime import layer_values
 
 Array = np.ndarray[Any, Any]
 CONFIG = VtaConfig()

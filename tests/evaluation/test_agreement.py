@@ -14,7 +14,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tasks.golden import check_module
-from tvmflow.errors import AgreementError
 from tvmflow.evaluation.agreement import (
     NO_NOISE_DB,
     RESOLUTION,
@@ -25,7 +24,8 @@ from tvmflow.evaluation.agreement import (
     spread_of,
 )
 from tvmflow.evaluation.scorecard import quality
-from tvmflow.sources.datasets import Samples
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.errors import AgreementError
 
 Array = np.ndarray[Any, Any]
 LOOSEST = 1.5  # no bound of params.yaml is looser

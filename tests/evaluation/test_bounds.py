@@ -16,20 +16,20 @@ from tasks import evaluate
 from tests.conftest import REPOSITORY
 from tests.differential.test_attention import Case, imported
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.lower import lower
-from tvmflow.building.manifest import kernels_of
-from tvmflow.errors import StageError
-from tvmflow.evaluation import bounds
-from tvmflow.evaluation.bounds import Ceilings, Work, bounds_of, measured_bounds, measured_ceilings
-from tvmflow.evaluation.load import CpuReading
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.lower import lower
+from tvmflow.codegen.manifest import kernels_of
+from tvmflow.config.params import load_params
+from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation import roofline as bounds
+from tvmflow.evaluation.machine_load import CpuReading
+from tvmflow.evaluation.roofline import Ceilings, Work, bounds_of, measured_bounds, measured_ceilings
 from tvmflow.evaluation.scorecard import bound_metrics
-from tvmflow.ir.emit import constant
-from tvmflow.kernels.workloads import extract_workloads, multiplied, operations
-from tvmflow.params import load_params
+from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.tir.workloads import extract_workloads, multiplied, operations
 from tvmflow.report.tables import shown_bound
+from tvmflow.support.errors import StageError
 from tvmflow.targets.resolve import ResolvedTarget, host_target
-from tvmflow.workspace import Workspace
 
 BACKEND = CpuBackend(host_target())
 WORK = Work({"float32": 2e9, "int8": 1e9}, 10**8)

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvmflow.backends.vta import VtaBackend
-from tvmflow.errors import StoreError
+from tvmflow.config.params import ReleaseParams
 from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_in_turns
+from tvmflow.evaluation.interleaved_timing import Contestant, Turn
 from tvmflow.evaluation.latency import LatencyRules, measure, measured_of
 from tvmflow.evaluation.regression import change_between, comparable_before
-from tvmflow.evaluation.turns import Contestant, Turn
-from tvmflow.params import ReleaseParams
-from tvmflow.release.candidate import cost_of_one_run
-from tvmflow.release.gate import judge
 from tvmflow.report.tables import part_table
+from tvmflow.shipping.gates.candidate import cost_of_one_run
+from tvmflow.shipping.gates.cell import judge
+from tvmflow.support.errors import StoreError
 from tvmflow.targets.resolve import host_target
-from tvmflow.vta.config import COUNTERS_FUNCTION
+from tvmflow.vta.isa.config import COUNTERS_FUNCTION
 
 RULES = LatencyRules(warmup_runs=2, turns=12, turn_ms=1.0, max_seconds=0.5, max_foreign_load=0.1)
 RELEASE = ReleaseParams(max_slowdown=0.5, min_coverage=0.5)

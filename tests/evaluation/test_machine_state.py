@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from tvmflow.devices.session import STATE, Array, Arrays, RemoteModel, known_state
-from tvmflow.errors import DeviceLostError
-from tvmflow.evaluation.load import process_tree, read_cpu
+from tvmflow.evaluation.machine_load import process_tree, read_cpu
 from tvmflow.evaluation.machine_state import DeviceWatch, Probe, TurnState
-from tvmflow.recipe import RUNTIME
+from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.support.errors import DeviceLostError
 
 CPUS = sorted(os.sched_getaffinity(0))
 NO_CPU = 4000

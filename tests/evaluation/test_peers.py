@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.artifacts import save_arrays
+from tvmflow.evaluation.baselines import Peer, open_peers
 from tvmflow.evaluation.fastest_way import COMPILE_FROM_S, FastestWay, difference_of
-from tvmflow.evaluation.peers import Peer, open_peers
-from tvmflow.frontends.exported import ExportedModel
-from tvmflow.frontends.onnx import open_session, session_ways
+from tvmflow.frontends.onnx.frontend import open_session, session_ways
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import Arrays, PreparedRun, Way, one_input
-from tvmflow.sources.datasets import Samples
+from tvmflow.pipeline.record import save_arrays
+from tvmflow.sources.data.datasets import Samples
 
 RIGHT = (np.arange(4, dtype=np.float32).reshape(1, 4),)
 
@@ -92,7 +92,7 @@ def test_a_compiler_that_takes_too_long_is_left_out_with_the_reason() -> None:
 
 @pytest.fixture(scope="module")
 def keras_model() -> Any:
-    from tvmflow.sources.keras_networks import build
+    from tvmflow.sources.networks.keras_zoo import build
 
     return build("digits_cnn").eval()
 

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
+from tvmflow.evaluation.interleaved_timing import Contestant, TurnRules, ratio_of, sort_turns, take_turns
 from tvmflow.evaluation.turn_statistics import time_of
-from tvmflow.evaluation.turns import Contestant, TurnRules, ratio_of, sort_turns, take_turns
 
 
 class Placed:

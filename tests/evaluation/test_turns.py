@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvmflow.evaluation.comparison import compare_in_turns
+from tvmflow.evaluation.interleaved_timing import Contestant, Turn, TurnRules, busy_threads, take_turns
 from tvmflow.evaluation.latency import Latency, LatencyRules, Measured, measure_in_turns, measured_of
-from tvmflow.evaluation.load import CpuReading, foreign_share, process_tree, read_cpu, wait_until_quiet
+from tvmflow.evaluation.machine_load import CpuReading, foreign_share, process_tree, read_cpu, wait_until_quiet
 from tvmflow.evaluation.machine_state import TurnState, disturbance, states_of
 from tvmflow.evaluation.turn_statistics import LEAST_BLOCKS, ratio_between, sign_interval, time_of
-from tvmflow.evaluation.turns import Contestant, Turn, TurnRules, busy_threads, take_turns
 from tvmflow.report.tables import best_peer, shown_advantage, shown_best, shown_latency, shown_states, times_faster
 
 RULES = LatencyRules(warmup_runs=2, turns=60, turn_ms=50.0, max_seconds=30.0, max_foreign_load=0.1)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.devices.rpc import session_here
+from tvmflow.devices.rpc.session import session_here
 from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.jobs import FleetRules
-from tvmflow.tuning.measure import MeasureRules
-from tvmflow.tuning.search_rules import SearchRules
+from tvmflow.tuning.measure.kernel_bench import MeasureRules
+from tvmflow.tuning.search.rules import SearchRules
 
 # A few short measurements, believed whatever else the machine does.
 QUICK_RULES = SearchRules(

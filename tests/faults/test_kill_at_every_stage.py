@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from tests.conftest import CELL, REPOSITORY, stage, tvmflow
-from tvmflow.params import STAGE_NAMES
-from tvmflow.tuning.records import read_records
+from tvmflow.config.params import STAGE_NAMES
+from tvmflow.tuning.records.record import read_records
 
 SLUG = "digits_torch.local-cpu.float32"
 

@@ -18,15 +18,15 @@ import pytest
 
 from tests.faults.here import QUICK_RULES, here
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.errors import StageError, StoreError, ToolchainError
-from tvmflow.kernels.workloads import Workload
-from tvmflow.progress import silent
+from tvmflow.ir.tir.workloads import Workload
+from tvmflow.support.errors import StageError, StoreError, ToolchainError
+from tvmflow.support.progress import silent
 from tvmflow.targets.resolve import ResolvedTarget, host_target
-from tvmflow.tuning import builder
-from tvmflow.tuning.builder import BuildPool, Built, Order
-from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.records import (
+from tvmflow.tuning.measure import build_pool as builder
+from tvmflow.tuning.measure.build_pool import BuildPool, Built, Order
+from tvmflow.tuning.measure.canary import canary_workload
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import (
     COMPILE_ERROR,
     ILLEGAL_SCHEDULE,
     OK,
@@ -35,8 +35,8 @@ from tvmflow.tuning.records import (
     append_record,
     read_records,
 )
-from tvmflow.tuning.search import tune
-from tvmflow.tuning.state import TuneReport
+from tvmflow.tuning.search.search import tune
+from tvmflow.tuning.search.state import TuneReport
 
 TARGET = host_target()
 BACKEND = CpuBackend(TARGET)
@@ -177,7 +177,7 @@ def test_a_process_that_is_killed_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_processes_that_do_not_start_are_the_machines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tvmflow.tuning import build_process
+    from tvmflow.tuning.measure import build_process
 
     python = tmp_path / "python"
     with _pool(TARGET, tmp_path / "pool") as pool:

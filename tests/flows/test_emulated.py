@@ -9,15 +9,15 @@ import pytest
 import yaml
 
 from tasks.table import STAGES
+from tvmflow.config.workspace import find_workspace
 from tvmflow.devices.emulation.system import EmulatedSystem
 from tvmflow.devices.session import EXECUTED
-from tvmflow.errors import DeviceError
 from tvmflow.evaluation.scorecard import has_no_time
-from tvmflow.progress import silent
-from tvmflow.release.gate import judge
+from tvmflow.pipeline.store import Store
 from tvmflow.report.tables import shown_compute
-from tvmflow.store import Store
-from tvmflow.workspace import find_workspace
+from tvmflow.shipping.gates.cell import judge
+from tvmflow.support.errors import DeviceError
+from tvmflow.support.progress import silent
 
 CELL = "digits_torch@arm64-emulated:float32"
 pytestmark = pytest.mark.heavy

@@ -18,7 +18,7 @@ import yaml
 
 from flows.stage_process import StageRequest, run_stage
 from tests.conftest import CELL, free_port, tvmflow
-from tvmflow.errors import StageCrashedError, StageTimeoutError, TvmflowError
+from tvmflow.support.errors import StageCrashedError, StageTimeoutError, TvmflowError
 
 
 def _nothing(_text: str, _done: int, _total: int) -> None:
@@ -98,7 +98,7 @@ def test_a_dask_cluster_runs_the_cells(copy_of_finished: Path, with_prefect_serv
 @pytest.mark.slow
 def test_the_flows_can_be_run_one_by_one(copy_of_finished: Path, with_prefect_server: str) -> None:
     code = (
-        "import sys; from pathlib import Path\nfrom tvmflow.workspace import Workspace\n"
+        "import sys; from pathlib import Path\nfrom tvmflow.config.workspace import Workspace\n"
         "from flows.settings import configure_prefect\nroot = sys.argv[1]\nconfigure_prefect(Workspace(Path(root)))\n"
         "from flows.compile_model import compile_model\nfrom flows.evaluate_model import evaluate_model\n"
         "print(compile_model('digits', root), evaluate_model('digits', root))\n"
@@ -142,7 +142,7 @@ def test_progress_and_log_lines_of_a_stage_are_on_its_page(tmp_path: Path, with_
 import sys
 from pathlib import Path
 from flows.settings import configure_prefect
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
 configure_prefect(Workspace(Path(sys.argv[1])))
 from prefect import flow
 from flows.run_page import StageLog

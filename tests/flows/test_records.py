@@ -17,13 +17,13 @@ import yaml
 
 from flows.stage_process import StageRequest, run_stage
 from tests.conftest import CELL, SLUG, stage, tvmflow
-from tvmflow.artifacts import describe_file
-from tvmflow.digests import Digests
-from tvmflow.evaluation.bounds import Work
-from tvmflow.ledger.registry import version_by_alias
-from tvmflow.ledger.store_paths import open_mlflow
-from tvmflow.params import STAGE_NAMES
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import STAGE_NAMES
+from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.roofline import Work
+from tvmflow.pipeline.record import describe_file
+from tvmflow.support.digests import Digests
+from tvmflow.tracking.mlflow.registry import version_by_alias
+from tvmflow.tracking.mlflow.store import open_mlflow
 
 
 def _dvc(root: Path, *arguments: str) -> str:

@@ -13,15 +13,15 @@ import pytest
 from tasks.table import STAGES
 from tests.flows.walk import walk
 from tests.sized_models import ENCODER, IMAGES, TOKENS, write_encoder, write_images
-from tvmflow.building.self_contained import OpenedNetwork
-from tvmflow.errors import ModelFileError, UsageError
-from tvmflow.evaluation.source_import import read_model
-from tvmflow.frontends.onnx import open_session
-from tvmflow.preflight import check_model
-from tvmflow.progress import silent
-from tvmflow.rows import check_rows
-from tvmflow.stages import StageContext
-from tvmflow.workspace import Workspace
+from tvmflow.codegen.network.link import OpenedNetwork
+from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.import_model import read_model
+from tvmflow.frontends.onnx.frontend import open_session
+from tvmflow.pipeline.check_params import check_rows
+from tvmflow.pipeline.stage import StageContext
+from tvmflow.setup.preflight import check_model
+from tvmflow.support.errors import ModelFileError, UsageError
+from tvmflow.support.progress import silent
 
 BOUNDS = {
     "float32": 1e-4,

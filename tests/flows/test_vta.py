@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from tests.conftest import stage, tvmflow
-from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.isa import INSTRUCTION_BYTES
+from tvmflow.vta.isa.config import VtaConfig
+from tvmflow.vta.isa.instructions import INSTRUCTION_BYTES
 
 pytestmark = pytest.mark.usefixtures("with_prefect_server")
 

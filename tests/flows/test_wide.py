@@ -11,9 +11,9 @@ import pytest
 
 from tests.flows.walk import walk
 from tests.wide_models import SPECS, WORDS, write
-from tvmflow.preflight import check_model
-from tvmflow.rows import check_rows
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.check_params import check_rows
+from tvmflow.setup.preflight import check_model
 
 pytestmark = pytest.mark.heavy
 

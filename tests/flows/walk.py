@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from tasks.table import STAGES
-from tvmflow.evaluation.source_import import read_model
-from tvmflow.progress import silent
-from tvmflow.stages import StageContext
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.import_model import read_model
+from tvmflow.pipeline.stage import StageContext
+from tvmflow.support.progress import silent
 
 
 def walk(workspace: Workspace, name: str) -> dict[str, Any]:

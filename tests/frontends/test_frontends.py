@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvmflow.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
+from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, one_input, run_in_batches
-from tvmflow.frontends.table import load_source
+from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
 
 pytestmark = pytest.mark.heavy
 
@@ -61,7 +61,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_keras_lambda_is_refused(tmp_path: Path) -> None:
-    from tvmflow.sources.keras_networks import keras_on_torch
+    from tvmflow.sources.networks.keras_zoo import keras_on_torch
 
     keras = keras_on_torch()
     model = keras.Sequential([keras.Input((2,)), keras.layers.Lambda(lambda x: x * 2)])
@@ -99,7 +99,7 @@ def _onnx(tmp_path: Path, operator: str = "Relu", domain: str = "") -> Path:
 
 def test_an_onnx_model_runs_and_imports(tmp_path: Path) -> None:
     from tvmflow.backends.cpu import host_backend
-    from tvmflow.building.library import LocalRunner
+    from tvmflow.codegen.compile import LocalRunner
 
     _onnx(tmp_path)
     model = load_source(tmp_path, _describe("onnx", "model.onnx", shape=(1, 4)))
@@ -118,7 +118,7 @@ def test_an_operator_that_tvm_does_not_know_is_named(tmp_path: Path) -> None:
 def test_a_torch_operator_that_tvm_does_not_know_is_named() -> None:
     import torch
 
-    from tvmflow.frontends.exported import ExportedModel
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
 
     class Net(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -129,8 +129,8 @@ def test_a_torch_operator_that_tvm_does_not_know_is_named() -> None:
 
 
 def test_a_wrong_input_shape_says_which_key_to_correct(tmp_path: Path) -> None:
-    from tvmflow.frontends.exported import ExportedModel
-    from tvmflow.sources.torch_networks import build
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
+    from tvmflow.sources.networks.torch_zoo import build
 
     with pytest.raises(ModelFileError, match=r"refuses inputs of float32 \[1, 3, 8, 8\]") as error:
         ExportedModel(build("digits_cnn"), one_input("input", (1, 3, 8, 8))).run(np.zeros((1, 3, 8, 8), np.float32))
@@ -182,7 +182,7 @@ def test_a_source_runs_on_as_many_threads_as_it_is_told(tmp_path: Path, threads:
 def test_a_torch_source_runs_on_as_many_threads_as_it_is_told() -> None:
     import torch
 
-    from tvmflow.frontends.exported import ExportedModel
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
 
     model, before = ExportedModel(torch.nn.Linear(2, 2).eval(), one_input("x", (1, 2))), torch.get_num_threads()
     try:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvmflow.errors import ModelFileError
-from tvmflow.frontends.keras_files import check_file
-from tvmflow.sources.keras_networks import build
+from tvmflow.frontends.keras.files import check_file
+from tvmflow.sources.networks.keras_zoo import build
+from tvmflow.support.errors import ModelFileError
 
 pytestmark = pytest.mark.heavy
 

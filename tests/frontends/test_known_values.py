@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.passes.pipeline import canonicalize
 
 _LENGTH, _WIDTH = 12, 16
 

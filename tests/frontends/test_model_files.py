@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.seeds import params_bytes, symbol_json
-from tvmflow.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
-from tvmflow.frontends.mxnet import import_symbol
-from tvmflow.frontends.mxnet_files import read_params, read_symbol
+from tvmflow.frontends.mxnet.files import read_params, read_symbol
+from tvmflow.frontends.mxnet.frontend import import_symbol
+from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, one_input
-from tvmflow.frontends.table import load_source
+from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
 
 FILES = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

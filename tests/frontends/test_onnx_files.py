@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.conftest import REPOSITORY, stage
-from tvmflow.errors import ModelFileError, TvmflowError
-from tvmflow.evaluation.peers import sandboxed_peer
-from tvmflow.frontends.onnx_companions import beside, onnx_external_data
+from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.baselines import sandboxed_peer
+from tvmflow.frontends.onnx.external_data import beside, onnx_external_data
+from tvmflow.frontends.onnx.files import external_files
+from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, one_input
-from tvmflow.frontends.table import load_source
-from tvmflow.preflight import check_model
-from tvmflow.sources.datasets import Samples
-from tvmflow.sources.onnx_files import external_files
-from tvmflow.workspace import Workspace
+from tvmflow.setup.preflight import check_model
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.errors import ModelFileError, TvmflowError
 
 pytestmark = pytest.mark.heavy
 
@@ -102,8 +102,8 @@ sys.meta_path.insert(0, NoTorch())
 from pathlib import Path
 import numpy as np
 from tasks.import_model import read_model
-from tvmflow.evaluation.peers import Peer
-from tvmflow.frontends.table import FRONTENDS
+from tvmflow.evaluation.baselines import Peer
+from tvmflow.frontends.registry import FRONTENDS
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.weights import WeightsRequest, bring_weights
 fetched, out = Path(sys.argv[1]), Path(sys.argv[2])
@@ -144,7 +144,7 @@ def test_another_process_reads_which_files_belong_to_a_model(tmp_path: Path) -> 
     """Protobuf takes 170 bytes for each of a file that holds nothing but empty messages."""
     (tmp_path / "data").mkdir(), (tmp_path / "links").mkdir()
     _save(tmp_path / "data", _model(2), location="mine.onnx.data")
-    code = "import sys; from pathlib import Path; from tvmflow.frontends.table import FRONTENDS\n"
+    code = "import sys; from pathlib import Path; from tvmflow.frontends.registry import FRONTENDS\n"
     code += "print(list(FRONTENDS['onnx'].files.companions(Path(sys.argv[1]))), 'onnx' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "data" / "mine.onnx")], capture_output=True, text=True, check=False,

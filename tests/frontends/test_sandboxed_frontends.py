@@ -18,13 +18,13 @@ import pytest
 from tasks.import_model import ImportLimits, ImportSettings, import_model
 from tests.conftest import REPOSITORY
 from tests.fuzz.seeds import params_bytes, symbol_json
-from tvmflow.artifacts import digest_of
-from tvmflow.errors import ModelFileError, TvmflowError
 from tvmflow.frontends.source_model import SourceDescription, one_input
+from tvmflow.pipeline.record import digest_of
+from tvmflow.pipeline.stage import StageContext
 from tvmflow.sandbox.process import Policy, Sandbox
-from tvmflow.sources.datasets import Samples
-from tvmflow.sources.tool_environments import TOOL_ENVIRONMENTS
-from tvmflow.stages import StageContext
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.errors import ModelFileError, TvmflowError
+from tvmflow.toolchain.environments import TOOL_ENVIRONMENTS
 
 pytestmark = pytest.mark.heavy
 
@@ -70,7 +70,7 @@ def _poison(tools: Path, name: str, arguments: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
     deeds = (REPOSITORY / "tests" / "sandbox" / "sandbox_deeds.py").read_text()
     deeds = deeds.replace(
-        "from tvmflow.errors import ModelFileError", "ModelFileError = Exception"
+        "from tvmflow.support.errors import ModelFileError", "ModelFileError = Exception"
     )  # tvmflow is not there
     (folder / "deeds.py").write_text(deeds + POISON.format(arguments=arguments))
     (folder / "python").write_text(f'#!/bin/sh\nshift\nexec {sys.executable} {folder / "deeds.py"} "$@"\n')

@@ -15,10 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import REPOSITORY
-from tvmflow.errors import ModelFileError, StageTimeoutError, TvmflowError, UnsupportedOperatorError
-from tvmflow.frontends.source_model import SourceDescription, one_input
-from tvmflow.frontends.table import load_source
-from tvmflow.frontends.torch_operators import (
+from tvmflow.frontends.pytorch.operators import (
     _PRIMS,
     _SCRIPT_ONLY,
     known_operators,
@@ -26,7 +23,10 @@ from tvmflow.frontends.torch_operators import (
     unknown_in_script,
     unknown_operators,
 )
+from tvmflow.frontends.registry import load_source
+from tvmflow.frontends.source_model import SourceDescription, one_input
 from tvmflow.sandbox.process import Policy, run_in_sandbox
+from tvmflow.support.errors import ModelFileError, StageTimeoutError, TvmflowError, UnsupportedOperatorError
 
 pytestmark = pytest.mark.heavy
 
@@ -48,7 +48,7 @@ class Evil:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
-    from tvmflow.sources.torch_networks import build
+    from tvmflow.sources.networks.torch_zoo import build
 
     path = tmp_path_factory.mktemp("pt2") / "model.pt2"
     torch.export.save(torch.export.export(build("digits_cnn", 1), (torch.zeros(1, 1, 8, 8),)), path)
@@ -298,7 +298,7 @@ def test_state_dicts_that_are_none(tmp_path: Path, state: Any) -> None:
 def test_tensors_of_odd_kinds_are_one_error(tmp_path: Path, kind: str) -> None:
     import torch
 
-    from tvmflow.sources.torch_networks import build
+    from tvmflow.sources.networks.torch_zoo import build
 
     state = dict(build("digits_cnn", 1).state_dict())
     name = next(iter(state))

@@ -10,16 +10,16 @@ import pytest
 
 from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.errors import ModelFileError
+from tvmflow.codegen.compile import LocalRunner
 from tvmflow.evaluation.agreement import check_golden, compare_all, worst_of
+from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, run_in_batches
-from tvmflow.frontends.table import load_source
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
+from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.quantization.quantizer import quantize_int8
+from tvmflow.support.errors import ModelFileError
 
 
 @pytest.mark.few(3)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["tvmflow.frontends.mxnet_files"]):
-    from tvmflow.errors import ModelFileError
-    from tvmflow.frontends.mxnet_files import read_params, read_symbol
+with atheris.instrument_imports(include=["tvmflow.frontends.mxnet.files"]):
+    from tvmflow.frontends.mxnet.files import read_params, read_symbol
+    from tvmflow.support.errors import ModelFileError
 
 _FILE = Path(tempfile.mkdtemp()) / "file"
 

@@ -14,14 +14,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from tests.differential.vta_cases import CONFIG, image, random_conv
-from tvmflow.errors import ParamsError, ProgramError, TvmflowError
-from tvmflow.vta.compiler import compile_region
-from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.device import SimulatorDriver
-from tvmflow.vta.execution import in_order
-from tvmflow.vta.lint import lint
-from tvmflow.vta.program import Program
-from tvmflow.vta.region import (
+from tvmflow.support.errors import ParamsError, ProgramError, TvmflowError
+from tvmflow.vta.compiler.compiler import compile_region
+from tvmflow.vta.isa.config import VtaConfig
+from tvmflow.vta.isa.program import Program
+from tvmflow.vta.isa.region import (
     Conv,
     MaxPool,
     Region,
@@ -33,7 +30,10 @@ from tvmflow.vta.region import (
     region_from,
     region_to_blob,
 )
-from tvmflow.vta.runtime import Runtime, program_from, program_to_blob
+from tvmflow.vta.machine.execution import in_order
+from tvmflow.vta.machine.lint import lint
+from tvmflow.vta.runtime.device import SimulatorDriver
+from tvmflow.vta.runtime.runtime import Runtime, program_from, program_to_blob
 
 SHAPE = (1, 16, 6, 6)
 REGION = Region(

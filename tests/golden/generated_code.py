@@ -2,7 +2,7 @@
 
 Of each kernel some candidates are scheduled, and the schedule goes through all of TVM's passes, up to the door of LLVM:
 what our templates, our passes and our intrinsics make of a kernel is in that text, and nothing of the machine that runs
-the test. Records of measurements are believed as long as this does not change, or `codegen` in tvmflow/toolchain.py does.
+the test. Records of measurements are believed as long as this does not change, or `codegen` in tvmflow/toolchain/versions.py does.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import tvm
 
 from tests.golden.networks import TARGETS, Case, cases
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import prepared
-from tvmflow.passes.keep_on_stack import pipeline
+from tvmflow.codegen.compile import prepared
+from tvmflow.passes.kernel.stack_buffers import pipeline
+from tvmflow.schedules.registry import Knobs, scheduled, template_named
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.templates import Knobs, scheduled, template_named
-from tvmflow.toolchain import version
+from tvmflow.toolchain.versions import version
 
 PATH = Path(__file__).with_name("generated_code.json")
 RENEW = "python -m tests.golden.generated_code"
@@ -89,7 +89,9 @@ def renew() -> str:
     current = [case for target in TARGETS.values() for case in cases(target)]
     changed = list(changes(known, current)) if same else []
     if changed:
-        return "\n".join([*changed, f"raise _CODEGEN in tvmflow/toolchain.py above {known['codegen']}, then: {RENEW}"])
+        return "\n".join(
+            [*changed, f"raise _CODEGEN in tvmflow/toolchain/versions.py above {known['codegen']}, then: {RENEW}"]
+        )
     digests = {case.name: fresh(case) for case in current}
     made = {"codegen": version("codegen"), "tvm": version("tvm"), "kernels": digests}
     PATH.write_text(json.dumps(made, indent=0, sort_keys=True) + "\n", encoding="utf-8")

@@ -10,12 +10,12 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.lower import lower
-from tvmflow.ir.emit import constant
-from tvmflow.kernels.workloads import Workload, extract_workloads
-from tvmflow.passes.legalize_convolutions import convolution_keys
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.quantization.mixed import MixedPrecision, to_mixed
+from tvmflow.codegen.lower import lower
+from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.tir.workloads import Workload, extract_workloads
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
 from tvmflow.targets.cpu_features import cpu_features_of
 from tvmflow.targets.resolve import ResolvedTarget
 

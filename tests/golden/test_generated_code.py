@@ -13,10 +13,10 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.golden.generated_code import RENEW, changes, load
 from tests.golden.networks import TARGETS, Case, cases
-from tvmflow import templates
-from tvmflow.kernels.blocks import Kernel
-from tvmflow.templates import Knobs
-from tvmflow.toolchain import version
+from tvmflow.ir.tir.blocks import Kernel
+from tvmflow.schedules import registry as templates
+from tvmflow.schedules.registry import Knobs
+from tvmflow.toolchain.versions import version
 
 GOLDEN = load()
 ANOTHER_TVM = pytest.mark.skipif(
@@ -30,7 +30,7 @@ def test_code_changes_only_with_the_codegen_version(name: str) -> None:
     assert GOLDEN["codegen"] == version("codegen"), f"codegen is {version('codegen')} now: {RENEW}"
     current = list(cases(TARGETS[name]))
     changed = list(changes(GOLDEN, current))
-    assert not changed, "\n".join([*changed, f"raise _CODEGEN in tvmflow/toolchain.py, then: {RENEW}"])
+    assert not changed, "\n".join([*changed, f"raise _CODEGEN in tvmflow/toolchain/versions.py, then: {RENEW}"])
     known = {kernel for kernel in GOLDEN["kernels"] if kernel.split()[0] == name}
     assert {case.name for case in current} == known, f"kernels came or went, no version need be raised: {RENEW}"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.recipe import RUNTIME
-from tvmflow.sources.software_gpus import SoftwareDriver
+from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.toolchain.software_gpus import SoftwareDriver
 
 # Runs a library on samples as often as asked, on a GPU of these options; writes all outputs, and prints what it was made of.
 _PROGRAM = """

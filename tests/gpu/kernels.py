@@ -12,16 +12,16 @@ import numpy as np
 from tests.gpu.drivers import run_on
 from tests.gpu.test_networks import gpu_backend
 from tests.gpu.vulkan_networks import Array, HandMade, Kernel, Value, ran
-from tvmflow.building.plan import Memory, Plan, launch_step
-from tvmflow.building.plan import Value as PlanValue
-from tvmflow.building.self_contained import Network, link
-from tvmflow.building.textures import textures_of
-from tvmflow.compilers import Command
+from tvmflow.codegen.network.link import Network, link
+from tvmflow.codegen.network.plan import Memory, Plan, launch_step
+from tvmflow.codegen.network.plan import Value as PlanValue
+from tvmflow.codegen.network.textures import textures_of
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.gpu.glsl import glsl_of
-from tvmflow.gpu.launches import Argument, DeviceKernel, DeviceProgram, Launch
-from tvmflow.gpu.spirv import spirv_of
-from tvmflow.sources.software_gpus import software_drivers
+from tvmflow.gpu_codegen.glsl import glsl_of
+from tvmflow.gpu_codegen.launches import Argument, DeviceKernel, DeviceProgram, Launch
+from tvmflow.gpu_codegen.spirv import spirv_of
+from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.software_gpus import software_drivers
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def new_schedule_of(*tensors: Any) -> Any:
     """Return a schedule of te's tensors, inputs first."""
     from tvm import te
 
-    from tvmflow.kernels.blocks import new_schedule
+    from tvmflow.ir.tir.blocks import new_schedule
 
     return new_schedule(te.create_prim_func(list(tensors)))
 

@@ -10,19 +10,19 @@ import pytest
 from tests.gpu.test_networks import gpu_backend
 from tests.runtime.test_network import Branches
 from tvmflow.backends.backend import Backend
-from tvmflow.building.lower import lower
-from tvmflow.devices.local_agent import LocalAgentTransport
+from tvmflow.codegen.lower import lower
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.local import LocalAgentTransport
 from tvmflow.devices.session import DeviceSession
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.evaluation.kernel_agreement import KernelAgreement, kernel_agreement
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.gpu import opencl
-from tvmflow.params import DeviceEntry
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.gpu_codegen import opencl
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.sources.datasets import Samples
-from tvmflow.sources.torch_networks import build
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.sources.networks.torch_zoo import build
 
 BOUNDS = {"float32": 5e-6, "float16": 2e-2, "float16_acc32": 2e-2}
 

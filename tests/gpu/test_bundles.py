@@ -9,17 +9,17 @@ import pytest
 
 from tests.gpu.test_networks import gpu_backend
 from tests.runtime.test_network import Branches
-from tvmflow.artifacts import sha256_of
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.bundle.abis import ABIS
-from tvmflow.bundle.elf import check_shared_object
-from tvmflow.compilers import Command, compiler_for, compiler_named
-from tvmflow.errors import BundleError, UsageError
-from tvmflow.evaluation.in_process import LoadedLibrary
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.evaluation.loaded_library import LoadedLibrary
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.pipeline.record import sha256_of
+from tvmflow.shipping.bundle.abis import ABIS
+from tvmflow.shipping.bundle.elf import check_shared_object
+from tvmflow.support.errors import BundleError, UsageError
+from tvmflow.toolchain.compilers import Command, compiler_for, compiler_named
 
 
 @pytest.mark.few(2)

@@ -11,13 +11,13 @@ import yaml
 
 from tasks.table import STAGES
 from tvmflow import api
+from tvmflow.config.workspace import find_workspace
 from tvmflow.devices.gpu.quarantine import quarantined
-from tvmflow.errors import AgreementError
-from tvmflow.gpu import opencl
-from tvmflow.progress import silent
-from tvmflow.release.gpu_gate import gpu_reasons
-from tvmflow.store import Store
-from tvmflow.workspace import find_workspace
+from tvmflow.gpu_codegen import opencl
+from tvmflow.pipeline.store import Store
+from tvmflow.shipping.gates.gpu import gpu_reasons
+from tvmflow.support.errors import AgreementError
+from tvmflow.support.progress import silent
 
 CELL = "digits_torch@local-opencl:float32"
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.backends.table import backend_named
-from tvmflow.errors import StageError
-from tvmflow.gpu.clml import clml_layers, describe_clml
-from tvmflow.ir.graph import read_graph
+from tvmflow.backends.registry import backend_named
+from tvmflow.gpu_codegen.clml import clml_layers, describe_clml
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.support.errors import StageError
 from tvmflow.targets.resolve import host_target
 
 CHANNELS = 8

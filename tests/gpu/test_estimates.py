@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.gpu.kernels import bind_flat, new_schedule_of
-from tvmflow.errors import StageError
-from tvmflow.gpu.estimates import LaunchEstimate, estimate
-from tvmflow.gpu.launches import DeviceKernel, DeviceProgram, lowered_for_device
+from tvmflow.gpu_codegen.estimates import LaunchEstimate, estimate
+from tvmflow.gpu_codegen.launches import DeviceKernel, DeviceProgram, lowered_for_device
+from tvmflow.support.errors import StageError
 
 ROWS, COLUMNS, SUMMED = 8, 4, 16
 

@@ -15,14 +15,14 @@ from tests.gpu.test_opencl_faults import SAMPLE, opencl_driver
 from tests.gpu.vulkan_networks import build_shim
 from tests.runtime.test_network import Branches
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.compilers import Command
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.network_binding import network_binding
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.sources.software_gpus import software_drivers
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.support.runtime_binding import network_binding
+from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.software_gpus import software_drivers
 
 
 def _write(

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from tests.gpu.kernels import Array, Case, bind_flat, check, lowered, new_schedule_of
-from tvmflow.errors import StageError, ToolchainError
-from tvmflow.gpu import spirv
-from tvmflow.gpu.glsl import glsl_of
-from tvmflow.gpu.spirv import spirv_of
+from tvmflow.gpu_codegen import spirv
+from tvmflow.gpu_codegen.glsl import glsl_of
+from tvmflow.gpu_codegen.spirv import spirv_of
+from tvmflow.support.errors import StageError, ToolchainError
 
 Text = Callable[[Any], str]
 
@@ -366,7 +366,7 @@ def test_names_that_glsl_keeps_for_itself(tmp_path: Path) -> None:
 
 
 def test_no_compiler_and_a_shader_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from tvmflow.errors import DeviceError
+    from tvmflow.support.errors import DeviceError
 
     def none() -> None:
         raise DeviceError("no network")

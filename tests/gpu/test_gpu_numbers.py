@@ -9,16 +9,16 @@ import pytest
 
 from tests.gpu.test_networks import gpu_backend, write_on_gpu
 from tests.runtime.test_network import Branches
-from tvmflow.devices.local_agent import LocalAgentTransport
-from tvmflow.devices.remote_network import Form
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.local import LocalAgentTransport
+from tvmflow.devices.network_forms import Form
 from tvmflow.devices.transport import SessionLimits
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceRules, measure_on_device
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.params import DeviceEntry
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.progress import silent
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.support.progress import silent
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])

@@ -12,13 +12,13 @@ from tvm import relax
 
 from tests.gpu.drivers import run_on
 from tvmflow.backends.backend import Backend
-from tvmflow.backends.table import backend_named
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.compilers import Command
+from tvmflow.backends.registry import backend_named
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import Network, write_network
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.sources.software_gpus import SoftwareDrivers, software_drivers
 from tvmflow.targets.resolve import host_target
+from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.software_gpus import SoftwareDrivers, software_drivers
 
 WAYS = ("opencl", "opencl textures", "vulkan")
 

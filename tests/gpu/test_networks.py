@@ -14,20 +14,20 @@ from tests.runtime.test_network import Branches
 from tests.wide_models import described, samples_for
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
-from tvmflow.backends.table import backend_named
-from tvmflow.building.library import LocalRunner, build_scheduled
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.compilers import Command
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.backends.registry import backend_named
+from tvmflow.codegen.compile import LocalRunner, build_scheduled
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
+from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.frontends.table import load_source
-from tvmflow.ir.tvm_names import type_of
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.ir.tvm_compat import type_of
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.sources.datasets import Samples
-from tvmflow.sources.software_gpus import SoftwareDrivers, software_drivers
+from tvmflow.sources.data.datasets import Samples
 from tvmflow.targets.resolve import host_target
+from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.software_gpus import SoftwareDrivers, software_drivers
 
 
 @pytest.fixture(scope="module")

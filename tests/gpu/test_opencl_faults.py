@@ -10,14 +10,14 @@ import pytest
 from tests.gpu.drivers import fake_driver, run_on
 from tests.gpu.test_networks import gpu_backend
 from tests.runtime.test_network import Branches
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.compilers import Command
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.network_binding import network_binding
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.sources.software_gpus import software_drivers
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.support.runtime_binding import network_binding
+from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.software_gpus import software_drivers
 
 INPUTS = (TensorSpec("x", (1, 3, 16, 16)),)
 SAMPLE = np.random.default_rng(0).standard_normal((1, 3, 16, 16), dtype=np.float32)

@@ -10,10 +10,10 @@ import pytest
 from tasks.agreement import named
 from tvmflow.devices.gpu.quarantine import note_agreement, quarantined
 from tvmflow.devices.session import GpuFacts
-from tvmflow.errors import AgreementError, StoreError
 from tvmflow.evaluation.kernel_agreement import KernelAgreement, NetworkAgreement
-from tvmflow.release.app_gate import judge_gpu
-from tvmflow.release.gpu_gate import gpu_reasons
+from tvmflow.shipping.gates.app import judge_gpu
+from tvmflow.shipping.gates.gpu import gpu_reasons
+from tvmflow.support.errors import AgreementError, StoreError
 
 GPU = GpuFacts("opencl", "Mali-G72", "ARM Platform", "2.1")
 NEWER = GpuFacts("opencl", "Mali-G72", "ARM Platform", "3.0")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gpu.drivers import fake_driver, run_on
 from tests.gpu.test_opencl_faults import SAMPLE, write_library
-from tvmflow.sources.software_gpus import software_drivers
+from tvmflow.toolchain.software_gpus import software_drivers
 
 
 @pytest.fixture(scope="module")

@@ -14,23 +14,23 @@ from tests.gpu.kernels import Case, new_schedule_of
 from tests.gpu.test_networks import gpu_backend
 from tests.gpu.vulkan_networks import Array, HandMade, Kernel, Value, build, run
 from tvmflow.backends.gpu import OpenClBackend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.compilers import Command
-from tvmflow.errors import StageError
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.gpu.glsl import glsl_of
-from tvmflow.gpu.launches import Launch, lowered_for_device
-from tvmflow.gpu.opencl import opencl_of
-from tvmflow.gpu.spirv import spirv_of
-from tvmflow.gpu.subgroups import share_sums
-from tvmflow.kernels.blocks import look_at
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.sources.software_gpus import software_drivers
+from tvmflow.gpu_codegen.glsl import glsl_of
+from tvmflow.gpu_codegen.launches import Launch, lowered_for_device
+from tvmflow.gpu_codegen.opencl import opencl_of
+from tvmflow.gpu_codegen.spirv import spirv_of
+from tvmflow.ir.tir.blocks import look_at
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.schedules.gpu.shared_reduction import share_sums
+from tvmflow.schedules.registry import template_for
+from tvmflow.support.errors import StageError
 from tvmflow.targets.gpu_features import GPUS
 from tvmflow.targets.resolve import host_target
-from tvmflow.templates import template_for
+from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.software_gpus import software_drivers
 
 LENGTHS = (1, 7, 64, 67)
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from tests.gpu.test_networks import gpu_backend
 from tests.gpu.test_opencl_faults import INPUTS, opencl_driver
 from tests.runtime.test_network import Branches
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.plan import Step, Value
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.building.textures import MOST_EXTENT, VECTOR, texture_for, textures_of
-from tvmflow.compilers import Command
-from tvmflow.frontends.exported import ExportedModel
-from tvmflow.network_binding import network_binding
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.plan import Step, Value
+from tvmflow.codegen.network.textures import MOST_EXTENT, VECTOR, texture_for, textures_of
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.support.runtime_binding import network_binding
+from tvmflow.toolchain.compilers import Command
 
 SHAPES = [(1, 4, 6, 6, 4), (1, 2, 6, 12, 4), (144, 4), (576,), (1, 4, 5, 5, 4)]
 

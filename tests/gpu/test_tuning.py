@@ -14,22 +14,22 @@ from tests.faults.here import QUICK_RULES
 from tests.gpu.test_networks import gpu_backend
 from tests.runtime.test_network import Branches
 from tvmflow.backends.backend import Backend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.lower import lower
-from tvmflow.devices.local_agent import LocalAgentTransport
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.lower import lower
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.local import LocalAgentTransport
 from tvmflow.devices.transport import SessionLimits
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.params import DeviceEntry
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.progress import silent
-from tvmflow.recipe import RUNTIME
-from tvmflow.sources.software_gpus import software_drivers
-from tvmflow.sources.tool_environments import cache_folder
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.records import COMPILE_ERROR, KERNEL_TIMEOUT, OK
-from tvmflow.tuning.search import tune
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.support.progress import silent
+from tvmflow.toolchain.environments import cache_folder
+from tvmflow.toolchain.software_gpus import software_drivers
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import COMPILE_ERROR, KERNEL_TIMEOUT, OK
+from tvmflow.tuning.search.search import tune
 
 KERNEL_TIMEOUT_S = 10.0
 

@@ -12,17 +12,17 @@ from torch import nn
 
 from tests.gpu.drivers import run_on
 from tests.gpu.test_networks import gpu_backend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.lower import lower
-from tvmflow.building.self_contained import Network, write_network
-from tvmflow.compilers import Command
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.lower import lower
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.legalize_convolutions import convolution_keys
-from tvmflow.sources.software_gpus import software_drivers
-from tvmflow.tuning.algorithms import alternatives
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.software_gpus import software_drivers
+from tvmflow.tuning.winograd_choice import alternatives
 
 SIZES = ((12, 16), (13, 7))
 

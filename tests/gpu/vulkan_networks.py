@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.errors import DeviceError
-from tvmflow.recipe import RUNTIME
-from tvmflow.sources.software_gpus import SoftwareDrivers, software_drivers
+from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.support.errors import DeviceError
+from tvmflow.toolchain.software_gpus import SoftwareDrivers, software_drivers
 
 Array = np.ndarray[Any, Any]
 HERE = Path(__file__).parent

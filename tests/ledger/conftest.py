@@ -9,8 +9,8 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.ledger.ledger_bench import LedgerBench
-from tvmflow.ledger.store_paths import open_mlflow
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
+from tvmflow.tracking.mlflow.store import open_mlflow
 
 
 @pytest.fixture(scope="session")

@@ -17,12 +17,12 @@ import yaml
 
 from tasks.table import STAGES
 from tests.conftest import small_params
-from tvmflow.artifacts import RECORD_NAME, Record, describe_folder, digest_of, record_text
-from tvmflow.ledger.measurements import ensure_recorded
-from tvmflow.ledger.registry import open_registry, register_version
-from tvmflow.ledger.store_paths import experiment_id
-from tvmflow.params import Cell
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.record import RECORD_NAME, Record, describe_folder, digest_of, record_text
+from tvmflow.tracking.mlflow.measurements import ensure_recorded
+from tvmflow.tracking.mlflow.registry import open_registry, register_version
+from tvmflow.tracking.mlflow.store import experiment_id
 
 LATENCY = {"median_ms": 1.0, "mean_ms": 1.0, "p90_ms": 1.0, "min_ms": 1.0, "max_ms": 1.0, "std_ms": 0.0}
 LATENCY |= {"low_ms": 0.99, "high_ms": 1.01, "runs": 30, "turns": 60, "undisturbed": 60, "badges": [], "is_time": True}

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
-from tvmflow.ledger import merge_lock, offline_plots
-from tvmflow.ledger.merge_lock import merge
+from tvmflow.tracking.dvc import merge_lock, offline_plots
+from tvmflow.tracking.dvc.merge_lock import merge
 
 ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY)}
 
@@ -85,7 +85,7 @@ def test_what_is_no_lock_is_not_merged(tmp_path: Path, text: str, capsys: pytest
 
 
 def test_the_scripts_of_plots_are_those_of_their_packages() -> None:
-    folder = REPOSITORY / "tvmflow/ledger/vega"
+    folder = REPOSITORY / "tvmflow/tracking/dvc/vega"
     pinned = json.loads((folder / "vendored.json").read_text())
     assert set(pinned) == set(offline_plots.SCRIPTS)
     for name, row in pinned.items():

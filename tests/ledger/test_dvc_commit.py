@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tvmflow.errors import StoreError
-from tvmflow.ledger import dvc
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
+from tvmflow.support.errors import StoreError
+from tvmflow.tracking.dvc import repository as dvc
 
 
 def _dvc(root: Path, *arguments: str) -> str:

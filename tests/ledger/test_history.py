@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from tests.ledger.ledger_bench import LedgerBench
-from tvmflow.ledger.history import changes, measurements
-from tvmflow.ledger.store_paths import experiment_id, open_mlflow
-from tvmflow.ledger.trend import EXPERIMENT
-from tvmflow.params import STAGE_NAMES
+from tvmflow.config.params import STAGE_NAMES
+from tvmflow.tracking.mlflow.history import changes, measurements
+from tvmflow.tracking.mlflow.store import experiment_id, open_mlflow
+from tvmflow.tracking.mlflow.trend import EXPERIMENT
 
 
 class _Data:

@@ -13,9 +13,9 @@ import pytest
 
 from tests.conftest import REPOSITORY, SLUG
 from tests.ledger.ledger_bench import LedgerBench
-from tvmflow.ledger.store_paths import experiment_id, open_mlflow
-from tvmflow.ledger.trend import EXPERIMENT
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
+from tvmflow.tracking.mlflow.store import experiment_id, open_mlflow
+from tvmflow.tracking.mlflow.trend import EXPERIMENT
 
 MODEL = f"models:/{SLUG}@challenger"
 

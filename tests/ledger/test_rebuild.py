@@ -14,16 +14,16 @@ import pytest
 
 from tasks.table import STAGES
 from tests.ledger.ledger_bench import LedgerBench
-from tvmflow.errors import DamagedStoreError, StoreError
-from tvmflow.ledger import store_paths
-from tvmflow.ledger.chains import follow, records_in_place
-from tvmflow.ledger.history import all_measurements
-from tvmflow.ledger.measurements import ensure_recorded, is_recorded
-from tvmflow.ledger.rebuild import rebuild
-from tvmflow.ledger.registry import CHAMPION, all_aliases, version_by_alias, version_by_sha256
-from tvmflow.ledger.releases import promote, releases, rollback
-from tvmflow.ledger.store_paths import open_mlflow
-from tvmflow.params import Cell
+from tvmflow.config.params import Cell
+from tvmflow.support.errors import DamagedStoreError, StoreError
+from tvmflow.tracking.dvc.chains import follow, records_in_place
+from tvmflow.tracking.mlflow import store as store_paths
+from tvmflow.tracking.mlflow.history import all_measurements
+from tvmflow.tracking.mlflow.measurements import ensure_recorded, is_recorded
+from tvmflow.tracking.mlflow.rebuild import rebuild
+from tvmflow.tracking.mlflow.registry import CHAMPION, all_aliases, version_by_alias, version_by_sha256
+from tvmflow.tracking.mlflow.releases import promote, releases, rollback
+from tvmflow.tracking.mlflow.store import open_mlflow
 
 pytestmark = pytest.mark.heavy
 

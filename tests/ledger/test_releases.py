@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.ledger.ledger_bench import LedgerBench
-from tvmflow.errors import StoreError
-from tvmflow.ledger import releases
-from tvmflow.ledger.history import all_measurements
-from tvmflow.ledger.registry import (
+from tvmflow.config.params import Cell
+from tvmflow.support.errors import StoreError
+from tvmflow.tracking.mlflow import releases
+from tvmflow.tracking.mlflow.history import all_measurements
+from tvmflow.tracking.mlflow.registry import (
     CHALLENGER,
     CHAMPION,
     PREVIOUS,
@@ -24,9 +25,8 @@ from tvmflow.ledger.registry import (
     version_by_alias,
     version_by_sha256,
 )
-from tvmflow.ledger.releases import promote, rollback
-from tvmflow.ledger.store_paths import experiment_id, open_mlflow
-from tvmflow.params import Cell
+from tvmflow.tracking.mlflow.releases import promote, rollback
+from tvmflow.tracking.mlflow.store import experiment_id, open_mlflow
 
 pytestmark = pytest.mark.heavy
 

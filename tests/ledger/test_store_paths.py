@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.ledger.store_paths import champion_with
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
+from tvmflow.tracking.mlflow.store import champion_with
 
 NAME = "a.local-cpu.float32"
 

@@ -11,10 +11,11 @@ import yaml
 
 from tests.conftest import REPOSITORY
 from tests.ledger.ledger_bench import LedgerBench
-from tvmflow.artifacts import describe_file
-from tvmflow.errors import StoreError
-from tvmflow.ledger import dvc, unlisted
-from tvmflow.params import STAGE_NAMES
+from tvmflow.config.params import STAGE_NAMES
+from tvmflow.pipeline.record import describe_file
+from tvmflow.support.errors import StoreError
+from tvmflow.tracking.dvc import repository as dvc
+from tvmflow.tracking.dvc import unlisted
 
 pytestmark = pytest.mark.heavy
 

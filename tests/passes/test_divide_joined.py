@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.passes.test_packed_images import operators_of
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.passes.pipeline import canonicalize
 
 
 class _Mixed(nn.Module):

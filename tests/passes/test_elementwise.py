@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from tvm import tirx
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner, build_scheduled
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner, build_scheduled
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.elementwise import BROADCASTING, UNARY
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.passes.pipeline import canonicalize
 
 Values = Callable[..., Any]
 

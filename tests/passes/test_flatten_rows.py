@@ -11,14 +11,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.frontends import onnx as frontend
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.frontends.onnx import frontend
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
-from tvmflow.ir.graph import read_graph
-from tvmflow.ir.layers import DENSE, Layer, group_layers
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.layers import DENSE, Layer, group_layers
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
-from tvmflow.quantization.quantizer import quantize_int8
+from tvmflow.quantization.post_training import quantize_int8
 
 Array = np.ndarray[Any, Any]
 DEPTH, MIDDLE, COLUMNS = 20, 24, 12

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.graph import read_graph
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.passes.pipeline import canonicalize
 
 
 @pytest.mark.parametrize(("groups", "bias"), [(1, False), (1, True), (2, True)])

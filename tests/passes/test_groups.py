@@ -11,17 +11,17 @@ from tvm import relax
 
 from tests.differential.kernels import HOST, of_one_operator, outputs_of_every_schedule
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.building.lower import lower
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.codegen.lower import lower
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.emit import constant
-from tvmflow.ir.graph import read_graph
-from tvmflow.ir.ir_files import numpy_dtype
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.packed_weights import merged_groups, pack_both
+from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_graph
+from tvmflow.ir.relax.serialization import numpy_dtype
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.passes.layout.weights import merged_groups, pack_both
+from tvmflow.passes.pipeline import canonicalize
 
 
 class Grouped(torch.nn.Module):

@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import LocalRunner, build_scheduled
+from tvmflow.codegen.compile import LocalRunner, build_scheduled
 from tvmflow.targets.cpu_features import has_wide_vectors
 from tvmflow.targets.resolve import ResolvedTarget, host_target
 

@@ -11,17 +11,17 @@ from tvm import relax
 
 from tests.differential.kernels import of_one_operator
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.building.lower import lower
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.codegen.lower import lower
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.definition import run_graph
-from tvmflow.ir.graph import read_graph
-from tvmflow.kernels.workloads import count_calls
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.packed_few import image_of_few
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_graph
+from tvmflow.ir.tir.workloads import count_calls
+from tvmflow.passes.layout.first_layer import image_of_few
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
-from tvmflow.quantization.quantizer import quantize_int8
+from tvmflow.quantization.post_training import quantize_int8
 
 _NONE = (0, 0, 0, 0)
 

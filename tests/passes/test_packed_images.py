@@ -12,15 +12,15 @@ from torch import nn
 from tvm import relax
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.building.lower import lower
-from tvmflow.frontends import onnx
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.codegen.lower import lower
+from tvmflow.frontends.onnx import frontend as onnx
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, one_input
-from tvmflow.ir.graph import read_graph
-from tvmflow.kernels.workloads import extract_workloads
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.quantization.mixed import MixedPrecision, to_mixed
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.tir.workloads import extract_workloads
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
 
 _FLOAT32, _BFLOAT16 = 1e-5, 5e-2  # errors by rounding sums, and by rounding each layer to 8 bits
 

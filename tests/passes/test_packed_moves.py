@@ -12,14 +12,14 @@ from tvm import relax
 
 from tests.passes.test_packed_images import operators_of
 from tvmflow.backends.cpu import CpuBackend, host_backend
-from tvmflow.building.library import build_scheduled, machine_of
-from tvmflow.building.lower import lower
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled, machine_of
+from tvmflow.codegen.lower import lower
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.kernels.workloads import count_calls
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.lane_moves import moved_channels
-from tvmflow.passes.legalize_convolutions import packed_convolutions
+from tvmflow.ir.tir.workloads import count_calls
+from tvmflow.passes.layout.channel_permute import moved_channels
+from tvmflow.passes.legalize.convolutions import packed_convolutions
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.targets.resolve import ResolvedTarget
 
 HOST = host_backend()

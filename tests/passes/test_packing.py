@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.passes.pipeline import canonicalize
 
 
 class Rows(torch.nn.Module):

@@ -11,10 +11,10 @@ import tvm
 from tvm import relax
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.in_pieces import PIECES, export, make_code, side_by_side, to_objects
-from tvmflow.building.library import LoadedLibrary, build_scheduled
-from tvmflow.building.self_contained import kernel_objects
-from tvmflow.passes import keep_on_stack
+from tvmflow.codegen.compile import LoadedLibrary, build_scheduled
+from tvmflow.codegen.network.link import kernel_objects
+from tvmflow.codegen.parallel_codegen import PIECES, export, make_code, side_by_side, to_objects
+from tvmflow.passes.kernel import stack_buffers as keep_on_stack
 
 pytestmark = pytest.mark.heavy
 SIZES = range(2, 2 + PIECES + 3)  # some pieces have two kernels

@@ -13,20 +13,20 @@ import torch
 import tvm
 
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import compile_module
-from tvmflow.building.lower import lower
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import compile_module
+from tvmflow.codegen.lower import lower
+from tvmflow.config.stage_params import DEFAULT_MIXED
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.kernels.workloads import Workload, extract_workloads, operations
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.prefetch_weights import with_prefetching
-from tvmflow.progress import silent
+from tvmflow.ir.tir.workloads import Workload, extract_workloads, operations
+from tvmflow.passes.kernel.prefetch_weights import with_prefetching
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.sources.datasets import Samples
-from tvmflow.stage_params import DEFAULT_MIXED
+from tvmflow.schedules.registry import TEMPLATES, Knobs, scheduled, template_for
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.progress import silent
 from tvmflow.targets.resolve import Processor, host_target
-from tvmflow.templates import TEMPLATES, Knobs, scheduled, template_for
-from tvmflow.tuning.measure import inputs_of
+from tvmflow.tuning.measure.kernel_bench import inputs_of
 
 _LINE_BYTES = 64
 

@@ -11,12 +11,12 @@ import torch
 from tvm import relax
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes import run_pass
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.simplify_arithmetic import SimplifyArithmetic
+from tvmflow.passes.canonicalize.simplify_arithmetic import SimplifyArithmetic
+from tvmflow.passes.pipeline import canonicalize
 
 SPECIAL = np.array([-np.inf, -7, -3, -1e-8, 0, 1e-8, 2.5, 3, 6, 6.5, np.inf, np.nan], np.float32)
 

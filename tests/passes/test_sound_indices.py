@@ -11,7 +11,7 @@ import tvm
 from tvm import te
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import compile_module
+from tvmflow.codegen.compile import compile_module
 
 Index = Callable[[Any, Any], Any]  # of a row and a lane, TVM's expressions or NumPy's integers
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LocalRunner
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.tvm_names import constant_value
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.legalize_convolutions import convolutions
-from tvmflow.passes.trim_windows import seen
+from tvmflow.ir.tvm_compat import constant_value
+from tvmflow.passes.canonicalize.trim_dilated_kernels import seen
+from tvmflow.passes.legalize.convolutions import convolutions
+from tvmflow.passes.pipeline import canonicalize
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_equal
 
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.definition import convolve, run_all
-from tvmflow.ir.graph import Graph, read_graph
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.quantization.fused import Fused, fused
+from tvmflow.ir.relax.graph import Graph, read_graph
+from tvmflow.ir.relax.numpy_interpreter import convolve, run_all
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.quantization.fused_layers import Fused, fused
 from tvmflow.quantization.int8 import SCALED
+from tvmflow.quantization.integer_matmul import Products, known_instructions, run_fast
 from tvmflow.quantization.options import Int8Options
-from tvmflow.quantization.products import Products, known_instructions, run_fast
-from tvmflow.quantization.quantizer import quantize_int8
+from tvmflow.quantization.post_training import quantize_int8
 
 
 @pytest.fixture(scope="module", params=known_instructions(), ids=lambda names: names[-1] if names else "plain")
@@ -115,7 +115,7 @@ def test_fused_steps_are_the_steps_one_by_one(products: Products, quantized: tup
 
 
 def _plain(step: Any, arguments: list[Any]) -> Any:
-    from tvmflow.ir.definition import run_step
+    from tvmflow.ir.relax.numpy_interpreter import run_step
 
     return run_step(step, arguments)
 

@@ -12,27 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_equal
 
-from tvmflow.errors import UnknownNameError
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.ir.definition import run_all, run_graph
-from tvmflow.ir.emit import float_module
-from tvmflow.ir.graph import read_graph
-from tvmflow.ir.layers import group_layers
-from tvmflow.ir.scales import asymmetric, fixed_point, on_grid, power_of_two, quantize_weight, round_half_away
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.progress import silent
-from tvmflow.quantization import quantizer
+from tvmflow.ir.relax.emit import float_module
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.layers import group_layers
+from tvmflow.ir.relax.numpy_interpreter import run_all, run_graph
+from tvmflow.ir.relax.scales import asymmetric, fixed_point, on_grid, power_of_two, quantize_weight, round_half_away
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.quantization import post_training as quantizer
 from tvmflow.quantization.calibration import Calibration
-from tvmflow.quantization.equalize import equalize
-from tvmflow.quantization.in_threads import on_processors, run_together
+from tvmflow.quantization.cross_layer_equalization import equalize
 from tvmflow.quantization.observers import OBSERVERS, Observed
 from tvmflow.quantization.options import Int8Options, VtaOptions
-from tvmflow.quantization.quantizer import quantize_int8, quantize_vta
+from tvmflow.quantization.parallel import on_processors, run_together
+from tvmflow.quantization.post_training import quantize_int8, quantize_vta
 from tvmflow.quantization.report import sqnr_db
-from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.extract import Chain, extract
-from tvmflow.vta.region import Sum
+from tvmflow.support.errors import UnknownNameError
+from tvmflow.support.progress import silent
+from tvmflow.vta.compiler.extract import Chain, extract
+from tvmflow.vta.isa.config import VtaConfig
+from tvmflow.vta.isa.region import Sum
 
 pytestmark = pytest.mark.heavy
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
-from tvmflow.ledger.links import run_url
+from tvmflow.tracking.mlflow.links import run_url
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;'\"`${1}\u2028"
 FORMS = ("source", "imported", "quantized", "built")

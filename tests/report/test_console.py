@@ -16,7 +16,7 @@ from flows.display import Display
 from tests.report.report_data import BADGE, card, history, latency, part
 from tvmflow.report.console import Grid, grid, print_to, printable, show_table, show_text
 from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_markdown, scorecard_table
-from tvmflow.tuning.origins import ORIGINS
+from tvmflow.tuning.records.origins import ORIGINS
 
 WIDTHS = (80, 120)
 

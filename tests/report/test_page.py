@@ -17,11 +17,11 @@ import pytest
 from tests.browser import Browser, browser_path, open_browser
 from tests.ledger.ledger_bench import LedgerBench
 from tests.report.report_data import HOSTILE, card, cell, history, report_data
-from tvmflow.errors import StoreError, UsageError
-from tvmflow.ledger.history import all_measurements
-from tvmflow.ledger.registry import version_by_sha256
-from tvmflow.ledger.releases import promote
 from tvmflow.report.page import ASSETS, collect, page_of, write_page
+from tvmflow.support.errors import StoreError, UsageError
+from tvmflow.tracking.mlflow.history import all_measurements
+from tvmflow.tracking.mlflow.registry import version_by_sha256
+from tvmflow.tracking.mlflow.releases import promote
 
 CHARTS = {"peers", "compare", "trend", "profile", "roofline", "curve", "accelerator", "stages"}
 WIDTHS = (390, 1400)

@@ -8,8 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmflow.sources.debian_packages import Apt, architecture_of_this_machine, made_folder, no_root
-from tvmflow.sources.tool_environments import cache_folder
+from tvmflow.toolchain.debian_packages import Apt, architecture_of_this_machine, made_folder, no_root
+from tvmflow.toolchain.environments import cache_folder
 
 
 @dataclass(frozen=True)

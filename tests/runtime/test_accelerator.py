@@ -15,23 +15,23 @@ from tests.differential.test_vta_networks import pieces_module, quantized_module
 from tests.differential.vta_cases import CONFIG
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
-from tvmflow.backends.table import simulated_driver
+from tvmflow.backends.registry import simulated_driver
 from tvmflow.backends.vta import VtaBackend
-from tvmflow.building.library import LocalRunner, Scheduled, build_scheduled
-from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
-from tvmflow.compilers import Command
-from tvmflow.errors import StageError
+from tvmflow.codegen.compile import LocalRunner, Scheduled, build_scheduled
+from tvmflow.codegen.network.link import Network, OpenedNetwork, write_network
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.network_binding import network_binding
 from tvmflow.passes import run_pass
-from tvmflow.passes.offload_vta import blobs_of, offload_vta, regions_of, with_blobs
-from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.support.errors import StageError
+from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.resolve import host_target
-from tvmflow.vta.compiler import compile_region
-from tvmflow.vta.config import VtaConfig
-from tvmflow.vta.device import SimulatorDriver
-from tvmflow.vta.driver_seam import DriverSeam, design_named
-from tvmflow.vta.runtime import program_to_blob, register
+from tvmflow.toolchain.compilers import Command
+from tvmflow.vta.compiler.compiler import compile_region
+from tvmflow.vta.compiler.offload import blobs_of, offload_vta, regions_of, with_blobs
+from tvmflow.vta.isa.config import VtaConfig
+from tvmflow.vta.runtime.device import SimulatorDriver
+from tvmflow.vta.runtime.driver_bridge import DriverSeam, design_named
+from tvmflow.vta.runtime.runtime import program_to_blob, register
 
 Array = np.ndarray[Any, Any]
 WIDE = VtaConfig(log_batch=1)

@@ -15,8 +15,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.runtime.test_apps import NEEDS_JAVA, RUNTIME
 from tests.runtime.test_apps import tiny as _tiny
-from tvmflow.building.self_contained import OpenedNetwork, link_jni
-from tvmflow.compilers import Command
+from tvmflow.codegen.network.link import OpenedNetwork, link_jni
+from tvmflow.toolchain.compilers import Command
 
 tiny = _tiny
 APP = REPOSITORY / "examples" / "apps" / "android"

@@ -15,9 +15,9 @@ import pytest
 from tests.runtime.android_tools import AndroidTools, android_tools
 from tests.runtime.test_android_app import MAIN
 from tests.runtime.test_apps import NEEDS_JAVA
-from tvmflow.building.self_contained import link_jni
-from tvmflow.compilers import Command, compiler_named
-from tvmflow.errors import DeviceError, ToolchainError
+from tvmflow.codegen.network.link import link_jni
+from tvmflow.support.errors import DeviceError, ToolchainError
+from tvmflow.toolchain.compilers import Command, compiler_named
 
 pytestmark = NEEDS_JAVA
 PAGE = 16384

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from tests.conftest import CELL, REPOSITORY, SLUG
-from tvmflow.building.image_table import ImageInput
-from tvmflow.building.plan import Memory, Plan, Value
-from tvmflow.building.self_contained import Network, OpenedNetwork, link
-from tvmflow.building.sized import BucketPlan, SizedOutputs
-from tvmflow.compilers import Command
+from tvmflow.codegen.network.bucket_tables import BucketPlan, SizedOutputs
+from tvmflow.codegen.network.image_tables import ImageInput
+from tvmflow.codegen.network.link import Network, OpenedNetwork, link
+from tvmflow.codegen.network.plan import Memory, Plan, Value
+from tvmflow.config.buckets import Axis, Sizes
+from tvmflow.config.model_params import Preprocess
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.model_params import Preprocess
-from tvmflow.sizes import Axis, Sizes
-from tvmflow.sources.preprocessing import recipe_for, value_table
+from tvmflow.sources.data.preprocessing import recipe_for, value_table
+from tvmflow.toolchain.compilers import Command
 
 APPS = REPOSITORY / "examples" / "apps"
 RUNTIME = REPOSITORY / "runtime"

@@ -13,16 +13,16 @@ import pytest
 from PIL import Image
 
 from tests.conftest import REPOSITORY
-from tvmflow.building.image_table import ImageInput
-from tvmflow.building.plan import Memory, Plan, Value
-from tvmflow.building.self_contained import Network, OpenedNetwork, link
-from tvmflow.compilers import Command
-from tvmflow.errors import SourceError
+from tvmflow.codegen.network.image_tables import ImageInput
+from tvmflow.codegen.network.link import Network, OpenedNetwork, link
+from tvmflow.codegen.network.plan import Memory, Plan, Value
+from tvmflow.config.model_params import PRESETS, Preprocess
 from tvmflow.evaluation.predict import predictions
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.model_params import PRESETS, Preprocess
-from tvmflow.sources.images import ImageRecipe, read_image
-from tvmflow.sources.preprocessing import normalized, recipe_for, value_table
+from tvmflow.sources.data.images import ImageRecipe, read_image
+from tvmflow.sources.data.preprocessing import normalized, recipe_for, value_table
+from tvmflow.support.errors import SourceError
+from tvmflow.toolchain.compilers import Command
 
 RUNTIME = REPOSITORY / "runtime"
 MODES = {"RGB": "RGB", "BGR": "RGB", "RGBA": "RGBA", "gray": "L"}

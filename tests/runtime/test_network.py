@@ -16,21 +16,21 @@ from torch import nn
 
 from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import LoadedLibrary, Scheduled, build_scheduled
-from tvmflow.building.plan import Plan, Value, plan_of
-from tvmflow.building.plan_check import check
-from tvmflow.building.runtime import RUNTIME
-from tvmflow.building.self_contained import Network, OpenedNetwork, kernel_objects, write_network
-from tvmflow.compilers import Command
-from tvmflow.errors import StageError
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import LoadedLibrary, Scheduled, build_scheduled
+from tvmflow.codegen.network.link import Network, OpenedNetwork, kernel_objects, write_network
+from tvmflow.codegen.network.plan import Plan, Value, plan_of
+from tvmflow.codegen.network.plan_check import check
+from tvmflow.codegen.network.runtime_sources import RUNTIME
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
+from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.frontends.table import load_source
-from tvmflow.ir.tvm_names import type_of
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.ir.tvm_compat import type_of
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
+from tvmflow.support.errors import StageError
+from tvmflow.toolchain.compilers import Command
 
 BACKEND = host_backend()
 

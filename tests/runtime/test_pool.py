@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.building.runtime import RUNTIME
+from tvmflow.codegen.network.runtime_sources import RUNTIME
 
 _FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread")
 

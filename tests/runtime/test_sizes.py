@@ -12,17 +12,17 @@ from torch import nn
 
 from tests.sized_models import TOKENS, Encoder, Images
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.self_contained import Network, OpenedNetwork, write_network
-from tvmflow.building.sized import Bucket, SizedOutputs
-from tvmflow.compilers import Command
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.bucket_tables import Bucket, SizedOutputs
+from tvmflow.codegen.network.link import Network, OpenedNetwork, write_network
+from tvmflow.config.buckets import Axis, Sizes
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.legalize_convolutions import convolution_keys
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.sizes import Axis, Sizes
-from tvmflow.tuning.algorithms import carried
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.toolchain.compilers import Command
+from tvmflow.tuning.winograd_choice import carried
 
 BACKEND = host_backend()
 

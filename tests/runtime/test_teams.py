@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tvmflow.building.runtime import RUNTIME
+from tvmflow.codegen.network.runtime_sources import RUNTIME
 
 _FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined")
 

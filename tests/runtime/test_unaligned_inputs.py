@@ -16,16 +16,16 @@ from torch.nn import functional as F
 
 from tests.runtime.test_network import _network
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import build_scheduled
-from tvmflow.building.self_contained import write_network
-from tvmflow.compilers import Command
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.network.link import write_network
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.tvm_names import return_type
-from tvmflow.network_binding import network_binding
-from tvmflow.passes.canonicalize import canonicalize
+from tvmflow.ir.tvm_compat import return_type
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
-from tvmflow.quantization.quantizer import quantize_int8
+from tvmflow.quantization.post_training import quantize_int8
+from tvmflow.support.runtime_binding import network_binding
+from tvmflow.toolchain.compilers import Command
 
 IMAGE = (1, 3, 32, 48)
 NETWORKS: dict[str, tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], str], ...]]] = {

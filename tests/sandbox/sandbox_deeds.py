@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tvmflow.errors import ModelFileError
+from tvmflow.support.errors import ModelFileError
 
 
 def _environ(pid: int) -> str:
@@ -151,8 +151,8 @@ def load_and_run(folder: str, framework: str, file: str) -> list[int]:
     """Load a model as import does and run it once."""
     import numpy as np
 
+    from tvmflow.frontends.registry import load_source
     from tvmflow.frontends.source_model import SourceDescription, one_input
-    from tvmflow.frontends.table import load_source
 
     model = load_source(Path(folder), SourceDescription(framework, None, file, one_input("input", (1, 1, 8, 8))))
     return list(model.run(np.zeros((1, 1, 8, 8), np.float32))[0].shape)

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from tests.conftest import REPOSITORY
-from tvmflow.doctor import judge_sandbox
-from tvmflow.errors import ModelFileError, StageTimeoutError
 from tvmflow.sandbox import syscalls
 from tvmflow.sandbox.process import Policy, Sandbox, run_in_sandbox
+from tvmflow.setup.doctor import judge_sandbox
+from tvmflow.support.errors import ModelFileError, StageTimeoutError
 
 pytestmark = pytest.mark.heavy
 

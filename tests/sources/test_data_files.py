@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvmflow.errors import SourceError
-from tvmflow.sources import datasets
-from tvmflow.sources.labels import read_labels
+from tvmflow.sources.data import datasets
+from tvmflow.sources.data.labels import read_labels
+from tvmflow.support.errors import SourceError
 
 FILES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

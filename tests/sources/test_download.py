@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.errors import DigestError, DownloadError, SourceError
 from tvmflow.sources.download import DownloadLimits, download
+from tvmflow.support.errors import DigestError, DownloadError, SourceError
 
 BODY = bytes(range(256)) * 2000
 SHA256 = hashlib.sha256(BODY).hexdigest()

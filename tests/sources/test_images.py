@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tvmflow.errors import SourceError, UsageError
+from tvmflow.config.params import ModelEntry
 from tvmflow.evaluation.predict import predictions
-from tvmflow.params import ModelEntry
-from tvmflow.sources import images
-from tvmflow.sources.datasets import SplitSizes
-from tvmflow.sources.labels import BUILT_IN
-from tvmflow.sources.model_parts import image_recipe, own_files, prepared, samples_of
+from tvmflow.sources.data import images
+from tvmflow.sources.data.datasets import SplitSizes
+from tvmflow.sources.data.labels import BUILT_IN
+from tvmflow.sources.model_files import image_recipe, own_files, prepared, samples_of
 from tvmflow.sources.weights import WeightFiles
+from tvmflow.support.errors import SourceError, UsageError
 
 
 def _photo(path: Path, size: tuple[int, int] = (301, 207), mode: str = "RGB") -> Path:
@@ -38,7 +38,7 @@ def _ready(path: Path, entry: ModelEntry) -> Any:
 
 @pytest.mark.parametrize("size", [(301, 207), (200, 333), (74, 74), (40, 50)])
 def test_the_torchvision_preset_is_what_torchvision_does(tmp_path: Path, size: tuple[int, int]) -> None:
-    from tvmflow.sources.torch_networks import torchvision_models
+    from tvmflow.sources.networks.torch_zoo import torchvision_models
 
     torchvision_models()
     from torchvision import transforms
@@ -55,7 +55,7 @@ def test_the_torchvision_preset_is_what_torchvision_does(tmp_path: Path, size: t
 
 
 def test_a_crop_beyond_the_image_is_black(tmp_path: Path) -> None:
-    from tvmflow.sources.torch_networks import torchvision_models
+    from tvmflow.sources.networks.torch_zoo import torchvision_models
 
     torchvision_models()
     from torchvision import transforms
@@ -69,7 +69,7 @@ def test_a_crop_beyond_the_image_is_black(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["tf", "torch", "caffe"])
 def test_the_keras_presets_are_what_keras_does(tmp_path: Path, mode: str) -> None:
-    from tvmflow.sources.keras_networks import keras_on_torch
+    from tvmflow.sources.networks.keras_zoo import keras_on_torch
 
     keras = keras_on_torch()
     from keras.src.applications.imagenet_utils import preprocess_input

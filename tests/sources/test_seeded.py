@@ -9,10 +9,10 @@ from torch import nn
 
 from tests.conftest import small_params
 from tvmflow.evaluation.agreement import check_reacts, spread_of
-from tvmflow.sources.datasets import varied_inputs
-from tvmflow.sources.keras_networks import build as build_keras
-from tvmflow.sources.seeded import settle, varies
-from tvmflow.sources.torch_networks import NETWORKS, seeded, torchvision_models
+from tvmflow.sources.data.datasets import varied_inputs
+from tvmflow.sources.networks.keras_zoo import build as build_keras
+from tvmflow.sources.networks.seeded_weights import settle, varies
+from tvmflow.sources.networks.torch_zoo import NETWORKS, seeded, torchvision_models
 
 pytestmark = pytest.mark.heavy
 

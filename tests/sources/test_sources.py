@@ -14,14 +14,14 @@ import numpy as np
 import psutil
 import pytest
 
-from tvmflow.errors import DigestError, ModelFileError, SourceError, TvmflowError, UnknownNameError
-from tvmflow.frontends.table import FRONTENDS
-from tvmflow.sources import datasets
-from tvmflow.sources.datasets import Samples, SplitSizes
+from tvmflow.frontends.registry import FRONTENDS
+from tvmflow.sources.data import datasets
+from tvmflow.sources.data.datasets import Samples, SplitSizes
+from tvmflow.sources.data.labels import read_labels
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.labels import read_labels
-from tvmflow.sources.tool_environments import TOOL_ENVIRONMENTS, ToolEnvironment, ToolProcess, python_of, run_tool
 from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.support.errors import DigestError, ModelFileError, SourceError, TvmflowError, UnknownNameError
+from tvmflow.toolchain.environments import TOOL_ENVIRONMENTS, ToolEnvironment, ToolProcess, python_of, run_tool
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,8 @@ def test_zoo_weights_are_pinned_as_their_zoo_does(
     """torchvision has the start of a sha256 in the name of a file, Keras an md5 in its code."""
     from types import SimpleNamespace
 
-    from tvmflow.sources import keras_networks, torch_networks
+    from tvmflow.sources.networks import keras_zoo as keras_networks
+    from tvmflow.sources.networks import torch_zoo as torch_networks
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Served)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -178,7 +179,7 @@ def test_zoo_weights_are_pinned_as_their_zoo_does(
 
 
 def test_keras_tells_where_its_weights_are_and_their_hash() -> None:
-    from tvmflow.sources.keras_networks import zoo_file
+    from tvmflow.sources.networks.keras_zoo import zoo_file
 
     url, digest = zoo_file("keras/vgg16")
     assert url.startswith("https://") and url.endswith("vgg16_weights_tf_dim_ordering_tf_kernels.h5")
@@ -261,7 +262,7 @@ def test_a_worker_ends_when_its_model_is_no_longer_used(tmp_path: Path, monkeypa
         "import sys\nfor line in sys.stdin:\n    print('{}', flush=True)\n    print('said', file=sys.stderr)"
     )
     monkeypatch.setitem(TOOL_ENVIRONMENTS, "echo", ToolEnvironment((), str(worker)))
-    monkeypatch.setattr("tvmflow.sources.tool_environments.python_of", lambda _name: sys.executable)
+    monkeypatch.setattr("tvmflow.toolchain.environments.python_of", lambda _name: sys.executable)
     before = set(psutil.Process().children())
     process = ToolProcess("echo", [])
     with pytest.raises(TvmflowError, match="without a reply"):
@@ -275,6 +276,6 @@ def test_an_exporter_does_not_see_the_backend_of_our_keras(tmp_path: Path, monke
     worker = tmp_path / "worker.py"
     worker.write_text("import os, sys\nsys.exit(os.environ.get('KERAS_BACKEND'))")
     monkeypatch.setitem(TOOL_ENVIRONMENTS, "backend", ToolEnvironment((), str(worker)))
-    monkeypatch.setattr("tvmflow.sources.tool_environments.python_of", lambda _name: sys.executable)
+    monkeypatch.setattr("tvmflow.toolchain.environments.python_of", lambda _name: sys.executable)
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     run_tool("backend", [])

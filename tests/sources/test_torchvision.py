@@ -32,7 +32,7 @@ def test_torchvision_defines_its_operators_itself_where_it_can(tmp_path: Path, p
     (tmp_path / "torchvision" / "__init__.py").write_text(package)
     (tmp_path / "torchvision" / "models.py").write_text("answer = 42")
     code = (
-        "from tvmflow.sources import torch_networks as t; assert t.torchvision_models().answer == 42; "
+        "from tvmflow.sources.networks import torch_zoo as t; assert t.torchvision_models().answer == 42; "
         f"assert t.torchvision_models().answer == 42; assert len(t._declared) == {declared}"
     )
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])

@@ -10,13 +10,13 @@ import pytest
 from tvm import relax
 
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.backends.table import backend_named
-from tvmflow.ir.emit import constant
-from tvmflow.kernels.workloads import Workload
-from tvmflow.passes.pack_channels import PackChannels
+from tvmflow.backends.registry import backend_named
+from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.tir.workloads import Workload
+from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.tuning.algorithms import LARGE_WEIGHTS, Alternative, choose, settle, unmeasured, weight_values
-from tvmflow.tuning.records import OK, TuningRecord
+from tvmflow.tuning.records.record import OK, TuningRecord
+from tvmflow.tuning.winograd_choice import LARGE_WEIGHTS, Alternative, choose, settle, unmeasured, weight_values
 
 LARGE, SMALL = "1x32x7x7x16 32x32x3x3x16x16 p1,1,1,1", "1x4x56x56x16 4x4x3x3x16x16 p1,1,1,1"
 

@@ -14,16 +14,16 @@ import pytest
 from tests.devices.test_fleet import RULES, World
 from tests.faults.here import QUICK_RULES, here
 from tvmflow.backends.cpu import host_backend
-from tvmflow.kernels.workloads import Workload
-from tvmflow.progress import silent
+from tvmflow.ir.tir.workloads import Workload
+from tvmflow.support.progress import silent
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.fleet import Fleet
 from tvmflow.tuning.jobs import Job, Measured
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.network import _comparison_s, _has_time
-from tvmflow.tuning.search import MAX_SECONDS, NOTHING_LEFT, tune
-from tvmflow.tuning.state import TuneReport
+from tvmflow.tuning.measure.canary import canary_workload
+from tvmflow.tuning.measure.device_pool import Fleet
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.search.search import MAX_SECONDS, NOTHING_LEFT, tune
+from tvmflow.tuning.search.state import TuneReport
+from tvmflow.tuning.tune_network import _comparison_s, _has_time
 
 
 class _Clock:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tvmflow.kernels.workloads import Workload
-from tvmflow.tuning.display import best_so_far, task_line, why_stopped
-from tvmflow.tuning.origins import LOST, NEW, ORIGINS, REMEASURED, RETUNED, REUSED
-from tvmflow.tuning.outcome import costs, write_kernels
-from tvmflow.tuning.state import TuneReport, WorkloadSearch
+from tvmflow.ir.tir.workloads import Workload
+from tvmflow.tuning.records.origins import LOST, NEW, ORIGINS, REMEASURED, RETUNED, REUSED
+from tvmflow.tuning.results import costs, write_kernels
+from tvmflow.tuning.search.display import best_so_far, task_line, why_stopped
+from tvmflow.tuning.search.state import TuneReport, WorkloadSearch
 
 
 class _NoTuner:
@@ -68,8 +68,8 @@ def test_each_kernel_says_where_its_schedule_came_from(
     search = _search("dense")
     search.learn(0, 1e-3)
     search.measured, search.replayed, search.before_s = measured, replayed, 2e-3
-    monkeypatch.setattr("tvmflow.tuning.outcome.least_bytes", lambda _function: 4000)
-    monkeypatch.setattr("tvmflow.tuning.outcome.multiplied", lambda _function: "float32")
+    monkeypatch.setattr("tvmflow.tuning.results.least_bytes", lambda _function: 4000)
+    monkeypatch.setattr("tvmflow.tuning.results.multiplied", lambda _function: "float32")
     report = TuneReport({}, searches=[search])
     counts = write_kernels(tmp_path / "workloads.json", [search.workload], report)
     assert counts == {name: int(name == origin) for name in ORIGINS}

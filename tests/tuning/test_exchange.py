@@ -17,12 +17,18 @@ from hypothesis import strategies as st
 from tvm import te
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.errors import StoreError
-from tvmflow.kernels.blocks import new_schedule
-from tvmflow.kernels.workloads import Workload, workload_key
-from tvmflow.tuning.exchange import _MAX_DATABASE_BYTES, FILES, _record, export_metaschedule, import_metaschedule
-from tvmflow.tuning.records import OK, TuningRecord
-from tvmflow.tuning.traces import trace_json
+from tvmflow.ir.tir.blocks import new_schedule
+from tvmflow.ir.tir.workloads import Workload, workload_key
+from tvmflow.support.errors import StoreError
+from tvmflow.tuning.records.metaschedule import (
+    _MAX_DATABASE_BYTES,
+    FILES,
+    _record,
+    export_metaschedule,
+    import_metaschedule,
+)
+from tvmflow.tuning.records.record import OK, TuningRecord
+from tvmflow.tuning.records.traces import trace_json
 
 pytestmark = pytest.mark.heavy
 

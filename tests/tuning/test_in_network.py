@@ -9,21 +9,21 @@ import pytest
 
 from tests.devices.agents import BACKEND
 from tests.faults.here import here
-from tvmflow.building.lower import lower
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.lower import lower
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.kernels.workloads import Workload, extract_workloads
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.legalize_convolutions import convolution_keys
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.passes.schedule_kernels import default_schedule
-from tvmflow.templates import scheduled
-from tvmflow.tuning.algorithms import alternatives
-from tvmflow.tuning.in_network import choose_in_network
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.records import OK, TuningRecord
-from tvmflow.tuning.traces import trace_json
-from tvmflow.tuning.whole_network import Form, KernelTimes, NetworkComparison
+from tvmflow.ir.tir.workloads import Workload, extract_workloads
+from tvmflow.passes.kernel.apply_schedules import default_schedule
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.schedules.registry import scheduled
+from tvmflow.tuning.choose_in_network import choose_in_network
+from tvmflow.tuning.compare_networks import Form, KernelTimes, NetworkComparison
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import OK, TuningRecord
+from tvmflow.tuning.records.traces import trace_json
+from tvmflow.tuning.winograd_choice import alternatives
 
 _TOOLS = {"test": "1"}
 

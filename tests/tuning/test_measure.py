@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.measure import KernelBench, MeasureRules
-from tvmflow.tuning.records import OK
+from tvmflow.tuning.measure.canary import canary_workload
+from tvmflow.tuning.measure.kernel_bench import KernelBench, MeasureRules
+from tvmflow.tuning.records.record import OK
 
 
 class Device:

@@ -11,15 +11,15 @@ import pytest
 
 from tests.faults.here import QUICK_RULES, here
 from tvmflow.backends.cpu import host_backend
-from tvmflow.kernels.workloads import Workload
-from tvmflow.progress import silent
-from tvmflow.tuning.algorithms import Alternative
-from tvmflow.tuning.canary import canary_workload
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.prospects import Gains, Prospects
-from tvmflow.tuning.records import OK, TuningRecord
-from tvmflow.tuning.search import MIN_GAIN, NOTHING_LEFT, TOTAL_TRIALS, tune
-from tvmflow.tuning.state import WorkloadSearch
+from tvmflow.ir.tir.workloads import Workload
+from tvmflow.support.progress import silent
+from tvmflow.tuning.measure.canary import canary_workload
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import OK, TuningRecord
+from tvmflow.tuning.search.search import MIN_GAIN, NOTHING_LEFT, TOTAL_TRIALS, tune
+from tvmflow.tuning.search.state import WorkloadSearch
+from tvmflow.tuning.search.task_scheduler import Gains, Prospects
+from tvmflow.tuning.winograd_choice import Alternative
 
 
 class _NoTuner:

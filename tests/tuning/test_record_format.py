@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvmflow.errors import StoreError
-from tvmflow.templates.columns import columns_in
-from tvmflow.templates.dot import AVX512_BF16
-from tvmflow.templates.pairs import pairs_in
-from tvmflow.templates.tile_intrinsics import tiles_in
-from tvmflow.tuning.record_format import MAX_LINE_BYTES, is_cut_off, parse_line
-from tvmflow.tuning.records import OK, TuningRecord, append_record, merge_records, read_records, record_of
+from tvmflow.schedules.intrinsics.amx import tiles_in
+from tvmflow.schedules.intrinsics.arm_first_layer import columns_in
+from tvmflow.schedules.intrinsics.arm_mmla import pairs_in
+from tvmflow.schedules.intrinsics.dot_product import AVX512_BF16
+from tvmflow.support.errors import StoreError
+from tvmflow.tuning.records.format import MAX_LINE_BYTES, is_cut_off, parse_line
+from tvmflow.tuning.records.record import OK, TuningRecord, append_record, merge_records, read_records, record_of
 
 STEPS: list[Any] = [
     ["GetSBlock", [], ["root", "main"], ["b0"]],

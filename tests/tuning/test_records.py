@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvmflow.tuning.records import (
+from tvmflow.tuning.records.record import (
     COMPILE_ERROR,
     OK,
     WRONG_OUTPUT,

@@ -10,25 +10,25 @@ import pytest
 from tests.faults.here import QUICK_RULES
 from tests.golden.networks import TARGETS
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.building.library import build_scheduled, compile_module
-from tvmflow.building.lower import lower
-from tvmflow.building.manifest import covered
-from tvmflow.frontends.exported import ExportedModel
+from tvmflow.codegen.compile import build_scheduled, compile_module
+from tvmflow.codegen.lower import lower
+from tvmflow.codegen.manifest import covered
+from tvmflow.config.params import ReleaseParams
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
-from tvmflow.kernels.workloads import Workload, anchor_extents, extract_workloads
-from tvmflow.params import ReleaseParams
-from tvmflow.passes.canonicalize import canonicalize
-from tvmflow.passes.legalize_convolutions import convolution_keys
-from tvmflow.passes.pack_channels import PackChannels
-from tvmflow.progress import silent
-from tvmflow.release.gate import judge
+from tvmflow.ir.tir.workloads import Workload, anchor_extents, extract_workloads
+from tvmflow.passes.layout.pack_channels import PackChannels
+from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.pipeline import canonicalize
+from tvmflow.schedules.registry import Knobs, scheduled
+from tvmflow.shipping.gates.cell import judge
+from tvmflow.support.progress import silent
 from tvmflow.targets.core_timing import core_of
-from tvmflow.templates import Knobs, scheduled
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.estimates import estimate_workloads, ranked
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.machine_code import hot_loops
-from tvmflow.tuning.static_model import estimate_s
+from tvmflow.tuning.cost_model.assembly import hot_loops
+from tvmflow.tuning.cost_model.static_model import estimate_s
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.search.estimates import estimate_workloads, ranked
 
 SHAPE = (1, 32, 28, 28)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.golden.networks import TARGETS, cases
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.kernels.workloads import anchor_extents
-from tvmflow.tuning.tuners import TUNERS, GeneticTuner, TunerFactory, describe, knob_key
+from tvmflow.ir.tir.workloads import anchor_extents
+from tvmflow.tuning.search.tuners import TUNERS, GeneticTuner, TunerFactory, describe, knob_key
 
 CANDIDATES = [
     {"c_tile": c, "w_tile": w, "h_tile": h, "chunk": chunk, "unroll": u}

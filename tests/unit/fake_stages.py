@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvmflow.params import Cell
-from tvmflow.stages import AnyStage, Output, Stage, StageContext, no_limits
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.stage import AnyStage, Output, Stage, StageContext, no_limits
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ STAGES: dict[str, AnyStage] = {
 if __name__ == "__main__":
     import sys
 
-    from tvmflow.store import Store
+    from tvmflow.pipeline.store import Store
 
     workspace = Workspace(Path(sys.argv[1]))
     record, outcome = Store(workspace, STAGES).ensure(sys.argv[2], workspace.params.cell(sys.argv[3]))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.compilers import COMPILERS, compiler_for, compiler_named
-from tvmflow.doctor import examine
-from tvmflow.errors import ToolchainError
+from tvmflow.setup.doctor import examine
+from tvmflow.support.errors import ToolchainError
+from tvmflow.toolchain.compilers import COMPILERS, compiler_for, compiler_named
 
 ARM64, ANDROID = "aarch64-linux-gnu", "aarch64-linux-android"
 
@@ -23,7 +23,7 @@ def no_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_zig(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvmflow.compilers._zig", lambda: None)
+    monkeypatch.setattr("tvmflow.toolchain.compilers._zig", lambda: None)
 
 
 def program(path: Path) -> Path:
@@ -40,7 +40,7 @@ def test_without_a_name_it_is_what_is_there(no_programs: Path, no_zig: None, mon
     with pytest.raises(ToolchainError) as caught:
         compiler_named(compiler_for("riscv64-linux-gnu")).command("riscv64-linux-gnu")
     assert "apt-get install g++-riscv64-linux-gnu" in caught.value.hint and "cc: zig" in caught.value.hint
-    monkeypatch.setattr("tvmflow.compilers._zig", lambda: "/a/zig")
+    monkeypatch.setattr("tvmflow.toolchain.compilers._zig", lambda: "/a/zig")
     assert compiler_for("riscv64-linux-gnu") == "zig"
     program(no_programs / "riscv64-linux-gnu-g++")
     assert compiler_for("riscv64-linux-gnu") == "riscv64-linux-gnu-g++"
@@ -59,14 +59,14 @@ def test_32_bit_arm_has_names_of_its_own(no_programs: Path, no_zig: None, monkey
     program(no_programs / "ndk" / clang)
     monkeypatch.setenv("ANDROID_NDK_HOME", str(no_programs / "ndk"))
     assert COMPILERS["ndk"].command(f"{android}26").words == (str(no_programs / "ndk" / clang),)
-    monkeypatch.setattr("tvmflow.compilers._zig", lambda: "/a/zig")
+    monkeypatch.setattr("tvmflow.toolchain.compilers._zig", lambda: "/a/zig")
     assert COMPILERS["zig"].command(linux).words[-2:] == ("-target", "arm-linux-gnueabihf.2.28")
     with pytest.raises(ToolchainError, match="zig has no system libraries"):
         COMPILERS["zig"].command(android)
 
 
 def test_zig_serves_linux_and_not_android(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvmflow.compilers._zig", lambda: "/a/zig")
+    monkeypatch.setattr("tvmflow.toolchain.compilers._zig", lambda: "/a/zig")
     line = COMPILERS["zig"].command("aarch64-unknown-linux-gnu").line("-Wl,-z,text", "-Wl,-z,now")
     assert line[-5:] == ["/a/zig", "cc", "-target", "aarch64-linux-gnu.2.28", "-Wl,-z,now"]
     assert "aarch64-linux-musl" in COMPILERS["zig"].command("aarch64-linux-musl").words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvmflow.targets.cores import _CORES, cores_of
-from tvmflow.toolchain import known_processors
+from tvmflow.toolchain.versions import known_processors
 
 
 def test_every_core_has_a_name_of_llvms() -> None:

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 
 from tvmflow import api
-from tvmflow.backends.table import resolve
-from tvmflow.devices.ask import ask_processor
+from tvmflow.backends.registry import resolve
+from tvmflow.config.params import TargetEntry
+from tvmflow.config.workspace import Workspace
+from tvmflow.devices.probe_processor import ask_processor
 from tvmflow.devices.transport import Transport
-from tvmflow.errors import DeviceLostError, DeviceUnknownError, UsageError, WrongProcessorError
-from tvmflow.params import TargetEntry
-from tvmflow.stages import AnyStage
-from tvmflow.targets.asked import record
+from tvmflow.pipeline.stage import AnyStage
+from tvmflow.support.errors import DeviceLostError, DeviceUnknownError, UsageError, WrongProcessorError
 from tvmflow.targets.cores import core_of
 from tvmflow.targets.device_processor import DeviceFacts, processor_from
-from tvmflow.workspace import Workspace
+from tvmflow.targets.probed_processors import record
 
 ARM64, ARM32, X86 = "aarch64-linux-gnu", "armv7a-linux-gnueabihf", "x86_64-linux-gnu"
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tvmflow.targets.asked.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("tvmflow.targets.probed_processors.cache_folder", lambda: tmp_path)
     return tmp_path / "processors.json"
 
 
@@ -117,7 +117,7 @@ def test_a_run_asks_first_and_says_what_to_do_where_nobody_knows(
         return DeviceFacts("aarch64", core, "")
 
     core: Any = DeviceLostError("nobody answers at 127.0.0.1:9", "an agent", "start it")
-    monkeypatch.setattr("tvmflow.devices.agent.AgentTransport.processor", said)
+    monkeypatch.setattr("tvmflow.devices.agent.transport.AgentTransport.processor", said)
     with pytest.raises(DeviceLostError, match=r"nobody answers .* \(asked for mcpu: device\)") as error:
         api.run("one", workspace=board)
     assert "targets.board.mcpu" in error.value.hint
@@ -127,7 +127,7 @@ def test_a_run_asks_first_and_says_what_to_do_where_nobody_knows(
     first = keys()
     assert all("cortex-a76" in str(settings) and "device'" not in str(settings.target) for settings in first[2:])
     core = DeviceUnknownError("no device", "", "")
-    from tvmflow.preflight import ask_processors
+    from tvmflow.setup.preflight import ask_processors
 
     assert ask_processors(board, [board.params.cells["one"]]) == {} and keys() == first
     core = "neoverse-v1"

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.fake_stages import NoSettings
-from tvmflow.artifacts import RECORD_NAME
-from tvmflow.digests import Digests
-from tvmflow.params import Cell
-from tvmflow.stages import AnyStage, Stage, StageContext, no_limits
-from tvmflow.store import Plan, Store
-from tvmflow.workspace import Workspace, workspace_at
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace, workspace_at
+from tvmflow.pipeline.record import RECORD_NAME
+from tvmflow.pipeline.stage import AnyStage, Stage, StageContext, no_limits
+from tvmflow.pipeline.store import Plan, Store
+from tvmflow.support.digests import Digests
 
 pytestmark = pytest.mark.heavy
 

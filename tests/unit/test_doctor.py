@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.doctor import check_versions, examine
-from tvmflow.toolchain import attributes_beside, installed
-from tvmflow.toolchain import version as toolchain_version
+from tvmflow.setup.doctor import check_versions, examine
+from tvmflow.toolchain.versions import attributes_beside, installed
+from tvmflow.toolchain.versions import version as toolchain_version
 
 GOOD = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1", "fastapi": "0.150.0", "sqlalchemy": "2.0.58"}
 
@@ -53,7 +53,7 @@ def test_a_package_counts_under_either_of_its_names(monkeypatch: pytest.MonkeyPa
             raise metadata.PackageNotFoundError(name)
         return versions[name]
 
-    monkeypatch.setattr("tvmflow.toolchain.metadata.version", version)
+    monkeypatch.setattr("tvmflow.toolchain.versions.metadata.version", version)
     assert installed("xgboost-cpu") == toolchain_version("xgboost") == "3.2.0"
     assert installed("torch") == "absent"
     versions |= {"xgboost-cpu": "3.3.0"}
@@ -63,8 +63,8 @@ def test_a_package_counts_under_either_of_its_names(monkeypatch: pytest.MonkeyPa
 def test_outside_a_workspace_the_machine_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TVMFLOW_ROOT", raising=False)
-    monkeypatch.setattr("tvmflow.doctor._runtime", lambda: iter(()))  # seconds, and nothing of the workspace
-    monkeypatch.setattr("tvmflow.doctor._sandbox", lambda: iter(()))
+    monkeypatch.setattr("tvmflow.setup.doctor._runtime", lambda: iter(()))  # seconds, and nothing of the workspace
+    monkeypatch.setattr("tvmflow.setup.doctor._sandbox", lambda: iter(()))
     findings = {finding.what: finding for finding in examine()}
     assert findings["workspace"].level == "ok" and findings["workspace"].hint == "tvmflow new DIR"
     assert "free disk" in findings and "params.yaml" not in findings

@@ -16,8 +16,8 @@ from typer.main import get_command
 from tests.contract.test_repository import REPOSITORY
 from tvmflow import api
 from tvmflow.cli import app
-from tvmflow.params import STAGE_NAMES
-from tvmflow.params_schema import params_schema
+from tvmflow.config.params import STAGE_NAMES
+from tvmflow.setup.params_schema import params_schema
 
 EXAMPLES = sorted(path.parent for path in (REPOSITORY / "examples").glob("*/params.yaml"))
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.unit.test_store import Bench, bench  # noqa: F401  (a fixture)
-from tvmflow.store import Plan
+from tvmflow.pipeline.store import Plan
 
 pytestmark = pytest.mark.heavy
 

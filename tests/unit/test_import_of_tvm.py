@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-_HEAD = "import sys; from tvmflow.import_of_tvm import prepare_import_of_tvm; prepare_import_of_tvm()\n"
+_HEAD = "import sys; from tvmflow.support.tvm_import import prepare_import_of_tvm; prepare_import_of_tvm()\n"
 _BOTH = """
 import numpy, torch, tvm
 print(torch.from_dlpack(tvm.runtime.tensor(numpy.arange(3.0))).sum().item())

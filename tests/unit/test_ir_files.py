@@ -12,9 +12,9 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvmflow.errors import ModelFileError
-from tvmflow.ir.ir_files import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
-from tvmflow.ir.tensors import with_tensors
+from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
+from tvmflow.ir.relax.tensors import with_tensors
+from tvmflow.support.errors import ModelFileError
 
 
 def _module(scale: float = 1.0) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import te
 from tvm.s_tir import Schedule
 
-from tvmflow.kernels.loops import parallel_loops
+from tvmflow.ir.tir.loops import parallel_loops
 
 
 def _schedule(rows: int, columns: int) -> Schedule:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.conftest import REPOSITORY, small_params
-from tvmflow.errors import ParamsError, UnknownNameError
-from tvmflow.params import ModelEntry, Params, load_params
-from tvmflow.rows import check_rows
+from tvmflow.config.params import ModelEntry, Params, load_params
+from tvmflow.pipeline.check_params import check_rows
+from tvmflow.support.errors import ParamsError, UnknownNameError
 
 
 def test_the_shipped_file_is_valid() -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tasks.table import STAGES
 from tests.conftest import REPOSITORY
-from tvmflow.errors import ParamsError, UsageError
+from tvmflow.config.params import load_params
+from tvmflow.config.plugins import Table, entry_points
 from tvmflow.evaluation.metrics import mean_iou, value_of
-from tvmflow.params import load_params
-from tvmflow.plugins import Table, entry_points
-from tvmflow.rows import check_rows, packages_of
-from tvmflow.tuning.tuners import TUNERS
+from tvmflow.pipeline.check_params import check_rows, packages_of
+from tvmflow.support.errors import ParamsError, UsageError
+from tvmflow.tuning.search.tuners import TUNERS
 
 READS = STAGES["tune"].reads
 

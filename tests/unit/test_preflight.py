@@ -15,10 +15,10 @@ import torch
 from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 
-from tvmflow.errors import ModelFileError, TvmflowError
-from tvmflow.frontends.headers import read_header
-from tvmflow.params import ModelEntry
-from tvmflow.preflight import MAX_BYTES, _compare
+from tvmflow.config.params import ModelEntry
+from tvmflow.frontends.file_headers import read_header
+from tvmflow.setup.preflight import MAX_BYTES, _compare
+from tvmflow.support.errors import ModelFileError, TvmflowError
 
 SHAPE = (1, 3, 8, 8)
 

@@ -21,11 +21,11 @@ from typer.testing import CliRunner, Result
 from flows.pipeline import refresh
 from tests.conftest import REPOSITORY
 from tvmflow.cli.app import app
-from tvmflow.errors import ModelFileError, SourceError, TvmflowError, UnknownNameError, UsageError
-from tvmflow.ledger import unlisted
-from tvmflow.params import load_params
-from tvmflow.projects import Wish, add_model, make_workspace
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import load_params
+from tvmflow.config.workspace import Workspace
+from tvmflow.setup.new_project import Wish, add_model, make_workspace
+from tvmflow.support.errors import ModelFileError, SourceError, TvmflowError, UnknownNameError, UsageError
+from tvmflow.tracking.dvc import unlisted
 
 
 def cli(root: Path, *arguments: str) -> Result:

@@ -14,15 +14,15 @@ from tasks.quantize import STAGE as QUANTIZE
 from tasks.quantize import options_of
 from tests.conftest import small_params
 from tests.unit.test_params import _set
-from tvmflow.backends.table import backend_for
-from tvmflow.errors import ParamsError, UsageError
-from tvmflow.params import Cell, Params, TargetEntry
-from tvmflow.rows import check_rows
+from tvmflow.backends.registry import backend_for
+from tvmflow.config.params import Cell, Params, TargetEntry
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.check_params import check_rows
+from tvmflow.support.errors import ParamsError, UsageError
 from tvmflow.targets.cpu_features import cpu_features_of
 from tvmflow.targets.processors import architecture_of
-from tvmflow.toolchain import ARCHITECTURES, known_processors
-from tvmflow.triples import Triple
-from tvmflow.workspace import Workspace
+from tvmflow.toolchain.triples import Triple
+from tvmflow.toolchain.versions import ARCHITECTURES, known_processors
 
 LOCAL = {"transport": "local", "key": "local-cpu"}
 

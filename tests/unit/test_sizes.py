@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvmflow.errors import ModelFileError
-from tvmflow.sizes import Axis, Sizes, axes_of, shape_at, sizes_from
+from tvmflow.config.buckets import Axis, Sizes, axes_of, shape_at, sizes_from
+from tvmflow.support.errors import ModelFileError
 
 SIZES = Sizes(("batch", "length"), ((1, 3), (4, 10)), (Axis(0, 0, 0), Axis(0, 2, 1), Axis(1, 0, 0)), (7, 0))
 

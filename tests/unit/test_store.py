@@ -19,12 +19,12 @@ import yaml
 
 from tests.conftest import REPOSITORY
 from tests.unit.fake_stages import STAGES
-from tvmflow.artifacts import RECORD_NAME, describe_file
-from tvmflow.errors import StageError, StoreError
-from tvmflow.params import Cell
-from tvmflow.stages import StageContext
-from tvmflow.store import Plan, Store
-from tvmflow.workspace import Workspace
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.record import RECORD_NAME, describe_file
+from tvmflow.pipeline.stage import StageContext
+from tvmflow.pipeline.store import Plan, Store
+from tvmflow.support.errors import StageError, StoreError
 
 
 class Bench:

@@ -9,7 +9,7 @@ import pytest
 import tvm_ffi
 from tvm.script import from_source, tirx
 
-from tvmflow.ir.tvm_script import parsed
+from tvmflow.ir.tir.tvm_script import parsed
 
 TEXT = """
 @T.prim_func(s_tir=True, private=True)

@@ -9,7 +9,7 @@ import pytest
 
 _HEAD = """
 import sys
-from tvmflow.sources.torch_networks import torchvision_models
+from tvmflow.sources.networks.torch_zoo import torchvision_models
 """
 _ALONE = """
 torchvision_models()
@@ -24,7 +24,7 @@ from torchvision.ops.roi_align import is_compile_supported
 print(is_compile_supported is torch._dynamo.utils.is_compile_supported, "torch._dynamo" in sys.modules)
 """
 _MEANWHILE = """
-from tvmflow.sources.without_dynamo import without_dynamo
+from tvmflow.sources.networks.without_dynamo import without_dynamo
 with without_dynamo():
     from torch._dynamo.utils import counters
     import torch._dynamo
@@ -40,8 +40,8 @@ print(bool(torch.isfinite(program.module()(torch.zeros(1, 3, 32, 32))).all()), "
 
 _TRAINED = """
 import numpy as np, torch
-from tvmflow.sources.datasets import Samples
-from tvmflow.sources.training import train
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.sources.networks.training import train
 def trained():
     torch.manual_seed(0)
     network = torch.nn.Linear(4, 3)

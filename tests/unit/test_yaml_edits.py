@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from tvmflow.errors import UsageError
-from tvmflow.yaml_edits import with_entry
+from tvmflow.setup.yaml_editor import with_entry
+from tvmflow.support.errors import UsageError
 
 ENTRY = {"framework": "onnx", "weights": {"file": "a b.onnx"}, "input": {"shape": [1, 3, 8, 8]}}
 TEXTS = {

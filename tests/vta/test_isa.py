@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvmflow.errors import ParamsError, ProgramError, UnknownNameError
-from tvmflow.vta.config import BOARDS, Memory, VtaConfig
-from tvmflow.vta.isa import (
+from tvmflow.support.errors import ParamsError, ProgramError, UnknownNameError
+from tvmflow.vta.isa.config import BOARDS, Memory, VtaConfig
+from tvmflow.vta.isa.instructions import (
     Alu,
     AluOp,
     Finish,

@@ -4,8 +4,7 @@ from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app
 from tvmflow.api.bundles import bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
-from tvmflow.api.look import devices, examine, gpus, history, plan, quarantine, scorecard, status
-from tvmflow.api.opening import find_workspace, names, opened
+from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import ask_processor, device_gpus, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
 from tvmflow.api.releases import promote, releases, rollback
@@ -37,7 +36,8 @@ from tvmflow.api.stores import (
     report_data,
     write_report,
 )
-from tvmflow.workspace import Workspace
+from tvmflow.api.workspace import find_workspace, names, opened
+from tvmflow.config.workspace import Workspace
 
 __all__ = [
     "DEFAULT_REMOTE",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tvmflow.api.opening import CellName, Where, cell_of, opened
 from tvmflow.api.results import KernelState
-from tvmflow.errors import StoreError
+from tvmflow.api.workspace import CellName, Where, cell_of, opened
+from tvmflow.support.errors import StoreError
 
 
 def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -> tuple[KernelState, ...]:
@@ -12,12 +12,12 @@ def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -
 
     random: so many random inputs beside the first golden ones. A GPU that differs is in quarantine from then on, until it agrees. Raises StoreError for a cell that was not built, DeviceError.
     """
-    from tvmflow.backends.table import backend_for
+    from tvmflow.backends.registry import backend_for
     from tvmflow.devices.gpu.quarantine import note_agreement
     from tvmflow.devices.session import open_session
     from tvmflow.devices.transport import SessionLimits
     from tvmflow.evaluation.kernel_agreement import Built, network_agreement
-    from tvmflow.ir.ir_files import IR_NAME
+    from tvmflow.ir.relax.serialization import IR_NAME
 
     where = opened(workspace)
     wanted = cell_of(where, cell)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmflow.api.bundles import part_of, signer_of
-from tvmflow.api.opening import Where, opened
-from tvmflow.errors import StoreError, UsageError
+from tvmflow.api.workspace import Where, opened
+from tvmflow.support.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from tvmflow.bundle.part import Part
-    from tvmflow.ledger.app_releases import Releases
-    from tvmflow.release.apps import AppRelease
-    from tvmflow.workspace import Workspace
+    from tvmflow.config.workspace import Workspace
+    from tvmflow.shipping.bundle.part import Part
+    from tvmflow.shipping.release_app import AppRelease
+    from tvmflow.tracking.app_releases import Releases
 
 
 def release_app(
@@ -27,9 +27,9 @@ def release_app(
     channel: another one, which gets the version of the app's own channel, the same bytes; rollback: give the channel the version back that
     its current one replaced; key, unsigned: as for `bundle`; tell: is told each step. Raises UnknownNameError, StoreError, BundleError.
     """
-    from tvmflow.ledger.app_releases import known_app
-    from tvmflow.release.apps import Order, promote_app, rollback_app
-    from tvmflow.release.apps import release_app as release
+    from tvmflow.shipping.release_app import Order, promote_app, rollback_app
+    from tvmflow.shipping.release_app import release_app as release
+    from tvmflow.tracking.app_releases import known_app
 
     where = opened(workspace)
     known_app(where, app)
@@ -53,7 +53,7 @@ def release_app(
 def _check_channel(channel: str | None) -> None:
     import re
 
-    from tvmflow.bounds import NAME_PATTERN
+    from tvmflow.config.value_types import NAME_PATTERN
 
     if channel is not None and not re.fullmatch(NAME_PATTERN, channel):
         raise UsageError(f"no channel {channel!a}", "a name of letters, digits, '-' and '_', as stable")
@@ -73,8 +73,8 @@ def _parts(workspace: Workspace, cells: tuple[str, ...], folder: Path) -> tuple[
 
 def _tag(workspace: Workspace, app: str) -> None:
     """Say in the model registry in which version of the app, on which channels, each library is now; makes up for what a crash left out."""
-    from tvmflow.ledger.app_releases import read_releases
-    from tvmflow.ledger.registry import tag_released
+    from tvmflow.tracking.app_releases import read_releases
+    from tvmflow.tracking.mlflow.registry import tag_released
 
     releases = read_releases(workspace, app)
     tags: dict[tuple[str, str], list[str]] = {}
@@ -88,7 +88,7 @@ def _tag(workspace: Workspace, app: str) -> None:
 
 def app_releases(app: str, workspace: Where = None) -> Releases:
     """Return every version and change of an app's releases, oldest first. Raises UnknownNameError, StoreError."""
-    from tvmflow.ledger.app_releases import folder_of, known_app, read_releases
+    from tvmflow.tracking.app_releases import folder_of, known_app, read_releases
 
     where = opened(workspace)
     if not (folder_of(where) / f"{app}.yaml").is_file():

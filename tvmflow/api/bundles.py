@@ -8,20 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tvmflow.api.opening import CellName, Where, cell_of, opened
-from tvmflow.errors import StoreError, UnknownNameError, UsageError
+from tvmflow.api.workspace import CellName, Where, cell_of, opened
+from tvmflow.support.errors import StoreError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from tvmflow.bundle.device_trial import DeviceTrial
-    from tvmflow.bundle.manifest import Manifest
-    from tvmflow.bundle.part import Part
-    from tvmflow.bundle.signing import KeyPair
-    from tvmflow.bundle.verify import Verified
-    from tvmflow.ledger.registry import Version
-    from tvmflow.params import Cell
-    from tvmflow.workspace import Workspace
+    from tvmflow.config.params import Cell
+    from tvmflow.config.workspace import Workspace
+    from tvmflow.shipping.bundle.manifest import Manifest
+    from tvmflow.shipping.bundle.part import Part
+    from tvmflow.shipping.bundle.run_on_device import DeviceTrial
+    from tvmflow.shipping.bundle.signing import KeyPair
+    from tvmflow.shipping.bundle.verify import Verified
+    from tvmflow.tracking.mlflow.registry import Version
 
 
 def bundle(
@@ -36,9 +36,9 @@ def bundle(
     unsigned: without a key; kind: `wheel` writes a Python wheel into the folder `output`, of cells for one ABI, `aar` an Android library in a Maven repository
     there, under `group`. Raises StoreError where a cell has no champion, BundleError for what cannot be in a bundle.
     """
-    from tvmflow.bundle.aar import GROUP, write_aar
-    from tvmflow.bundle.wheel import write_wheel
-    from tvmflow.bundle.write import Wish, write_bundle
+    from tvmflow.shipping.bundle.aar import GROUP, write_aar
+    from tvmflow.shipping.bundle.wheel import write_wheel
+    from tvmflow.shipping.bundle.write import Wish, write_bundle
 
     where = opened(workspace)
     wanted = [cell_of(where, cell) for cell in cells]
@@ -61,7 +61,7 @@ def bundle(
 
 def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | None:
     """Return the key to sign with, None where nothing is to be signed. Raises UsageError where neither was asked for."""
-    from tvmflow.bundle.signing import VARIABLE, signing_key
+    from tvmflow.shipping.bundle.signing import VARIABLE, signing_key
 
     if unsigned:
         if key is not None:
@@ -86,8 +86,8 @@ def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool) -> Itera
 def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Part:
     """Bring what a bundle has of a cell into a folder. Raises StoreError where it has no champion, or its files are gone."""
     from tasks.table import STAGES
-    from tvmflow.bundle.part import FILES, Part
-    from tvmflow.ledger.chains import bring, chain_of
+    from tvmflow.shipping.bundle.part import FILES, Part
+    from tvmflow.tracking.dvc.chains import bring, chain_of
 
     version = None if newest else _champion(workspace, cell)
     records = chain_of(workspace, STAGES, cell, (version.sha256, version.network_sha256) if version else None)
@@ -101,7 +101,7 @@ def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Par
 
 def _champion(workspace: Workspace, cell: Cell) -> Version:
     """Return a cell's champion. Raises StoreError where there is none."""
-    from tvmflow.ledger.registry import CHAMPION, version_by_alias
+    from tvmflow.tracking.mlflow.registry import CHAMPION, version_by_alias
 
     version = version_by_alias(workspace, cell, CHAMPION)
     if version is None:
@@ -125,8 +125,8 @@ def verify_bundle(
     key: file of the public key that has to have signed it; unsigned: do without; at_least: refuse an older release; device: a target of
     the workspace, or the key of its device, on which the libraries run too, which only signed ones may. Raises BundleError.
     """
-    from tvmflow.bundle.signing import public_key
-    from tvmflow.bundle.verify import Trust, verify
+    from tvmflow.shipping.bundle.signing import public_key
+    from tvmflow.shipping.bundle.verify import Trust, verify
 
     trust = Trust(public_key(Path(key)) if key is not None else None, unsigned, at_least)
     return verify(Path(path), trust, _device_trial(opened(workspace), device) if device is not None else None)
@@ -134,8 +134,8 @@ def verify_bundle(
 
 def _device_trial(workspace: Workspace, name: str) -> DeviceTrial:
     """Return a device by its target's name or its own key. Raises UnknownNameError."""
-    from tvmflow.bundle.device_trial import DeviceTrial
     from tvmflow.devices.transport import SessionLimits
+    from tvmflow.shipping.bundle.run_on_device import DeviceTrial
 
     targets, rules = workspace.params.targets, workspace.params.deploy
     chosen = name if name in targets else next((key for key in targets if targets[key].device.key == name), None)
@@ -147,6 +147,6 @@ def _device_trial(workspace: Workspace, name: str) -> DeviceTrial:
 
 def new_keys(path: Path | str) -> KeyPair:
     """Write a new pair of keys: FILE (mode 0600) and FILE.pub. Raises UsageError where either is there already."""
-    from tvmflow.bundle.signing import new_keys as make
+    from tvmflow.shipping.bundle.signing import new_keys as make
 
     return make(Path(path))

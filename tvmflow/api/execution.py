@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvmflow.api.opening import CellName, Where, cell_of, opened
-from tvmflow.errors import StoreError
+from tvmflow.api.workspace import CellName, Where, cell_of, opened
+from tvmflow.support.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tvmflow.evaluation.in_process import LoadedLibrary, Outputs
+    from tvmflow.config.params import Cell
+    from tvmflow.config.workspace import Workspace
+    from tvmflow.evaluation.loaded_library import LoadedLibrary, Outputs
     from tvmflow.evaluation.predict import Prediction
-    from tvmflow.params import Cell
-    from tvmflow.workspace import Workspace
 
 
 def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
@@ -23,7 +23,7 @@ def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
     x: (N, ...) as the model's input, N samples; y: (N, ...). Raises StoreError where the cell is not built, UsageError where this
     machine's processor cannot run it.
     """
-    from tvmflow.evaluation.in_process import LoadedLibrary
+    from tvmflow.evaluation.loaded_library import LoadedLibrary
 
     where = opened(workspace)
     return LoadedLibrary(_built(where, cell_of(where, cell)))
@@ -37,9 +37,9 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     import json
 
     from tasks.device import device_limits, session_of
-    from tvmflow.backends.table import resolve
-    from tvmflow.devices.remote_network import shipped
-    from tvmflow.evaluation.in_process import in_order, input_specs
+    from tvmflow.backends.registry import resolve
+    from tvmflow.devices.network_forms import shipped
+    from tvmflow.evaluation.loaded_library import in_order, input_specs
     from tvmflow.frontends.source_model import run_in_batches
 
     where = opened(workspace)
@@ -63,8 +63,8 @@ def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspa
 
     from tvmflow.evaluation.predict import predictions
     from tvmflow.sandbox.images import read_in_sandbox
-    from tvmflow.sources.labels import names_of
-    from tvmflow.sources.model_parts import image_recipe, prepared
+    from tvmflow.sources.data.labels import names_of
+    from tvmflow.sources.model_files import image_recipe, prepared
 
     where = opened(workspace)
     wanted = cell_of(where, cell)

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvmflow.api.opening import Where, opened
 from tvmflow.api.results import GpuState, PhoneState, ReadyPhone
-from tvmflow.errors import DeviceError, UnknownNameError, UsageError
-from tvmflow.params import DeviceEntry, TargetEntry
+from tvmflow.api.workspace import Where, opened
+from tvmflow.config.params import DeviceEntry, TargetEntry
+from tvmflow.support.errors import DeviceError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from tvmflow.devices.registrar import Registry
+    from tvmflow.devices.agent.registration import Registry
 
 
 def phones() -> tuple[PhoneState, ...]:
     """Return the phones that adb sees, also those that cannot be used yet; none where there is no adb."""
-    from tvmflow.devices.adb import Phone, attached, find_adb
+    from tvmflow.devices.android.adb import Phone, attached, find_adb
 
     try:
         find_adb()
@@ -50,11 +50,11 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
     target: of params.yaml, whose compiler makes the agent. secret_file: is written for as long, unless the target's device is reached
     through a tracker and names one, which all phones of its key then have. Raises DeviceError, UsageError.
     """
-    from tvmflow.backends.table import resolve
-    from tvmflow.devices.adb import Phone
-    from tvmflow.devices.phones import agent_for, awake, check_architecture, prepared, remove
-    from tvmflow.targets.asked import DEVICE, record
+    from tvmflow.backends.registry import resolve
+    from tvmflow.devices.android.adb import Phone
+    from tvmflow.devices.android.phones import agent_for, awake, check_architecture, prepared, remove
     from tvmflow.targets.device_processor import processor_from
+    from tvmflow.targets.probed_processors import DEVICE, record
 
     entry = _target(workspace, target)
     phone = Phone(serial)
@@ -88,15 +88,15 @@ def ask_processor(target: str, workspace: Where = None) -> tuple[str, tuple[str,
 
     Raises DeviceError, UsageError for a transport that cannot tell.
     """
-    from tvmflow.devices.ask import ask_processor as ask
+    from tvmflow.devices.probe_processor import ask_processor as ask
 
     return ask(_target(workspace, target), opened(workspace).params.deploy.device_wait_s)
 
 
 def device_gpus(target: str, workspace: Where = None) -> tuple[GpuState, ...]:
     """Return the GPUs of a target's device, tried there by its agent. Raises DeviceError where it has none, UnknownNameError."""
-    from tvmflow.api.look import gpu_states
-    from tvmflow.backends.table import backend_for
+    from tvmflow.api.inspect import gpu_states
+    from tvmflow.backends.registry import backend_for
     from tvmflow.devices.session import open_session
     from tvmflow.devices.transport import SessionLimits
 
@@ -115,7 +115,7 @@ def offer_device(
     host, port: where the agent listens; unit, build: what measurements name it by, where it is not what it says itself.
     Raises UsageError, DeviceLostError when the agent goes away, TrackerError when the tracker does.
     """
-    from tvmflow.devices.registrar import Offer, offer_agent
+    from tvmflow.devices.agent.registration import Offer, offer_agent
 
     device = _target(workspace, target).device
     registry = _registry(device)
@@ -136,6 +136,6 @@ def _target(workspace: Where, name: str) -> TargetEntry:
 
 
 def _registry(device: DeviceEntry) -> Registry | None:
-    from tvmflow.devices.table import transport_of
+    from tvmflow.devices.registry import transport_of
 
     return transport_of(device).registry(device)

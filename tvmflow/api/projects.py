@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvmflow.api.opening import Where, opened
+from tvmflow.api.workspace import Where, opened
 
 if TYPE_CHECKING:
-    from tvmflow.projects import Added
-    from tvmflow.workspace import Workspace
+    from tvmflow.config.workspace import Workspace
+    from tvmflow.setup.new_project import Added
 
 
 def new_workspace(folder: Path | str) -> Workspace:
@@ -20,10 +20,10 @@ def new_workspace(folder: Path | str) -> Workspace:
     MLflow makes its store with the first measurement. Raises UsageError where there is a workspace already.
     """
     from flows.pipeline import refresh
-    from tvmflow.ledger.dvc import initialize
-    from tvmflow.params_schema import write_schema
-    from tvmflow.projects import make_workspace
-    from tvmflow.workspace import workspace_at
+    from tvmflow.config.workspace import workspace_at
+    from tvmflow.setup.new_project import make_workspace
+    from tvmflow.setup.params_schema import write_schema
+    from tvmflow.tracking.dvc.repository import initialize
 
     root = make_workspace(Path(folder))
     if shutil.which("git") and not any((place / ".git").exists() for place in (root, *root.parents)):
@@ -45,8 +45,8 @@ def add_model(
     has no table in which they are looked up. Raises ModelFileError for what cannot be read; then nothing is written.
     """
     from flows.pipeline import refresh
-    from tvmflow.projects import Wish
-    from tvmflow.projects import add_model as add
+    from tvmflow.setup.new_project import Wish
+    from tvmflow.setup.new_project import add_model as add
 
     where = opened(workspace)
     added = add(where, Path(model_file), Wish(name, target, precision, shape, high))

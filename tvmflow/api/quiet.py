@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tvmflow.errors import UsageError
-from tvmflow.evaluation.load import wait_until_quiet
-from tvmflow.workspace import Workspace
+from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.machine_load import wait_until_quiet
+from tvmflow.support.errors import UsageError
 
 
 def wait_for_quiet(workspace: Workspace, limit_s: float, show_progress: bool) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tvmflow.api.opening import CellName, Where, cell_of, opened
 from tvmflow.api.quiet import wait_for_quiet
 from tvmflow.api.results import Verdict
-from tvmflow.errors import StoreError
+from tvmflow.api.workspace import CellName, Where, cell_of, opened
+from tvmflow.support.errors import StoreError
 
 if TYPE_CHECKING:
-    from tvmflow.ledger.registry import Version
-    from tvmflow.ledger.releases import Release
-    from tvmflow.params import Cell
-    from tvmflow.workspace import Workspace
+    from tvmflow.config.params import Cell
+    from tvmflow.config.workspace import Workspace
+    from tvmflow.tracking.mlflow.registry import Version
+    from tvmflow.tracking.mlflow.releases import Release
 
 
 def promote(
@@ -30,7 +30,7 @@ def promote(
     where = opened(workspace)
     chosen = cell_of(where, cell)
     from flows.settings import configure_prefect, wait_for_prefect
-    from tvmflow.ledger.store_paths import check_store
+    from tvmflow.tracking.mlflow.store import check_store
 
     check_store(where)
     done = _champion_already(where, chosen)
@@ -47,8 +47,8 @@ def promote(
 
 def _champion_already(workspace: Workspace, cell: Cell) -> Verdict | None:
     """Return the verdict where the newest library is the champion, found without Prefect and MLflow. Raises StoreError."""
-    from tvmflow.artifacts import LIBRARIES, RECORD_NAME, read_record, sha256_of
-    from tvmflow.ledger.store_paths import champion_with
+    from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record, sha256_of
+    from tvmflow.tracking.mlflow.store import champion_with
 
     folder = workspace.folder("build", cell)
     if not (folder / RECORD_NAME).is_file():
@@ -66,7 +66,7 @@ def _champion_already(workspace: Workspace, cell: Cell) -> Verdict | None:
 
 def rollback(cell: CellName, workspace: Where = None) -> tuple[Version, Version]:
     """Make the previous champion the champion again. Returns (champion now, champion before). Raises StoreError."""
-    from tvmflow.ledger.releases import rollback as roll_back
+    from tvmflow.tracking.mlflow.releases import rollback as roll_back
 
     where = opened(workspace)
     return roll_back(where, cell_of(where, cell))
@@ -74,7 +74,7 @@ def rollback(cell: CellName, workspace: Where = None) -> tuple[Version, Version]
 
 def releases(cell: CellName, workspace: Where = None) -> list[Release]:
     """Return every change of a cell's champion, oldest first."""
-    from tvmflow.ledger.releases import releases as changes
+    from tvmflow.tracking.mlflow.releases import releases as changes
 
     where = opened(workspace)
     return changes(where, cell_of(where, cell))

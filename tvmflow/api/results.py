@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tvmflow.errors import TvmflowError
+from tvmflow.support.errors import TvmflowError
 
 StageState = Literal["hit", "restore", "miss", "waits", "refused"]
 
@@ -241,7 +241,7 @@ class RunResult:
     @staticmethod
     def of(result: Mapping[str, Any], card: Mapping[str, Any] | None) -> RunResult:
         """Return what a flow returned, with the scorecard that the cell has now."""
-        from tvmflow.errors import from_json
+        from tvmflow.support.errors import from_json
 
         error = result["error"]
         return RunResult(
@@ -275,7 +275,7 @@ class RetuneResult:
     @staticmethod
     def of(result: Mapping[str, Any]) -> RetuneResult:
         """Return what the flow returned for a cell."""
-        from tvmflow.errors import from_json
+        from tvmflow.support.errors import from_json
 
         error = result["error"]
         return RetuneResult(

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvmflow.api.opening import CellName, Where, cells_of, opened
 from tvmflow.api.quiet import wait_for_quiet
 from tvmflow.api.results import RetuneResult, RunResult
-from tvmflow.errors import TvmflowError, UsageError
+from tvmflow.api.workspace import CellName, Where, cells_of, opened
+from tvmflow.support.errors import TvmflowError, UsageError
 
 if TYPE_CHECKING:
-    from tvmflow.params import Cell
-    from tvmflow.workspace import Workspace
+    from tvmflow.config.params import Cell
+    from tvmflow.config.workspace import Workspace
 
 
 def run(
@@ -35,9 +35,9 @@ def run(
     is up to date is not done again; then neither Prefect nor TVM is started. A cell that fails does not stop the others: with
     `check` its error is raised at the end (where several failed, one error that names them all), without it is in the result.
     """
-    from tvmflow.ledger.store_paths import check_store
-    from tvmflow.preflight import ask_processors
     from tvmflow.report.tables import scorecard
+    from tvmflow.setup.preflight import ask_processors
+    from tvmflow.tracking.mlflow.store import check_store
 
     where = opened(workspace)
     wanted = cells_of(where, cells)
@@ -77,9 +77,9 @@ def raise_failures(results: Sequence[RunResult]) -> None:
 def _is_done(workspace: Workspace, cell: Cell) -> bool:
     """Say whether every cached stage is a hit and the measurement is recorded; starts neither Prefect nor TVM."""
     from tasks.table import STAGES
-    from tvmflow.ledger.dvc import is_published
-    from tvmflow.ledger.measurements import is_recorded
-    from tvmflow.store import Store
+    from tvmflow.pipeline.store import Store
+    from tvmflow.tracking.dvc.repository import is_published
+    from tvmflow.tracking.mlflow.measurements import is_recorded
 
     try:
         plans = Store(workspace, STAGES).plan_all(cell)
@@ -129,8 +129,8 @@ def _sweep(
 
 def _open_records(workspace: Workspace) -> None:
     """Import MLflow and make its database, while the first stages run. What is wrong with it, the one who records says."""
-    from tvmflow.ledger.registry import open_registry
-    from tvmflow.ledger.store_paths import sqlite_path
+    from tvmflow.tracking.mlflow.registry import open_registry
+    from tvmflow.tracking.mlflow.store import sqlite_path
 
     if sqlite_path(workspace) is not None:
         with contextlib.suppress(TvmflowError):
@@ -164,7 +164,7 @@ def retune(
     where = opened(workspace)
     wanted = cells_of(where, cells)
     from flows.settings import configure_prefect, wait_for_prefect
-    from tvmflow.ledger.store_paths import check_store
+    from tvmflow.tracking.mlflow.store import check_store
 
     check_store(where)
     configure_prefect(where)

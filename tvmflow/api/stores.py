@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmflow.api.opening import CellName, Where, cell_of, opened
-from tvmflow.ledger.dvc import DEFAULT_REMOTE
+from tvmflow.api.workspace import CellName, Where, cell_of, opened
+from tvmflow.tracking.dvc.repository import DEFAULT_REMOTE
 
 if TYPE_CHECKING:
-    from tvmflow.ledger.rebuild import Rebuilt
+    from tvmflow.tracking.mlflow.rebuild import Rebuilt
 
 __all__ = [
     "DEFAULT_REMOTE",
@@ -29,9 +29,9 @@ def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None
     rebuild: record again in MLflow what artifacts/ and DVC's cache hold; returns what that did.
     """
     from flows.pipeline import refresh
-    from tvmflow.ledger import dvc
-    from tvmflow.ledger.store_paths import open_mlflow
-    from tvmflow.params_schema import write_schema
+    from tvmflow.setup.params_schema import write_schema
+    from tvmflow.tracking.dvc import repository as dvc
+    from tvmflow.tracking.mlflow.store import open_mlflow
 
     where = opened(workspace)
     if refresh(where):
@@ -39,7 +39,7 @@ def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None
     dvc.initialize(where)
     if rebuild:
         from tasks.table import STAGES
-        from tvmflow.ledger.rebuild import rebuild as record_again
+        from tvmflow.tracking.mlflow.rebuild import rebuild as record_again
 
         return record_again(where, STAGES)
     if not (where.root / "mlruns" / "mlflow.db").exists():
@@ -52,7 +52,7 @@ def records(
     import_from: Path | None = None,
 ) -> Mapping[str, Any]:  # fmt: skip
     """Return how many tuning records a cell has, of what kind; merge logs, exchange schedules with MetaSchedule."""
-    from tvmflow.tuning.exchange import exchange
+    from tvmflow.tuning.records.metaschedule import exchange
 
     where = opened(workspace)
     return exchange(where, cell_of(where, cell), list(merge), export_to, import_from)
@@ -60,7 +60,7 @@ def records(
 
 def failed_candidates(cell: CellName, workspace: Where = None) -> list[dict[str, Any]]:
     """Return the schedules of a cell that failed in tuning: kernel, status, count, knobs, error."""
-    from tvmflow.tuning.records import failures, read_records
+    from tvmflow.tuning.records.record import failures, read_records
 
     where = opened(workspace)
     return failures(read_records(where.tuning_log(cell_of(where, cell))))
@@ -68,8 +68,8 @@ def failed_candidates(cell: CellName, workspace: Where = None) -> list[dict[str,
 
 def report_data(workspace: Where = None, page: Path | None = None) -> dict[str, Any]:
     """Return what the report shows, as JSON. page: where it will lie, which names folders relative to itself."""
-    from tvmflow.ledger.history import all_measurements
     from tvmflow.report.page import collect
+    from tvmflow.tracking.mlflow.history import all_measurements
 
     where = opened(workspace)
     return collect(where, all_measurements(where), page)
@@ -87,6 +87,6 @@ def write_report(path: Path | None = None, workspace: Where = None) -> Path:
 
 def params_schema() -> dict[str, Any]:
     """Return the JSON schema of params.yaml, with the bounds and defaults of every key."""
-    from tvmflow.params_schema import params_schema as schema
+    from tvmflow.setup.params_schema import params_schema as schema
 
     return schema()

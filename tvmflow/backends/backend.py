@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tvmflow.backends.device_part import DeviceProgram
-from tvmflow.errors import StageError, UsageError
-from tvmflow.options import Options
+from tvmflow.backends.device_program import DeviceProgram
+from tvmflow.config.options import Options
+from tvmflow.support.errors import StageError, UsageError
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
-    from tvmflow.params import TargetEntry
+    from tvmflow.config.params import TargetEntry
+    from tvmflow.schedules.registry import Knobs, Template
     from tvmflow.targets.cpu_features import CpuFeatures
-    from tvmflow.templates import Knobs, Template
 
 Progress = Callable[[str, int, int], None]
 Call = Callable[[str], Any]  # name of a function that a device provides -> what it returns
@@ -119,7 +119,7 @@ class Backend(ABC):
 
     def template_for(self, function: Any) -> tuple[Template, list[Knobs]] | None:
         """Return the first template that covers a kernel, with its candidates; None where none does."""
-        from tvmflow.templates import template_for
+        from tvmflow.schedules.registry import template_for
 
         return template_for(function, self.cpu_features(), self.templates())
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.backends.backend import Backend
-from tvmflow.compilers import compiler_for
-from tvmflow.errors import ToolchainError, last_words
-from tvmflow.options import read_options
+from tvmflow.config.options import read_options
+from tvmflow.support.errors import ToolchainError, last_words
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures, cpu_features_of
 from tvmflow.targets.processors import architecture_of, check_processor
 from tvmflow.targets.resolve import ResolvedTarget, host_target, processor_of
+from tvmflow.toolchain.compilers import compiler_for
 
 if TYPE_CHECKING:
-    from tvmflow.params import TargetEntry
-    from tvmflow.templates import Template
+    from tvmflow.config.params import TargetEntry
+    from tvmflow.schedules.registry import Template
 
 
 class CpuBackend(Backend):
@@ -48,8 +48,8 @@ class CpuBackend(Backend):
 
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
         """(N, C, H, W) -> (N, C/block, H, W, block), weights packed once and for all."""
-        from tvmflow.passes.legalize_convolutions import packed_convolutions
-        from tvmflow.passes.pack_channels import PackChannels
+        from tvmflow.passes.layout.pack_channels import PackChannels
+        from tvmflow.passes.legalize.convolutions import packed_convolutions
 
         channel_block = block or self.cpu_features().channel_block
         is_x86 = architecture_of(self.target.mtriple) == "x86_64"  # arm64 has an instruction for it
@@ -65,21 +65,21 @@ class CpuBackend(Backend):
         from tvm import relax
         from tvm.ir.transform import Sequential
 
-        from tvmflow.passes.clip_by_instruction import clips
-        from tvmflow.passes.concatenate_in_place import ConcatenateInPlace
-        from tvmflow.passes.drop_unread_blocks import DropUnreadBlocks
-        from tvmflow.passes.fuse_attention import FuseAttention
-        from tvmflow.passes.fuse_expansions import FuseExpansions
-        from tvmflow.passes.legalize_convolutions import legalize_convolutions
-        from tvmflow.passes.legalize_pools import legalize_max_pool2d
-        from tvmflow.passes.legalize_resize import legalize_resize2d
-        from tvmflow.passes.limit_inlining import LimitInlining
-        from tvmflow.passes.narrow_by_instruction import NarrowByInstruction
-        from tvmflow.passes.packed_norm import NORMS, legalize_norm
-        from tvmflow.passes.pixel_major import PixelMajor
-        from tvmflow.passes.round_bfloat16 import legalize_astype
-        from tvmflow.passes.tabulate_bytes import TabulateBytes
-        from tvmflow.templates.dot import dot_for
+        from tvmflow.passes.fuse.attention import FuseAttention
+        from tvmflow.passes.fuse.concatenate_in_place import ConcatenateInPlace
+        from tvmflow.passes.fuse.inverted_residual import FuseExpansions
+        from tvmflow.passes.fuse.limit_inlining import LimitInlining
+        from tvmflow.passes.fuse.remove_dead_blocks import DropUnreadBlocks
+        from tvmflow.passes.layout.channels_last_for_amx import PixelMajor
+        from tvmflow.passes.layout.norm import NORMS, legalize_norm
+        from tvmflow.passes.legalize.bfloat16 import legalize_astype
+        from tvmflow.passes.legalize.clip import clips
+        from tvmflow.passes.legalize.convolutions import legalize_convolutions
+        from tvmflow.passes.legalize.int8_lookup_tables import TabulateBytes
+        from tvmflow.passes.legalize.narrow import NarrowByInstruction
+        from tvmflow.passes.legalize.pools import legalize_max_pool2d
+        from tvmflow.passes.legalize.resize import legalize_resize2d
+        from tvmflow.schedules.intrinsics.dot_product import dot_for
 
         pairs = dot_for(self.cpu_features(), "bfloat16", self.cpu_features().channel_block, of_made=True) is not None
         own = {
@@ -120,7 +120,7 @@ class CpuBackend(Backend):
         return cpu_features_of(self.target)
 
     def templates(self) -> tuple[Template, ...]:
-        from tvmflow.templates import TEMPLATES
+        from tvmflow.schedules.registry import TEMPLATES
 
         return TEMPLATES
 

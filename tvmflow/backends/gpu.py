@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import AfterValidator
 
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.errors import StageError
-from tvmflow.options import Options
+from tvmflow.config.options import Options
+from tvmflow.support.errors import StageError
 from tvmflow.targets.cpu_features import INTEGER_DOT
 from tvmflow.targets.gpu_features import GPUS, GpuFeatures
 
 if TYPE_CHECKING:
-    from tvmflow.gpu.executable import Api, GpuExecutable, Widths
-    from tvmflow.templates import Knobs, Template
+    from tvmflow.gpu_codegen.executable import Api, GpuExecutable, Widths
+    from tvmflow.schedules.registry import Knobs, Template
 
 _CHANNELS = 4  # side by side, a vector of every GPU
 _OF_CPUS = ("fuse_attention", "concatenate_in_place")  # phases: caches of a thread, and parts of a buffer
@@ -86,7 +86,7 @@ class GpuBackend(CpuBackend):
         return GPUS[self.software_driver or self.target.options["kind"]]
 
     def template_for(self, function: Any) -> tuple[Template, list[Knobs]] | None:
-        from tvmflow.templates import template_for
+        from tvmflow.schedules.registry import template_for
 
         return template_for(function, self.gpu_features(), self.templates())
 
@@ -109,8 +109,8 @@ class GpuBackend(CpuBackend):
         return [(name, step) for name, step in super().phases(winograd) if name not in _OF_CPUS]
 
     def templates(self) -> tuple[Template, ...]:
-        from tvmflow.gpu.templates import GPU_PLAIN, GPU_WINDOW
-        from tvmflow.gpu.winograd import GPU_WINOGRAD
+        from tvmflow.schedules.gpu.tiled import GPU_PLAIN, GPU_WINDOW
+        from tvmflow.schedules.gpu.winograd import GPU_WINOGRAD
 
         return (GPU_WINOGRAD, GPU_WINDOW, GPU_PLAIN)
 
@@ -119,7 +119,7 @@ class GpuBackend(CpuBackend):
         return CpuBackend(self.target)
 
     def compile_kernels(self, mod: Any) -> GpuExecutable:
-        from tvmflow.gpu.launches import lowered_for_device
+        from tvmflow.gpu_codegen.launches import lowered_for_device
 
         return self.executable(lowered_for_device(mod, self.tvm_target()))
 
@@ -141,8 +141,8 @@ class OpenClBackend(GpuBackend):
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
         """As GpuBackend has it. Raises StageError for CLML: how its functions are called at run time, only Qualcomm's SDK tells."""
         if self.target.options.get("clml"):
-            from tvmflow.gpu.clml import describe_clml
-            from tvmflow.ir.graph import read_graph
+            from tvmflow.gpu_codegen.clml import describe_clml
+            from tvmflow.ir.relax.graph import read_graph
 
             raise StageError(
                 f"clml: true; CLML, Qualcomm's library for Adreno, could compute {describe_clml(read_graph(mod))}, but this version does not call it: "
@@ -166,9 +166,9 @@ class OpenClBackend(GpuBackend):
         return super().device_kind + (("-textures" if self.textures else "-buffers") if other else "")
 
     def executable(self, program: Any) -> GpuExecutable:
-        from tvmflow.gpu.executable import GpuCode, GpuExecutable
-        from tvmflow.gpu.kernel_text import parameters_in_vectors
-        from tvmflow.gpu.opencl import opencl_of, short_name
+        from tvmflow.gpu_codegen.executable import GpuCode, GpuExecutable
+        from tvmflow.gpu_codegen.kernel_source import parameters_in_vectors
+        from tvmflow.gpu_codegen.opencl import opencl_of, short_name
 
         launches = program.launches
         computes_float16 = self.gpu_features().opencl_float16
@@ -192,9 +192,9 @@ class VulkanBackend(GpuBackend):
     software_name = "lavapipe"
 
     def executable(self, program: Any) -> GpuExecutable:
-        from tvmflow.gpu.executable import GpuCode, GpuExecutable
-        from tvmflow.gpu.glsl import glsl_of
-        from tvmflow.gpu.spirv import glslang, spirv_of
+        from tvmflow.gpu_codegen.executable import GpuCode, GpuExecutable
+        from tvmflow.gpu_codegen.glsl import glsl_of
+        from tvmflow.gpu_codegen.spirv import glslang, spirv_of
 
         launches = program.launches
         compiler, gpu = glslang(), self.gpu_features()

@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 
 from tvmflow.backends.backend import Call, Progress
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.backends.device_part import DeviceProgram, Span
-from tvmflow.errors import ProgramError, StageError, UsageError
-from tvmflow.options import Options
-from tvmflow.vta.config import COUNTERS_FUNCTION, RUN_FUNCTION, VtaConfig
+from tvmflow.backends.device_program import DeviceProgram, Span
+from tvmflow.config.options import Options
+from tvmflow.support.errors import ProgramError, StageError, UsageError
+from tvmflow.vta.isa.config import COUNTERS_FUNCTION, RUN_FUNCTION, VtaConfig
 
 
 class VtaOptions(Options):
@@ -61,7 +61,7 @@ class VtaBackend(CpuBackend):
 
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
         """Cut out what the accelerator computes, in its layout NCHW{batch}n{block}c; pack the rest for the CPU."""
-        from tvmflow.passes.offload_vta import offload_vta
+        from tvmflow.vta.compiler.offload import offload_vta
 
         offloaded, parts = offload_vta(mod, self.design, self.target.options["start"], self.target.options["stop"])
         self.provide()
@@ -70,9 +70,9 @@ class VtaBackend(CpuBackend):
 
     def search_part(self, packed: Any, progress: Progress) -> list[dict[str, Any]]:
         """Return the best tile of every convolution on the accelerator; the reference's schedules have tiles of their own."""
-        from tvmflow.passes.offload_vta import regions_of
-        from tvmflow.vta.compiler import conv_workloads
-        from tvmflow.vta.tiles import search
+        from tvmflow.vta.compiler.compiler import conv_workloads
+        from tvmflow.vta.compiler.offload import regions_of
+        from tvmflow.vta.compiler.tile_search import search
 
         if self.target.options["mode"] == "reference":
             return []
@@ -87,13 +87,13 @@ class VtaBackend(CpuBackend):
     def compile_part(
         self, packed: Any, schedules: list[dict[str, Any]], folder: Path, progress: Progress
     ) -> tuple[Any, dict[str, Any] | None]:
-        from tvmflow.passes.offload_vta import blobs_of, with_blobs
-        from tvmflow.vta.compiler import compile_region, mode_named
-        from tvmflow.vta.lint import check_program
-        from tvmflow.vta.region import from_blob, notes_from, region_from
-        from tvmflow.vta.runtime import program_to_blob
-        from tvmflow.vta.summary import Part, summarize, write_files
-        from tvmflow.vta.tiles import TileRecord
+        from tvmflow.vta.compiler.compiler import compile_region, mode_named
+        from tvmflow.vta.compiler.offload import blobs_of, with_blobs
+        from tvmflow.vta.compiler.tile_search import TileRecord
+        from tvmflow.vta.isa.region import from_blob, notes_from, region_from
+        from tvmflow.vta.machine.lint import check_program
+        from tvmflow.vta.runtime.runtime import program_to_blob
+        from tvmflow.vta.runtime.summary import Part, summarize, write_files
 
         progress("compiling the accelerator's programs", 0, 0)
         mode = self.target.options["mode"]
@@ -121,9 +121,9 @@ class VtaBackend(CpuBackend):
 
     def device_program(self, function: str, blob: bytes) -> DeviceProgram:
         """Return the program in a blob that `build` put into a network."""
-        from tvmflow.vta.device import packed_code
-        from tvmflow.vta.region import from_blob
-        from tvmflow.vta.runtime import program_from
+        from tvmflow.vta.isa.region import from_blob
+        from tvmflow.vta.runtime.device import packed_code
+        from tvmflow.vta.runtime.runtime import program_from
 
         if function != RUN_FUNCTION:
             return super().device_program(function, blob)
@@ -143,15 +143,15 @@ class VtaBackend(CpuBackend):
 
     @classmethod
     def simulated_driver(cls, design: str) -> Any:
-        from tvmflow.vta.device import SimulatorDriver
-        from tvmflow.vta.driver_seam import DriverSeam, design_named
+        from tvmflow.vta.runtime.device import SimulatorDriver
+        from tvmflow.vta.runtime.driver_bridge import DriverSeam, design_named
 
         config = design_named(design)
         return DriverSeam(config, SimulatorDriver(), {}).driver if config else None
 
     def provide(self) -> None:
         """Simulate the accelerator in this process."""
-        from tvmflow.vta.runtime import register
+        from tvmflow.vta.runtime.runtime import register
 
         register(self.design)
 
@@ -159,12 +159,12 @@ class VtaBackend(CpuBackend):
         """Compare which programs ran, and what the device counted, with what build planned."""
         if part is None:
             return None
-        from tvmflow.vta.audit import check_ran
+        from tvmflow.vta.runtime.audit import check_ran
 
         return {**part, **check_ran(part["regions"], json.loads(str(call(COUNTERS_FUNCTION))))}
 
     def cost(self, call: Call) -> int | None:
         """Return estimated cycles: of a simulated design the time says nothing."""
-        from tvmflow.vta.audit import cycles_spent
+        from tvmflow.vta.runtime.audit import cycles_spent
 
         return cycles_spent(json.loads(str(call(COUNTERS_FUNCTION)))) if self.design.board.is_simulator else None

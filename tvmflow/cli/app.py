@@ -10,7 +10,7 @@ import typer
 
 from tvmflow import __version__
 from tvmflow.cli.completion import complete_cell
-from tvmflow.errors import TvmflowError
+from tvmflow.support.errors import TvmflowError
 
 if TYPE_CHECKING:
     from tvmflow.api import Workspace
@@ -71,7 +71,7 @@ def main() -> None:
     except TvmflowError as error:
         _fail(error, error.exit_code)
     except OSError as error:
-        from tvmflow.errors import from_os_error
+        from tvmflow.support.errors import from_os_error
 
         _fail(from_os_error(error, "working in"), 1)
 

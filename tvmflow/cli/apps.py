@@ -9,8 +9,8 @@ import typer
 
 from tvmflow.cli.app import Json, app, open_workspace
 from tvmflow.cli.bundle import KeyFile, Unsigned
-from tvmflow.errors import GateRefusedError
 from tvmflow.report.console import show_json, show_table, suggest
+from tvmflow.support.errors import GateRefusedError
 
 AppName = Annotated[str, typer.Argument(metavar="APP", help="A name under apps: in params.yaml.")]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from tvmflow.errors import TvmflowError
+from tvmflow.support.errors import TvmflowError
 
 _BREAKS = ("@", ":")  # bash takes words apart here, so the cell comes in pieces
 

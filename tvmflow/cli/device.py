@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from tvmflow.cli.app import Json, app, open_workspace
-from tvmflow.cli.look import show_gpus
-from tvmflow.errors import AgreementError, DeviceLostError, TrackerError, UsageError
+from tvmflow.cli.inspect import show_gpus
 from tvmflow.report.console import show_json, show_table, show_text
+from tvmflow.support.errors import AgreementError, DeviceLostError, TrackerError, UsageError
 
 _AGAIN_S = 2.0
 

@@ -10,8 +10,8 @@ import typer
 
 from tvmflow.cli.app import Json, app, open_workspace
 from tvmflow.cli.completion import complete_precision, complete_target
-from tvmflow.errors import UsageError
 from tvmflow.report.console import show_json, suggest
+from tvmflow.support.errors import UsageError
 
 
 @app.command()

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from tvmflow.cli.app import CellName, Json, WaitQuiet, app, open_workspace
-from tvmflow.errors import GateRefusedError
 from tvmflow.report.console import show_json, suggest
+from tvmflow.support.errors import GateRefusedError
 
 
 @app.command()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tvmflow.backends.backend import Backend
-from tvmflow.errors import DeviceError, DeviceLostError, last_line
-from tvmflow.params import DeviceEntry
-from tvmflow.sizes import Numbers
+from tvmflow.config.buckets import Numbers
+from tvmflow.config.params import DeviceEntry
+from tvmflow.support.errors import DeviceError, DeviceLostError, last_line
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
@@ -250,6 +250,6 @@ def open_session(device: DeviceEntry, backend: Backend, limits: SessionLimits) -
 
     Raises TrackerError, DeviceUnknownError, DeviceBusyError, and UnknownNameError for a transport that there is not.
     """
-    from tvmflow.devices.table import transport_of
+    from tvmflow.devices.registry import transport_of
 
     return transport_of(device).open(device, backend, limits)

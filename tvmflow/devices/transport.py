@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tvmflow.backends.backend import Backend
-from tvmflow.devices.registrar import Registry
+from tvmflow.config.options import Options
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.registration import Registry
 from tvmflow.devices.session import DeviceSession
-from tvmflow.errors import UsageError
-from tvmflow.options import Options
-from tvmflow.params import DeviceEntry
+from tvmflow.support.errors import UsageError
 from tvmflow.targets.device_processor import DeviceFacts
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.errors import AgreementError
+from tvmflow.support.errors import AgreementError
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]

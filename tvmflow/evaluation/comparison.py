@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvmflow.errors import StoreError
+from tvmflow.evaluation.interleaved_timing import Contestant, ratio_of, sort_turns, take_turns
 from tvmflow.evaluation.latency import LatencyRules, measured_of
 from tvmflow.evaluation.machine_state import Watch
-from tvmflow.evaluation.turns import Contestant, ratio_of, sort_turns, take_turns
+from tvmflow.support.errors import StoreError
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.errors import first_line
 from tvmflow.evaluation.latency import timed
 from tvmflow.frontends.source_model import Arrays, PreparedRun, Way
+from tvmflow.support.errors import first_line
 
 TOLERANCE = 1e-3  # of the largest output: more than float32 in another order, less than 16 bits
 LEAST_EQUAL = 0.9  # of integers, as between stages

@@ -21,9 +21,9 @@ def first_differing_layer(source: SourceModel, inputs: Array | Arrays, bound: fl
 
     inputs: one batch of each, or of the one. bound: of the error relative to the layer's largest number. Runs the numpy definition: slow, exact.
     """
-    from tvmflow.ir.definition import run_all
-    from tvmflow.ir.graph import Step, read_graph
-    from tvmflow.passes.fold_constants import FoldConstants
+    from tvmflow.ir.relax.graph import Step, read_graph
+    from tvmflow.ir.relax.numpy_interpreter import run_all
+    from tvmflow.passes.canonicalize.fold_constants import FoldConstants
 
     by_size: dict[int, list[Array]] = defaultdict(list)
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.artifacts import load_arrays
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
-from tvmflow.building.library import machine_of, schedule_lowered
-from tvmflow.building.lower import lower
-from tvmflow.building.self_contained import Network, write_network
+from tvmflow.codegen.compile import machine_of, schedule_lowered
+from tvmflow.codegen.lower import lower
+from tvmflow.codegen.network.link import Network, write_network
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.frontends.source_model import TensorSpec, read_description
-from tvmflow.ir.ir_files import load_module
-from tvmflow.ir.tvm_names import operator_of, tuple_type, type_of
+from tvmflow.ir.relax.serialization import load_module
+from tvmflow.ir.tvm_compat import operator_of, tuple_type, type_of
+from tvmflow.pipeline.record import load_arrays
 
 _MOST_OUTPUTS = 48  # of a library that an agent runs
 _MOST_ERROR = 0.25  # of a kernel, whatever the bound of the outputs: zeros in place of values are 1 off

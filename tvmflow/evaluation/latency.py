@@ -14,13 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.evaluation.machine_state import Watch
-from tvmflow.evaluation.turn_statistics import (
-    LEAST_BLOCKS,
-    Estimate,
-    time_of,
-)
-from tvmflow.evaluation.turns import (
+from tvmflow.evaluation.interleaved_timing import (
     Contestant,
     Sorted,
     TimedRuns,
@@ -32,6 +26,12 @@ from tvmflow.evaluation.turns import (
     ratio_of,
     sort_turns,
     take_turns,
+)
+from tvmflow.evaluation.machine_state import Watch
+from tvmflow.evaluation.turn_statistics import (
+    LEAST_BLOCKS,
+    Estimate,
+    time_of,
 )
 
 LIBRARY = "tvmflow"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmflow.errors import UsageError, first_line
-from tvmflow.plugins import Table
+from tvmflow.config.plugins import Table
+from tvmflow.support.errors import UsageError, first_line
 
 Array = NDArray[Any]
 Metric = Callable[[tuple[Array, ...], Array], float]

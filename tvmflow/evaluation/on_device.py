@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.devices.remote_network import Form
+from tvmflow.config.buckets import Sizes
+from tvmflow.devices.network_forms import Form
 from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel
+from tvmflow.evaluation.interleaved_timing import Contestant
 from tvmflow.evaluation.latency import LIBRARY, Latency, LatencyRules, Measured, measure, measure_in_turns, timed
 from tvmflow.evaluation.machine_state import DeviceWatch, TellsState, Watch, host_watch
-from tvmflow.evaluation.turns import Contestant
 from tvmflow.frontends.source_model import batch_at, run_in_batches
-from tvmflow.progress import Progress
-from tvmflow.sizes import Sizes
+from tvmflow.support.progress import Progress
 
 NOT_A_TIME = "emulated: not a time"
 _COPIED_RUNS = 20

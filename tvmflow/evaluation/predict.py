@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.errors import UsageError
 from tvmflow.evaluation.agreement import classes_of
+from tvmflow.support.errors import UsageError
 
 Array = np.ndarray[Any, Any]
 _SUM = 1e-3  # by which probabilities may miss 1, of 16-bit outputs too

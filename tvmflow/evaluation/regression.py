@@ -43,7 +43,7 @@ class Change:
 
 
 def change_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Change:
-    """Compare two rows of a cell's history (tvmflow/ledger/history.py)."""
+    """Compare two rows of a cell's history (tvmflow/tracking/mlflow/history.py)."""
     if before["latency_ms"] is None or now["latency_ms"] is None:
         return Change(None, why="no latency")
     ratio = now["latency_ms"] / before["latency_ms"]

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.artifacts import load_arrays
+from tvmflow.config.buckets import metric_of
 from tvmflow.evaluation.agreement import as_outputs, check_outputs, classes_of, compare_all, worst_of
 from tvmflow.evaluation.metrics import value_of
-from tvmflow.sizes import metric_of
-from tvmflow.sources.datasets import Samples
+from tvmflow.pipeline.record import load_arrays
+from tvmflow.sources.data.datasets import Samples
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]

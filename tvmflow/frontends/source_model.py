@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmflow.errors import ModelFileError, first_line
-from tvmflow.sizes import Numbers, Sizes, sizes_from
+from tvmflow.config.buckets import Numbers, Sizes, sizes_from
+from tvmflow.support.errors import ModelFileError, first_line
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]

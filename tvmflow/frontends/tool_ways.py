@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, Way
-from tvmflow.sources.tool_environments import ToolProcess
+from tvmflow.toolchain.environments import ToolProcess
 
 
 def tool_ways(process: ToolProcess, names: Sequence[str], x: Array) -> tuple[Way, ...]:

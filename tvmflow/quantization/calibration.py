@@ -9,17 +9,17 @@ from typing import TypeVar
 
 import numpy as np
 
-from tvmflow.errors import UnknownNameError
-from tvmflow.ir.definition import scales_with_batch
-from tvmflow.ir.emit import float_module
-from tvmflow.ir.graph import Array, Arrays, Graph, Step, read_graph
-from tvmflow.ir.layers import ADD, CONCAT, MEAN, MOVE, Layer, Network
-from tvmflow.ir.scales import Scale, asymmetric, power_of_two
-from tvmflow.progress import Progress
-from tvmflow.quantization.in_threads import on_processors
+from tvmflow.ir.relax.emit import float_module
+from tvmflow.ir.relax.graph import Array, Arrays, Graph, Step, read_graph
+from tvmflow.ir.relax.layers import ADD, CONCAT, MEAN, MOVE, Layer, Network
+from tvmflow.ir.relax.numpy_interpreter import scales_with_batch
+from tvmflow.ir.relax.scales import Scale, asymmetric, power_of_two
+from tvmflow.quantization.integer_matmul import fast, run_fast, start_products
 from tvmflow.quantization.observers import OBSERVERS, Observed, noise_share
 from tvmflow.quantization.options import Int8Options
-from tvmflow.quantization.products import fast, run_fast, start_products
+from tvmflow.quantization.parallel import on_processors
+from tvmflow.support.errors import UnknownNameError
+from tvmflow.support.progress import Progress
 
 CHUNK_BYTES = 64 << 20
 _SHARES = 8  # pieces at least, where there are so many samples: so that all processors have some

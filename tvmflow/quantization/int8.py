@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tvmflow.ir.definition import window_counts
-from tvmflow.ir.emit import Quantized, Writer, call_again, constant, convolution, transposed_convolution
-from tvmflow.ir.graph import Array
-from tvmflow.ir.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
-from tvmflow.ir.scales import Scale, fixed_point, on_grid, quantize_weight
+from tvmflow.ir.relax.emit import Quantized, Writer, call_again, constant, convolution, transposed_convolution
+from tvmflow.ir.relax.graph import Array
+from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
+from tvmflow.ir.relax.numpy_interpreter import window_counts
+from tvmflow.ir.relax.scales import Scale, fixed_point, on_grid, quantize_weight
 
 SCALED = "_scaled"  # the name of a layer's value before it is clipped, in units of the output's scale
 _ADD_BITS = 20
@@ -256,7 +256,7 @@ def _least(layer: Layer, data: Scale) -> Array | None:
 
 
 def data_shape(value: Any) -> tuple[int, ...]:
-    from tvmflow.ir.graph import static_shape
+    from tvmflow.ir.relax.graph import static_shape
 
     return static_shape(value)[0]
 

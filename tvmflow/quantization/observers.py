@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.scales import Scale
+from tvmflow.ir.relax.scales import Scale
 
 Array = np.ndarray[Any, Any]
 BINS = 2048

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.progress import Progress
-from tvmflow.quantization.mixed import MixedPrecision, low_steps, to_mixed
+from tvmflow.quantization.mixed_precision import MixedPrecision, low_steps, to_mixed
 from tvmflow.quantization.options import Int8Options, VtaOptions
-from tvmflow.quantization.quantizer import choose_int8, quantize_vta, quantized_alike
-from tvmflow.sources.datasets import Samples
+from tvmflow.quantization.post_training import choose_int8, quantize_vta, quantized_alike
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.definition import run_step
-from tvmflow.ir.graph import Argument, Array, Graph, Other, Ref, Step
-from tvmflow.ir.scales import Scale
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step
+from tvmflow.ir.relax.numpy_interpreter import run_step
+from tvmflow.ir.relax.scales import Scale
 
 _QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
 _ON_INTEGERS = {

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.graph import Array, Arrays, Step
-from tvmflow.ir.layers import ADD, PRODUCTS, Layer
+from tvmflow.ir.relax.graph import Array, Arrays, Step
+from tvmflow.ir.relax.layers import ADD, PRODUCTS, Layer
 from tvmflow.quantization.calibration import Calibration, joined, outputs_of
-from tvmflow.quantization.choice import Quantized
-from tvmflow.quantization.in_threads import on_processors
 from tvmflow.quantization.int8 import SCALED
-from tvmflow.quantization.products import fast, run_fast
+from tvmflow.quantization.integer_matmul import fast, run_fast
+from tvmflow.quantization.layer_choice import Quantized
+from tvmflow.quantization.parallel import on_processors
 
 _CANDIDATES = 6
 _LAYER_SAMPLES = 8

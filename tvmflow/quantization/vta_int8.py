@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tvmflow.ir.emit import Quantized, Writer, call_again, constant, convolution, transposed_convolution
-from tvmflow.ir.graph import Array
-from tvmflow.ir.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
-from tvmflow.ir.scales import Scale, power_of_two, round_half_away
+from tvmflow.ir.relax.emit import Quantized, Writer, call_again, constant, convolution, transposed_convolution
+from tvmflow.ir.relax.graph import Array
+from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
+from tvmflow.ir.relax.scales import Scale, power_of_two, round_half_away
 from tvmflow.quantization.int8 import SCALED, window_sums
 
 LIMIT = 127

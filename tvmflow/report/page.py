@@ -19,17 +19,17 @@ from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from tvmflow import __version__
-from tvmflow.artifacts import RECORD_NAME, Record, read_record, write_atomic
-from tvmflow.errors import StoreError, UsageError
+from tvmflow.config.params import STAGE_NAMES, Cell, Precision
+from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
-from tvmflow.ledger.links import DEFAULT_UI, mlflow_ui
-from tvmflow.ledger.registry import registry_name
-from tvmflow.ledger.releases import releases
-from tvmflow.ledger.store_paths import mlflow_uri
-from tvmflow.params import STAGE_NAMES, Cell, Precision
+from tvmflow.pipeline.record import RECORD_NAME, Record, read_record, write_atomic
 from tvmflow.report.tables import FORMS, STEPS, scorecard, stage_times, trusted_bytes, trusted_json
-from tvmflow.workspace import Workspace
+from tvmflow.support.errors import StoreError, UsageError
+from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui
+from tvmflow.tracking.mlflow.registry import registry_name
+from tvmflow.tracking.mlflow.releases import releases
+from tvmflow.tracking.mlflow.store import mlflow_uri
 
 ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js", "sections.js", "main.js")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tvmflow.errors import TvmflowError
-from tvmflow.params import Cell
-from tvmflow.preflight import check_cell
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.stage import AnyStage
+from tvmflow.pipeline.store import Store, Undecided
 from tvmflow.report.console import Grid, grid, show_table
-from tvmflow.stages import AnyStage
-from tvmflow.store import Store, Undecided
-from tvmflow.workspace import Workspace
+from tvmflow.setup.preflight import check_cell
+from tvmflow.support.errors import TvmflowError
 
 Rows = list[dict[str, str]]
 

@@ -8,12 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tvmflow.artifacts import RECORD_NAME, read_record
-from tvmflow.errors import StoreError
-from tvmflow.params import STAGE_NAMES, Cell
+from tvmflow.config.params import STAGE_NAMES, Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.record import RECORD_NAME, read_record
 from tvmflow.report.console import Grid, grid
-from tvmflow.tuning.origins import ORIGINS
-from tvmflow.workspace import Workspace
+from tvmflow.support.errors import StoreError
+from tvmflow.tuning.records.origins import ORIGINS
 
 FORMS = ("source", "imported", "quantized", "built")
 _LARGE = 100.0  # times faster, from where on digits behind the point say nothing

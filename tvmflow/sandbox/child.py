@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tvmflow.errors import TvmflowError
-from tvmflow.import_of_tvm import prepare_import_of_tvm
 from tvmflow.sandbox import syscalls
+from tvmflow.support.errors import TvmflowError
+from tvmflow.support.tvm_import import prepare_import_of_tvm
 
 
 def give_up_rights(policy: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
-from tvmflow.sources.images import ImageRecipe, decode_images, recipe_json
+from tvmflow.sources.data.images import ImageRecipe, decode_images, recipe_json
 
 _TIMEOUT_S = 600.0
 _AT_ONCE = 1024

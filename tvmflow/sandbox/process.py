@@ -23,9 +23,9 @@ from typing import Any
 
 import psutil
 
-from tvmflow import errors
-from tvmflow.recipe import CODE_ROOT
-from tvmflow.sources.tool_environments import cache_folder, environments_folder, toolchain_file
+from tvmflow.pipeline.recipe_key import CODE_ROOT
+from tvmflow.support import errors
+from tvmflow.toolchain.environments import cache_folder, environments_folder, toolchain_file
 
 MAX_REPLY_BYTES = 256 << 20
 MIN_MEMORY_BYTES = 6 << 30

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
-from tvmflow.errors import DigestError, DownloadError, SourceError
-from tvmflow.progress import Progress, silent
+from tvmflow.support.errors import DigestError, DownloadError, SourceError
+from tvmflow.support.progress import Progress, silent
 
 if TYPE_CHECKING:
     import requests

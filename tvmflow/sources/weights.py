@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvmflow.artifacts import sha256_of
-from tvmflow.errors import DigestError, ModelFileError, SourceError, UnknownNameError
-from tvmflow.progress import Progress
-from tvmflow.sources.datasets import Samples
+from tvmflow.pipeline.record import sha256_of
+from tvmflow.sources.data.datasets import Samples
 from tvmflow.sources.download import DownloadLimits, download
+from tvmflow.support.errors import DigestError, ModelFileError, SourceError, UnknownNameError
+from tvmflow.support.progress import Progress
 
 MAX_MODEL_BYTES = 8 << 30
 
@@ -145,7 +145,7 @@ def _from_zoo(request: WeightsRequest, out: Path, _train_on: Samples | None, pro
 
 def _keras_zoo(request: WeightsRequest, network: str, name: str, out: Path, progress: Progress) -> Path:
     """Fetch a network's weights from where Keras has them, with the hash that Keras has for them, or the sha256 of params.yaml."""
-    from tvmflow.sources.keras_networks import zoo_file
+    from tvmflow.sources.networks.keras_zoo import zoo_file
 
     if name != "imagenet":
         raise UnknownNameError(f"no weights {name!r} for {network}", legal=["imagenet"])
@@ -164,7 +164,7 @@ def _keras_zoo(request: WeightsRequest, network: str, name: str, out: Path, prog
 
 def _mxnet_export(request: WeightsRequest, source: str, out: Path) -> Path:
     """Let MXNet's own tool environment build a Gluon network and write its two files."""
-    from tvmflow.sources.tool_environments import run_tool
+    from tvmflow.toolchain.environments import run_tool
 
     network = request.network or ""
     if not re.fullmatch(r"mxnet/[a-z0-9_.]+", network):
@@ -178,7 +178,7 @@ def _mxnet_export(request: WeightsRequest, source: str, out: Path) -> Path:
 
 def _torchvision_zoo(request: WeightsRequest, model: str, name: str, out: Path, progress: Progress) -> Path:
     """Fetch a named torchvision weight set; its file name carries the start of its sha256, which is checked."""
-    from tvmflow.sources.torch_networks import torchvision_models
+    from tvmflow.sources.networks.torch_zoo import torchvision_models
 
     legal = {entry.name: entry for entry in torchvision_models().get_model_weights(model)}
     if name not in legal:
@@ -196,13 +196,13 @@ def _from_seed(request: WeightsRequest, out: Path, _train_on: Samples | None, _p
     seed = request.weights["seeded"]
     if request.framework == "keras":
         return save_weights("keras", _network(request, seed), out)
-    from tvmflow.sources.torch_networks import seeded
+    from tvmflow.sources.networks.torch_zoo import seeded
 
     return save_weights("torch", seeded(request.network or "", seed, request.root), out)
 
 
 def _from_training(request: WeightsRequest, out: Path, train_on: Samples | None, progress: Progress) -> Path:
-    from tvmflow.sources.training import train
+    from tvmflow.sources.networks.training import train
 
     if train_on is None or train_on.y is None or train_on.y.ndim != 1:
         raise SourceError("no labelled data to train on", "a model with dataset: that has a class for each sample")
@@ -214,10 +214,10 @@ def _from_training(request: WeightsRequest, out: Path, train_on: Samples | None,
 
 def _network(request: WeightsRequest, seed: int) -> Any:
     if request.framework == "keras":
-        from tvmflow.sources.keras_networks import build as build_keras
+        from tvmflow.sources.networks.keras_zoo import build as build_keras
 
         return build_keras(request.network or "", seed)
-    from tvmflow.sources.torch_networks import build as build_torch
+    from tvmflow.sources.networks.torch_zoo import build as build_torch
 
     return build_torch(request.network or "", seed, request.root)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from tvmflow.errors import UsageError
+from tvmflow.support.errors import UsageError
 from tvmflow.targets.processors import architecture_of
 from tvmflow.targets.resolve import Processor, ResolvedTarget
-from tvmflow.triples import ARM32
+from tvmflow.toolchain.triples import ARM32
 
 _TILES = {"avx512f", "amx-tile"}
 # Names of LLVM's that mean other instructions in 32-bit Arm, 16 registers of four lanes: as neon32, which no schedule writes by itself.

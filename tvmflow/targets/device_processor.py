@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvmflow.errors import WrongProcessorError
+from tvmflow.support.errors import WrongProcessorError
 from tvmflow.targets.cpu_features import features_of
 from tvmflow.targets.processors import architecture_of
-from tvmflow.toolchain import attributes_beside, known_processors
+from tvmflow.toolchain.versions import attributes_beside, known_processors
 
 # LLVM's features that code rests on, under the names that Linux has for them in /proc/cpuinfo. Kernels of phones hide SVE.
 _LINUX_NAMES = {

@@ -9,9 +9,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from tvmflow.errors import UnknownNameError, UsageError
-from tvmflow.toolchain import ARCHITECTURES, known_processors
-from tvmflow.triples import ARM32, Triple
+from tvmflow.support.errors import UnknownNameError, UsageError
+from tvmflow.toolchain.triples import ARM32, Triple
+from tvmflow.toolchain.versions import ARCHITECTURES, known_processors
 
 _VENDORS = ("unknown", "pc", "none", "redhat", "alpine")
 _LEVEL = r"(2[1-9]|[3-9]\d)?"

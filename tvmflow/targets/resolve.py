@@ -6,12 +6,12 @@ import platform
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
-from tvmflow.compilers import Command, compiler_named
-from tvmflow.errors import UsageError
-from tvmflow.params import TargetEntry
-from tvmflow.targets.asked import DEVICE, recorded
-from tvmflow.toolchain import probe
-from tvmflow.triples import ARM32, triple_of
+from tvmflow.config.params import TargetEntry
+from tvmflow.support.errors import UsageError
+from tvmflow.targets.probed_processors import DEVICE, recorded
+from tvmflow.toolchain.compilers import Command, compiler_named
+from tvmflow.toolchain.triples import ARM32, triple_of
+from tvmflow.toolchain.versions import probe
 
 # What of a target's entry decides what is compiled: all but how its device is reached.
 TARGET_READS = tuple(f"targets.{{target}}.{name}" for name in TargetEntry.model_fields if name != "device")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tvmflow.backends.backend import Backend
-from tvmflow.kernels.workloads import Workload
-from tvmflow.templates import Knobs
-from tvmflow.tuning.builder import Built
+from tvmflow.ir.tir.workloads import Workload
+from tvmflow.schedules.registry import Knobs
 from tvmflow.tuning.jobs import Measured
-from tvmflow.tuning.journal import Journal
-from tvmflow.tuning.records import ILLEGAL_SCHEDULE, OK, TuningRecord
-from tvmflow.tuning.state import WorkloadSearch
+from tvmflow.tuning.measure.build_pool import Built
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import ILLEGAL_SCHEDULE, OK, TuningRecord
+from tvmflow.tuning.search.state import WorkloadSearch
 
 REPLAYED = "replayed"  # in place of a template: the schedule of an older toolchain
 

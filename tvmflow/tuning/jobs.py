@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.devices.session import DeviceSession
-from tvmflow.kernels.workloads import Workload
-from tvmflow.tuning.builder import Built
-from tvmflow.tuning.measure import Array, MeasureRules
+from tvmflow.ir.tir.workloads import Workload
+from tvmflow.tuning.measure.build_pool import Built
+from tvmflow.tuning.measure.kernel_bench import Array, MeasureRules
 
 OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
 

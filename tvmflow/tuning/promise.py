@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.backends.backend import Backend
-from tvmflow.kernels.workloads import Workload, anchor_extents
-from tvmflow.tuning.prospects import Prospects
-from tvmflow.tuning.records import TuningRecord
-from tvmflow.tuning.search_rules import SearchRules
-from tvmflow.tuning.state import WorkloadSearch
-from tvmflow.tuning.tuners import knob_key
+from tvmflow.ir.tir.workloads import Workload, anchor_extents
+from tvmflow.tuning.records.record import TuningRecord
+from tvmflow.tuning.search.rules import SearchRules
+from tvmflow.tuning.search.state import WorkloadSearch
+from tvmflow.tuning.search.task_scheduler import Prospects
+from tvmflow.tuning.search.tuners import knob_key
 
 _STEP = 4  # candidates of a kernel at a time, as the search proposes them
 

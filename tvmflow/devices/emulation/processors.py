@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvmflow.errors import UnknownNameError
+from tvmflow.support.errors import UnknownNameError
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,19 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmflow.artifacts import digest_of, sha256_of
 from tvmflow.devices.emulation.processors import processor_named
-from tvmflow.errors import DeviceError
-from tvmflow.recipe import CODE_ROOT
-from tvmflow.sources.debian_packages import (
+from tvmflow.pipeline.recipe_key import CODE_ROOT
+from tvmflow.pipeline.record import digest_of, sha256_of
+from tvmflow.support.errors import DeviceError
+from tvmflow.toolchain.debian_packages import (
     Apt,
     architecture_of_this_machine,
     made_folder,
     no_root,
     release_of_this_machine,
 )
-from tvmflow.sources.tool_environments import cache_folder
-from tvmflow.toolchain import installed
+from tvmflow.toolchain.environments import cache_folder
+from tvmflow.toolchain.versions import installed
 
 _MADE_AS = 1  # raised when a root is made in another way
 _IN_ROOT = ("python3-minimal", "libpython3-stdlib", "libgcc-s1", "libstdc++6", "libgomp1")

@@ -17,12 +17,12 @@ from typing import Any
 
 from filelock import FileLock
 
-from tvmflow.artifacts import digest_of, sha256_of
-from tvmflow.devices.agent_program import probe_sources, run_compiler
-from tvmflow.devices.gpu.known_bad import KnownBad, known_bad
-from tvmflow.errors import DeviceError
-from tvmflow.recipe import RUNTIME
-from tvmflow.sources.tool_environments import cache_folder
+from tvmflow.devices.agent.process import probe_sources, run_compiler
+from tvmflow.devices.known_bad_gpus import KnownBad, known_bad
+from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.pipeline.record import digest_of, sha256_of
+from tvmflow.support.errors import DeviceError
+from tvmflow.toolchain.environments import cache_folder
 
 TIME_LIMIT_S = 60.0
 NEEDED = {"opencl": ("buffer",), "vulkan": ("buffer",)}

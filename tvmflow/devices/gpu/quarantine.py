@@ -14,9 +14,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from tvmflow.artifacts import write_atomic
 from tvmflow.devices.session import GpuFacts
-from tvmflow.errors import StoreError
+from tvmflow.pipeline.record import write_atomic
+from tvmflow.support.errors import StoreError
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,159 @@
+"""Calls that look: plan, status, devices, scorecard, history, examine. They start neither Prefect nor TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tvmflow.api.results import (
+    CellPlan,
+    CellStatus,
+    DeviceState,
+    GpuState,
+    Measurement,
+    QuarantineState,
+    Scorecard,
+    StagePlan,
+    Status,
+)
+from tvmflow.api.workspace import CellName, Where, cell_of, cells_of, opened
+from tvmflow.support.errors import StoreError, TvmflowError
+
+if TYPE_CHECKING:
+    from tvmflow.config.params import Cell
+    from tvmflow.config.workspace import Workspace
+    from tvmflow.devices.gpu.probe import Probed
+    from tvmflow.setup.doctor import Finding
+
+
+def plan(*cells: CellName, workspace: Where = None, look: bool = False) -> tuple[CellPlan, ...]:
+    """Return what `run` would do with each cell (default: all of params.yaml), stage by stage, and why.
+
+    look: look into local model files too, as an import would. A cell that cannot be run has an `error`.
+    """
+    where = opened(workspace)
+    return _plans(where, cells_of(where, cells), look)
+
+
+def _plans(workspace: Workspace, cells: Sequence[Cell], look: bool) -> tuple[CellPlan, ...]:
+    from tasks.table import STAGES
+    from tvmflow.report.plans import plan_cells
+
+    rows, refused = plan_cells(workspace, list(cells), STAGES, look)
+    return tuple(
+        CellPlan(name, tuple(StagePlan(**row) for row in stages), refused.get(name))  # type: ignore[arg-type]
+        for name, stages in rows.items()
+    )
+
+
+def status(workspace: Where = None) -> Status:
+    """Return the models, targets and cells of a workspace, and how far each cell is."""
+    from tvmflow.report.tables import scorecard as card_of
+
+    where = opened(workspace)
+    listed = where.params.cells
+    plans = {plan.cell: plan for plan in _plans(where, list(listed.values()), look=False)}
+    rows = []
+    for name, cell in listed.items():
+        plan = plans[str(cell)]
+        why = plan.error.found if plan.error else None
+        rows.append(CellStatus(name, str(cell), plan.todo, card_of(where, cell) is not None, why))
+    return Status(tuple(sorted(where.params.models)), tuple(sorted(where.params.targets)), tuple(rows))
+
+
+_UNASKED = "never asked"  # of a target whose mcpu is the device's
+
+
+def devices(workspace: Where = None) -> tuple[DeviceState, ...]:
+    """Return the device of every target and what its tracker says."""
+    from tvmflow.backends.registry import backend_for
+    from tvmflow.devices.registry import transport_of
+
+    states = []
+    for name, target in opened(workspace).params.targets.items():
+        device, kind = target.device, _UNASKED
+        try:
+            kind = backend_for(target).device_kind
+            transport = transport_of(device)
+            kind = transport.kind_of(kind)
+            state = transport.state(device)
+            states.append(DeviceState(name, kind, device.key, device.transport, state.text, state.counts))
+        except TvmflowError as error:
+            states.append(DeviceState(name, kind, device.key, device.transport, error.found))
+    return tuple(states)
+
+
+def gpus() -> tuple[GpuState, ...]:
+    """Return the GPUs of this machine, tried; none where no driver or no compiler is there. A driver that ends the probe is told as its state."""
+    from tvmflow.devices.gpu.probe import probe, probe_program
+
+    try:
+        return gpu_states(probe(probe_program()))
+    except TvmflowError:
+        return ()
+
+
+def quarantine(workspace: Where = None) -> tuple[QuarantineState, ...]:
+    """Return the GPUs that computed other values than the CPU, until they agree again. Raises StoreError."""
+    from tvmflow.devices.gpu.quarantine import quarantined
+
+    return tuple(
+        QuarantineState(str(one.gpu), one.cell, one.kernel, one.reason, one.to_json())
+        for one in quarantined(opened(workspace).root)
+    )
+
+
+def gpu_states(probed: Probed) -> tuple[GpuState, ...]:
+    """Return what a probe found, a GPU each, and how a driver ended it."""
+    states = []
+    for one in probed.gpus:
+        state = "usable" if not one.reasons else "; ".join(one.reasons)
+        states.append(
+            GpuState(
+                one.api,
+                one.name,
+                str(one.facts.get("driver", "")),
+                str(one.facts.get("version", "")),
+                one.can,
+                state,
+                one.to_json(),
+            )
+        )
+    if probed.ended:
+        states.append(GpuState("", "the probe", "", "", (), probed.ended, {"ended": probed.ended}))
+    return tuple(states)
+
+
+def scorecard(cell: CellName, workspace: Where = None) -> Scorecard:
+    """Return what was measured of a cell's newest library. Raises StoreError where nothing was."""
+    from tvmflow.report.tables import scorecard as card_of
+
+    where = opened(workspace)
+    wanted = cell_of(where, cell)
+    card = card_of(where, wanted)
+    if card is None:
+        raise StoreError(f"{wanted} was never measured", "a scorecard", f"run 'tvmflow run {cell}'")
+    return Scorecard.of(card)
+
+
+def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
+    """Return every measurement of a cell that MLflow holds, oldest first. Raises StoreError."""
+    from tvmflow.tracking.mlflow.history import measurements
+
+    where = opened(workspace)
+    return tuple(
+        Measurement(
+            cell=row["cell"], when=row["when"], tvm=row["tvm"], device=row["device"], unit=row["unit"], build=row["build"], accuracy=row["accuracy_share"],
+            latency_ms=row["latency_ms"], badges=row["badges"], library=row["library"], version=row["version_number"],
+            roles=tuple(row["roles"]), run_id=row["run_id"], url=row["url"], row=row,
+        )
+        for row in measurements(where, cell_of(where, cell))
+    )  # fmt: skip
+
+
+def examine(root: Path | None = None) -> list[Finding]:
+    """Return what `tvmflow doctor` looks at, good and bad."""
+    from tvmflow.setup.doctor import examine as look_at
+
+    return look_at(root)

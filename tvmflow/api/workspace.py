@@ -1,0 +1,53 @@
+"""Which workspace and which cells a call means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace, find_workspace
+
+# A workspace, its folder, or None for the nearest one above the current folder.
+Where = Workspace | Path | str | None
+# `model@target:precision`, a name under `cells:`, or a Cell.
+CellName = Cell | str
+
+__all__ = ["CellName", "Where", "cell_of", "cells_of", "find_workspace", "names", "opened"]
+
+
+def opened(workspace: Where = None) -> Workspace:
+    """Return the workspace, its params.yaml checked against the tables. Raises UsageError."""
+    from tvmflow.pipeline.check_params import check_rows
+
+    where = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
+    check_rows(where.params)
+    return where
+
+
+def cell_of(workspace: Workspace, cell: CellName) -> Cell:
+    """Return the cell that is meant. Raises UnknownNameError with the legal names."""
+    return cell if isinstance(cell, Cell) else workspace.params.cell(cell)
+
+
+def cells_of(workspace: Workspace, cells: Iterable[CellName]) -> list[Cell]:
+    """Return the cells that are meant; every cell of params.yaml where none is named."""
+    return [cell_of(workspace, cell) for cell in cells] or list(workspace.params.cells.values())
+
+
+def names(workspace: Where = None) -> dict[str, list[str]]:
+    """Return what a user may name: cell (those under `cells:`, then every model@target:precision), target, precision.
+
+    Raises UsageError where there is no workspace.
+    """
+    from tvmflow.config.params import PRECISIONS
+
+    where = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
+    params = where.params
+    every = [
+        f"{model}@{target}:{precision}"
+        for model in params.models
+        for target in params.targets
+        for precision in PRECISIONS
+    ]
+    return {"cell": [*params.cells, *every], "target": list(params.targets), "precision": list(PRECISIONS)}

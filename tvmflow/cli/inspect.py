@@ -1,0 +1,233 @@
+"""Commands that look: why, status, devices, history, report, records, doctor; and init, which makes the stores."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tvmflow.cli.app import CellName, Json, app, chosen_root, open_workspace
+from tvmflow.cli.plans import show_plans
+from tvmflow.report.console import show, show_json, show_table, show_text, suggest
+from tvmflow.support.errors import TvmflowError
+
+if TYPE_CHECKING:
+    from tvmflow.api import GpuState
+
+
+@app.command()
+def why(cell: CellName, as_json: Json = False) -> None:
+    """Print for each stage of a cell whether it is up to date, and which part of its recipe changed."""
+    from tvmflow import api
+
+    show_plans(api.plan(cell, workspace=open_workspace()), as_json)
+    suggest(f"tvmflow run {cell}")
+
+
+@app.command()
+def status(as_json: Json = False) -> None:
+    """List models, targets and cells, with the progress of each cell."""
+    from tvmflow import api
+    from tvmflow.report.plans import status_table
+
+    workspace = open_workspace()
+    state = api.status(workspace)
+    if as_json:
+        show_json(state.to_json())
+        return
+    show(status_table(workspace.root, [row.to_json() for row in state.cells]))
+    show_text(f"models: {', '.join(state.models)}")
+    show_text(f"targets: {', '.join(state.targets)}")
+    suggest("tvmflow sweep")
+
+
+@app.command()
+def devices(as_json: Json = False) -> None:
+    """List the devices of every target and their state, the phones that adb sees, and this machine's GPUs."""
+    from tvmflow import api
+
+    workspace = open_workspace()
+    rows = [device.to_json() for device in api.devices(workspace)]
+    held = api.quarantine(workspace)
+    phones = [phone.to_json() for phone in api.phones()]
+    gpus = api.gpus()
+    if as_json:
+        show_json([*rows, *phones, *(gpu.to_json() for gpu in gpus), *(one.to_json() for one in held)])
+        return
+    columns = ("target", "kind", "key", "transport", "state")
+    show_table("devices", columns, ([row[column] for column in columns] for row in rows))
+    if phones:
+        names = ("serial", "model", "android", "soc", "abi", "cores", "battery", "celsius", "state")
+        show_table("phones", names, (["" if row[name] is None else str(row[name]) for name in names] for row in phones))
+    if gpus:
+        show_gpus("GPUs of this machine", gpus)
+    if held:
+        show_table(
+            "GPUs in quarantine: no release relies on them",
+            ("GPU", "reason"),
+            ([one.gpu, one.reason] for one in held),
+            ("reason",),
+        )
+    suggest("tvmflow run MODEL@TARGET:PRECISION")
+
+
+def show_gpus(title: str, gpus: Sequence[GpuState]) -> None:
+    """Print GPUs with the self-tests that they passed."""
+    rows = ([gpu.api, gpu.name, gpu.driver, ", ".join(gpu.can), gpu.state] for gpu in gpus)
+    show_table(title, ("API", "name", "driver", "passed", "state"), rows)
+
+
+@app.command()
+def history(cell: CellName, as_json: Json = False) -> None:
+    """List the measurements of a cell, oldest first, the champion and earlier releases."""
+    from tvmflow import api
+
+    workspace = open_workspace()
+    measurements = [measurement.to_json() for measurement in api.history(cell, workspace)]
+    if as_json:
+        show_json(measurements)
+        return
+    columns = (
+        "when",
+        "TVM",
+        "device",
+        "unit",
+        "accuracy",
+        "latency",
+        "beside the last like it",
+        "library",
+        "version",
+        "changed",
+    )
+    rows = []
+    for row in measurements:
+        latency = ", ".join(filter(None, (row["latency"], row["badges"])))
+        changed = "; ".join(row["changed"]) or "the first"
+        rows.append([
+            row["when"], row["tvm"], row["device"], row["unit"], row["accuracy"], latency, row["beside"], row["library"],
+            row["version"], changed,
+        ])  # fmt: skip
+    show_table(
+        f"measurements of {cell}", columns, rows, ("device", "unit", "latency", columns[6], "version", "changed")
+    )
+    for change in api.releases(cell, workspace):
+        show_text(
+            f"{change.when} {change.what}: version {change.version}, before {change.before or 'none'}; {change.why}"
+            + (f"; evidence {change.evidence[:12]}" if change.evidence else "")
+        )
+    suggest(f"tvmflow promote {cell}")
+
+
+@app.command()
+def report(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the page.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a self-contained HTML page: cells, other runtimes, comparison, history, kernels, tuning, stages."""
+    from tvmflow import api
+
+    workspace = open_workspace()
+    if as_json:
+        show_json(api.report_data(workspace))
+        return
+    print(api.write_report(output, workspace))
+    suggest(f"open that page in a browser; 'mlflow ui --backend-store-uri {workspace.mlflow_uri}' shows every run")
+
+
+@app.command()
+def records(
+    cell: CellName,
+    merge: Annotated[list[Path], typer.Option("--merge", help="Add the records of another log.")] = [],  # noqa: B006
+    export: Annotated[Path | None, typer.Option("--export", help="Write a MetaSchedule database.")] = None,
+    bring: Annotated[Path | None, typer.Option("--import", help="Read a MetaSchedule database.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="List the candidates that failed, and why.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the tuning records of a cell; merge logs, exchange schedules with MetaSchedule."""
+    from tvmflow import api
+
+    workspace = open_workspace()
+    if failed:
+        _show_failures(cell, api.failed_candidates(cell, workspace), as_json)
+        return
+    counts = api.records(cell, workspace, merge, export, bring)
+    if as_json:
+        show_json(counts)
+        return
+    for name, value in counts.items():
+        print(f"{name:24} {value}")
+    suggest(f"tvmflow run {cell}")
+
+
+def _show_failures(cell: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        show_json(rows)
+        return
+    if not rows:
+        print(f"no candidate of {cell} failed")
+        return
+    columns = ("kernel", "status", "count", "knobs", "error")
+    shown = ({**row, "knobs": " ".join(f"{k}={v}" for k, v in row["knobs"].items())} for row in rows)
+    show_table(f"failed candidates of {cell}", columns, ([row[column] for column in columns] for row in shown))
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check package versions, threads, tools, trackers and open ports, with a hint for each problem."""
+    from tvmflow import api
+
+    findings = api.examine(chosen_root())
+    if as_json:
+        show_json([finding.to_json() for finding in findings])
+    else:
+        show_table("doctor", ("", "what", "found", "hint"), ((f.level, f.what, f.found, f.hint) for f in findings))
+    broken = [finding for finding in findings if finding.level == "broken"]
+    if broken:
+        raise TvmflowError(f"{len(broken)} thing(s) broken: {', '.join(f.what for f in broken)}")
+    suggest(_first_run())
+
+
+def _first_run() -> str:
+    """Return the command that runs a cell of this workspace, or adds a model where there is none."""
+    try:
+        cell = next(iter(open_workspace().params.cells), None)
+    except TvmflowError:
+        return "tvmflow new DIR"
+    return f"tvmflow run {cell}" if cell else "tvmflow add MODEL_FILE"
+
+
+@app.command()
+def init(
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing on success.")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Restore in MLflow the measurements in artifacts/ and DVC's cache.")
+    ] = False,
+) -> None:
+    """Create the stores of this workspace: DVC with a local remote, MLflow's database. Safe to repeat."""
+    from tvmflow import api
+
+    workspace = open_workspace()
+    rebuilt = api.initialize(workspace, rebuild)
+    if rebuilt is not None:
+        if rebuilt.set_aside:
+            print(f"the damaged store is kept as {rebuilt.set_aside}")
+        for text in rebuilt.lost:
+            print(f"not recorded: {text}", file=sys.stderr)
+        print(
+            f"recorded again: {len(rebuilt.recorded)} measurement(s); there already: {rebuilt.known}; "
+            f"champions brought back: {', '.join(rebuilt.champions) or 'none'}"
+        )
+    if not quiet:
+        print(f"workspace {workspace.root}: DVC remote {api.DEFAULT_REMOTE}/, MLflow store mlruns/mlflow.db")
+        suggest(_first_run())
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of params.yaml, for completion and checks in editors."""
+    from tvmflow import api
+
+    show_json(api.params_schema())

@@ -1,0 +1,155 @@
+"""Compile a lowered module; run a module or a library in this process for a check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvmflow.backends.backend import Backend
+from tvmflow.codegen.lower import lower
+from tvmflow.codegen.parallel_codegen import compile_in_pieces, make_code
+from tvmflow.passes import run_pass
+from tvmflow.passes.kernel import stack_buffers as keep_on_stack
+from tvmflow.passes.kernel.apply_schedules import Choice, ScheduleKernels
+from tvmflow.passes.kernel.normalize_booleans import with_booleans_read
+from tvmflow.passes.kernel.prefetch_weights import with_prefetching
+from tvmflow.passes.kernel.rename_kernels import RenameKernels
+from tvmflow.passes.kernel.unaligned_inputs import with_inputs_named
+from tvmflow.passes.kernel.zero_border_only import with_edges_filled
+from tvmflow.passes.legalize.bfloat16 import with_rounding
+from tvmflow.schedules.intrinsics import math_functions as intrinsics
+from tvmflow.support.errors import StageError, last_line
+
+Array = np.ndarray[Any, Any]
+Arrays = tuple[Array, ...]
+
+
+class Scheduled(NamedTuple):
+    """executable: TVM's; choices: how each kernel was scheduled; module: of scheduled kernels, from which it was compiled for the backend."""
+
+    executable: Any
+    choices: list[Choice]
+    module: Any
+    backend: Backend
+
+
+def prepared(mod: Any, target: Any) -> Any:
+    """Return a module of scheduled kernels as TVM's compiler is given it; it knows our intrinsics from here on."""
+    intrinsics.register()
+    return with_rounding(with_prefetching(with_edges_filled(with_booleans_read(with_inputs_named(mod)))), target)
+
+
+def compile_module(mod: Any, backend: Backend) -> Any:
+    """Return the executable of a module, TVM's or the backend's own; raises whatever TVM raises."""
+    import tvm
+    from tvm import relax
+
+    if (own := backend.compile_kernels(mod)) is not None:
+        return own
+    target = backend.tvm_target()
+    keep_on_stack.register()
+    ready = prepared(mod, target)
+    if any(isinstance(function, relax.Function) for function in mod.functions.values()):
+        return compile_in_pieces(ready, target, keep_on_stack.PIPELINE)
+    with target:
+        return tvm.compile(ready, target, tir_pipeline=keep_on_stack.PIPELINE)
+
+
+def compile_lowered(lowered: Any, backend: Backend) -> Any:
+    """Return the executable of a module whose kernels are scheduled. Raises StageError."""
+    try:
+        return compile_module(lowered, backend)
+    except StageError:
+        raise
+    except Exception as error:  # the compiler raises RuntimeError, tvm.error.*, and ValueError alike
+        raise StageError(f"TVM could not compile the module: {last_line(error, 400)}") from error
+
+
+def build_scheduled(
+    packed: Any,
+    backend: Backend,
+    best: dict[str, Any],
+    dump: Any = None,
+    winograd: dict[str, int] | None = None,
+    prefix: str = "",
+) -> Scheduled:
+    """Lower, schedule and compile a packed module. prefix: of the names of its kernels, which are linked with other modules'. Raises StageError."""
+    lowered = lower(packed, backend, dump, winograd)
+    return schedule_lowered(run_pass(RenameKernels(prefix), lowered) if prefix else lowered, backend, best, dump)
+
+
+def schedule_lowered(lowered: Any, backend: Backend, best: dict[str, Any], dump: Any = None) -> Scheduled:
+    """Schedule and compile a module of kernels. Raises StageError."""
+    step = ScheduleKernels(best, backend.template_for)
+    scheduled = run_pass(step, lowered)
+    if dump is not None:
+        dump("schedule_kernels", scheduled)
+    return Scheduled(compile_lowered(scheduled, backend), list(step.choices), scheduled, backend)
+
+
+class LocalRunner:
+    """Run a Relax module in this process, compiled with default schedules: for checks between stages only."""
+
+    def __init__(self, mod: Any, backend: Backend) -> None:
+        executable = build_scheduled(mod, backend, {}).executable
+        set_threads(backend.target.threads)
+        self.machine = _started(executable)
+
+    @classmethod
+    def of_plain(cls, mod: Any, backend: Backend) -> LocalRunner:
+        """Return the runner of a module in the plain layout, packed for the backend first: a hundred times as fast."""
+        return cls(backend.pack(mod, None)[0], backend)
+
+    def run(self, *inputs: Array) -> Arrays:
+        return _call(self.machine, inputs)
+
+
+class LoadedLibrary:
+    """Run an exported library in this process: the check of build, where the architecture fits."""
+
+    def __init__(self, library: Path, threads: int) -> None:
+        import tvm
+        from tvm import relax
+
+        set_threads(threads)
+        self.machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+
+    def run(self, *inputs: Array) -> Arrays:
+        return _call(self.machine, inputs)
+
+
+def machine_of(executable: Any) -> Callable[[Arrays], Arrays]:
+    """Return what runs TVM's executable in this process."""
+    machine = _started(executable)
+    return lambda inputs: _call(machine, inputs)
+
+
+def _started(executable: Any) -> Any:
+    import tvm
+    from tvm import relax
+
+    make_code(executable)
+    return relax.VirtualMachine(executable, tvm.cpu())
+
+
+def _call(machine: Any, inputs: Arrays) -> Arrays:
+    import tvm
+
+    found = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs))
+    return tuple(np.asarray(tensor.numpy()) for tensor in ([found] if hasattr(found, "numpy") else found))
+
+
+def set_threads(threads: int) -> None:
+    """Set the thread pool of TVM's runtime in this process; mode 1 = any cores.
+
+    TVM binds the calling thread to one core meanwhile. That is taken back: threads and processes started later would inherit it.
+    """
+    import tvm_ffi
+
+    allowed = os.sched_getaffinity(0)
+    tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
+    os.sched_setaffinity(0, allowed)

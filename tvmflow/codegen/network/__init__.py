@@ -1,0 +1,1 @@
+"""network.so: memory plan, tables, runtime sources and linking of the self-contained library."""

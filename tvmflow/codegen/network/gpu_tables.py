@@ -1,0 +1,65 @@
+"""The tables of a network that a GPU runs, in C, and its programs, in assembly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tvmflow.codegen.network.plan import Plan
+from tvmflow.gpu_codegen.executable import Api, GpuCode, GpuExecutable
+from tvmflow.support.errors import StageError
+
+SOURCES = ("program_cache.c",)  # of runtime/gpu, beside those of the API
+API_SOURCES: dict[Api, tuple[str, ...]] = {
+    "opencl": ("opencl.c", "network_opencl.c"),
+    "vulkan": ("vulkan.c", "network_vulkan.c", "network_vulkan_memory.c", "network_vulkan_programs.c"),
+}
+
+_ASSEMBLY = """\
+    .section .rodata.tvmflow_gpu,"a"
+    .balign 16
+    .globl plan_gpu_code{at}
+    .hidden plan_gpu_code{at}
+plan_gpu_code{at}:
+    .incbin "{file}"
+    .byte 0
+"""
+
+
+def sources_of(api: Api) -> Iterable[str]:
+    """Return the files of runtime/gpu that a network needs."""
+    return (*SOURCES, *API_SOURCES[api])
+
+
+def write_codes(folder: Path, gpu: GpuCode) -> str:
+    """Write all programs to files of a folder; returns the assembly that includes them."""
+    parts = []
+    for at, code in enumerate(gpu.codes):
+        (folder / f"gpu{at}.bin").write_bytes(code)
+        parts.append(_ASSEMBLY.format(at=at, file=f"gpu{at}.bin"))
+    return "".join(parts)
+
+
+def gpu_tables(plan: Plan, gpu: GpuExecutable, code: GpuCode, c_string: Callable[[str], str]) -> Iterable[str]:
+    """Return the lines of C that say what the GPU does at each step. Raises StageError for a step that it does not run."""
+    yield '#include "network_gpu.h"'
+    for at in range(len(code.codes)):
+        yield f"extern const unsigned char plan_gpu_code{at}[];"
+    yield "static const plan_gpu_kernel gpu_kernels[] = {"
+    for step in plan.steps:
+        if step.launch is None:
+            raise StageError(f"{step.kernel} runs on the CPU", "a network whose kernels all run on the GPU")
+        at, name = code.places[step.launch.name]
+        groups, size = (", ".join(map(str, three)) for three in (step.launch.groups, step.launch.group_size))
+        yield f"  {{{c_string(name)}, plan_gpu_code{at}, {len(code.codes[at])}, {{{groups}}}, {{{size}}}}},"
+    if not plan.steps:
+        yield "  {0}"
+    yield "};"
+    if plan.textures:
+        yield "static const plan_texture gpu_textures[] = {"
+        for value in plan.values:
+            texture = plan.textures.get(value.memory)
+            yield f"  {{{texture.width}, {texture.height}}}," if texture else "  {0, 0},"
+        yield "};"
+    textures = "gpu_textures" if plan.textures else "(void *)0"
+    yield f"static const plan_gpu gpu = {{&gpu_{gpu.api}, gpu_kernels, {textures}}};"

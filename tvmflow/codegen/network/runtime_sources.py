@@ -1,0 +1,20 @@
+"""Where the sources of the runtime in C lie, and their digest; knows no TVM, since recipe keys need it."""
+
+from __future__ import annotations
+
+import functools
+
+from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.pipeline.record import digest_of, sha256_of
+
+ABI_VERSION = 1  # TVMFLOW_ABI_VERSION of runtime/include/tvmflow.h
+
+__all__ = ["ABI_VERSION", "RUNTIME", "digest_of_runtime"]
+
+
+@functools.cache
+def digest_of_runtime() -> str:
+    """Return the sha256 of the sources in C: part of the recipe of what is linked with them."""
+    folders = ("include", "src", "gpu", "rpc", "measure")
+    files = (file for name in folders for file in (RUNTIME / name).iterdir() if file.is_file())
+    return digest_of({file.name: sha256_of(file) for file in files})

@@ -1,0 +1,253 @@
+"""The block of params.yaml that belongs to a model: where it comes from, what goes in, what comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from tvmflow.config.buckets import MAX_AXES, MAX_BUCKETS, MAX_SIZES, Axis, Sizes
+from tvmflow.config.stage_params import Frozen
+from tvmflow.config.value_types import (
+    Buckets,
+    Finite,
+    Line,
+    Name,
+    OpenShape,
+    PathText,
+    Positive,
+    PositiveFloat,
+    Seed,
+    Sha256,
+    check_shape,
+)
+
+
+class Training(Frozen):
+    """How a `train:` weights source trains its network; all of it is in the recipe key."""
+
+    epochs: Positive = 20
+    batch_size: Positive = 64
+    learning_rate: PositiveFloat = 0.004
+    seed: Seed = 7
+
+
+class Part(Frozen):
+    """A further file of a model that comes from a url: MXNet's parameters, ONNX's external data under its own name."""
+
+    url: Line
+    sha256: Sha256
+    name: PathText | None = None
+
+
+class Weights(Frozen):
+    """Where weights come from: exactly one of url, file, zoo, seeded, train."""
+
+    url: Line | None = None
+    file: PathText | None = None
+    zoo: Line | None = None
+    seeded: Seed | None = None
+    train: Training | None = None
+    sha256: Sha256 | None = None
+    parts: Annotated[tuple[Part, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Weights:
+        given = [k for k in ("url", "file", "zoo", "seeded", "train") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of url, file, zoo, seeded, train; found {given or 'none'}")
+        if self.url is not None and self.sha256 is None:
+            raise ValueError("a url needs its sha256, so that the bytes can be trusted")
+        if self.parts and self.url is None:
+            raise ValueError("parts belong to a url; the further files of a local file are found beside it")
+        if self.sha256 is not None and given[0] in ("seeded", "train"):
+            raise ValueError(f"sha256 has no meaning for weights made by {given[0]}")
+        return self
+
+    @property
+    def kind(self) -> str:
+        return next(k for k in ("url", "file", "zoo", "seeded", "train") if getattr(self, k) is not None)
+
+
+Dtype = Literal["float32", "int32", "int64", "int8", "uint8", "bool"]
+DTYPES: tuple[str, ...] = get_args(Dtype)
+
+
+class InputTensor(Frozen):
+    """An input: shape (batch first, NCHW for images), dtype, and the numbers low <= x < high that it takes.
+
+    Integers are below the size of a vocabulary, which no file says, so int32 and int64 need `high`. A name in the shape is one of the model's `buckets`;
+    pad: what the input is filled up with to a bucket.
+    """
+
+    shape: OpenShape
+    dtype: Dtype = "float32"
+    low: Finite | None = None
+    high: Finite | None = None
+    pad: Finite = 0.0
+
+    @model_validator(mode="after")
+    def _bounded(self) -> InputTensor:
+        if self.dtype in ("int32", "int64") and self.high is None:
+            raise ValueError(f"an {self.dtype} input needs high: one more than the largest number that it takes")
+        if self.low is not None and self.high is None:
+            raise ValueError("low without high; give both, the numbers are low <= x < high")
+        if self.high is not None and not (self.low or 0) < self.high:
+            raise ValueError(f"low below high; found {self.low or 0:g} and {self.high:g}")
+        top = {"bool": 2.0, "int8": 128.0, "uint8": 256.0}.get(self.dtype, self.high)
+        if self.dtype != "float32" and not (self.pad.is_integer() and 0 <= self.pad < (top or 0)):
+            raise ValueError(
+                f"pad of an {self.dtype} input is a whole number from 0, below {top:g}; found {self.pad:g}"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input with the shape of the largest bucket."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: float | None
+    high: float | None
+
+
+class Input(InputTensor):
+    """The input of a model that has one; its name is for people."""
+
+    name: Name = "input"
+
+
+Task = Literal["classification", "segmentation", "embedding", "detection", "other"]
+
+
+_IMAGENET = {"scale": 1 / 255, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+PRESETS: dict[str, dict[str, Any]] = {
+    "torchvision": {**_IMAGENET, "fit": "crop", "interpolation": "bilinear"},
+    "keras/tf": {"scale": 1 / 127.5, "mean": (1.0,), "fit": "stretch", "interpolation": "nearest"},
+    "keras/torch": {**_IMAGENET, "fit": "stretch", "interpolation": "nearest"},
+    "keras/caffe": {
+        "channels": "BGR", "mean": (103.939, 116.779, 123.68), "fit": "stretch", "interpolation": "nearest",
+    },
+    "keras/none": {"fit": "stretch", "interpolation": "nearest"},
+    "mxnet": {**_IMAGENET, "fit": "crop", "interpolation": "bicubic"},
+}  # fmt: skip
+"""What `preset:` stands for: torchvision's ImageNet weights, the modes of Keras's `preprocess_input`, Gluon's zoo."""
+
+
+class Preprocess(Frozen):
+    """x -> (x * scale - mean) / std, per channel where lists are given; before that, how an image file becomes x.
+
+    fit: `crop` makes the shorter side `resize` pixels (8/7 of the crop where it is not given) and cuts the middle out, `stretch`
+    resizes to the input's size. channels: the order that the model takes; colors of data sets are RGB. white: what a pixel of 255 of a
+    file becomes.
+    """
+
+    preset: Literal["torchvision", "keras/tf", "keras/torch", "keras/caffe", "keras/none", "mxnet"] | None = None
+    scale: Finite = 1.0
+    mean: Annotated[tuple[Finite, ...], Field(strict=False)] = (0.0,)
+    std: Annotated[tuple[PositiveFloat, ...], Field(strict=False)] = (1.0,)
+    fit: Literal["crop", "stretch"] = "crop"
+    resize: Annotated[int, Field(gt=0, le=16384)] | None = None
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    channels: Literal["RGB", "BGR"] = "RGB"
+    white: PositiveFloat = 255.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, data: Any) -> Any:
+        preset = data.get("preset") if isinstance(data, dict) else None
+        return {**PRESETS[preset], **data} if isinstance(preset, str) and preset in PRESETS else data
+
+
+class ImageFolder(Frozen):
+    """A folder of images, one folder in it for each class; or labels: a CSV file with the columns file and class."""
+
+    folder: PathText
+    labels: PathText | None = None
+
+
+class ModelEntry(Frozen):
+    framework: Name
+    network: Line | None = None
+    weights: Weights
+    input: Input | None = None
+    inputs: dict[Line, InputTensor] = Field(default_factory=dict)
+    buckets: dict[Name, Buckets] = Field(default_factory=dict)
+    task: Task | None = None
+    metric: Name | None = None
+    preprocess: Preprocess = Preprocess()
+    dataset: PathText | ImageFolder | None = None
+    labels: PathText | None = None
+
+    @model_validator(mode="after")
+    def _network_or_file(self) -> ModelEntry:
+        if self.network is None and self.weights.kind not in ("file", "url"):
+            raise ValueError(f"weights from '{self.weights.kind}' need network: the factory that they belong to")
+        if self.weights.kind == "train" and self.dataset is None:
+            raise ValueError("weights: {train: ...} need a dataset to train on")
+        if self.metric is not None and self.dataset is None:
+            raise ValueError("a metric needs a dataset, whose labels it compares the outputs with")
+        return self
+
+    @model_validator(mode="after")
+    def _has_inputs(self) -> ModelEntry:
+        if (self.input is None) == (not self.inputs):
+            raise ValueError(
+                "exactly one of input, for a model of one input, and inputs, by the names of the model's own"
+            )
+        batches = {tensor.shape[0] for tensor in self.inputs.values()}
+        if len(batches) > 1:
+            raise ValueError(
+                f"one batch, the first size, for all inputs; found {[t.shape[0] for t in self.inputs.values()]}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_buckets(self) -> ModelEntry:
+        shapes = {name: tensor.shape for name, tensor in self._given.items()}
+        named = {size for shape in shapes.values() for size in shape if isinstance(size, str)}
+        if named != set(self.buckets):
+            raise ValueError(f"buckets for the names in shapes, {sorted(named)}; found {sorted(self.buckets)}")
+        sizes = self.sizes
+        if sizes is None:
+            return self
+        if len(self.buckets) > MAX_SIZES or len(sizes.all) > MAX_BUCKETS:
+            raise ValueError(
+                f"at most {MAX_SIZES} names with {MAX_BUCKETS} buckets in all; found {len(self.buckets)} and {len(sizes.all)}"
+            )
+        for name, shape in shapes.items():
+            if len(shape) > MAX_AXES or any(shape.count(size) > 1 for size in self.buckets):
+                raise ValueError(
+                    f"a shape of at most {MAX_AXES} sizes, with each name once; found {list(shape)} of {name}"
+                )
+            check_shape(self.tensors[name].shape)
+        return self
+
+    @property
+    def _given(self) -> dict[str, InputTensor]:
+        """Return the inputs by name, in order."""
+        return self.inputs if self.input is None else {self.input.name: self.input}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the inputs by name, in order, in the shapes of the largest bucket."""
+        return {
+            name: Tensor(self._largest(one.shape), one.dtype, one.low, one.high) for name, one in self._given.items()
+        }
+
+    def _largest(self, shape: tuple[int | str, ...]) -> tuple[int, ...]:
+        return tuple(self.buckets[size][-1] if isinstance(size, str) else size for size in shape)
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """Return the sizes that a run chooses, None where inputs have one shape each."""
+        if not self.buckets:
+            return None
+        names = list(self.buckets)
+        axes = tuple(
+            Axis(at, axis, names.index(size))
+            for at, tensor in enumerate(self._given.values()) for axis, size in enumerate(tensor.shape) if isinstance(size, str)
+        )  # fmt: skip
+        return Sizes(tuple(names), tuple(self.buckets.values()), axes, tuple(one.pad for one in self._given.values()))

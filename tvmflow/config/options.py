@@ -1,0 +1,79 @@
+"""Blocks of params.yaml that belong to a row of a table: validated by the row, explained like everything else there."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tvmflow.support.errors import ParamsError, did_you_mean
+
+
+class Options(BaseModel):
+    """What a row understands in its block: nothing, unless the row says more."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+Block = TypeVar("Block", bound=BaseModel)
+
+
+def read_options(model: type[Block], block: dict[str, Any], where: str) -> Block:
+    """Return a block as its row's model. Raises ParamsError with a line for each thing that is wrong."""
+    try:
+        return model.model_validate(block)
+    except ValidationError as error:
+        raise ParamsError("params.yaml is not valid:\n" + "\n".join(explain(error, model, where))) from None
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: str = "", beside: tuple[str, ...] = ()) -> list[str]:
+    """Return a line for each thing that is wrong: the place, what was found, what is legal.
+
+    beside: keys that are legal in the same block and not the model's.
+    """
+    return [_line(problem, model, where, beside) for problem in error.errors()]
+
+
+def _line(error: Any, model: type[BaseModel], where: str, beside: tuple[str, ...]) -> str:
+    place = ".".join([*filter(None, [where]), *(str(part) for part in error["loc"] if part != "[key]")])
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        legal = sorted([*_legal_keys(model, error["loc"][:-1]), *(beside if len(error["loc"]) == 1 else ())])
+        message = (
+            f"unknown key{did_you_mean(str(error['loc'][-1]), legal)}; legal here: {', '.join(legal)}"
+            if legal
+            else "unknown key"
+        )
+    elif error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        keys = _legal_keys(model, error["loc"])
+        example = (
+            f"{{file: {error['input']}}}" if "file" in keys and isinstance(error["input"], str) else ", ".join(keys)
+        )
+        message = (
+            f"a block of keys is needed{f', as {example}' if example else ''}; found {reprlib.repr(error['input'])}"
+        )
+    elif error["type"] == "tuple_type":
+        message = f"a list is needed, as [1, 3, 224, 224]; found {reprlib.repr(error['input'])}"
+    elif error["type"] == "literal_error" and isinstance(error["input"], str):
+        legal = [part.strip("'") for part in re.split(r", | or ", error["ctx"]["expected"])]
+        message = f"{message}; found {reprlib.repr(error['input'])}{did_you_mean(error['input'], legal)}"
+    elif error["type"] != "value_error" and error["type"] != "missing":
+        message = f"{message}; found {reprlib.repr(error['input'])}"
+    return f"  - {place}: {message}" if place else f"  - {message}"
+
+
+def _legal_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Follow a path of the error through the models and return the keys that are legal at its end."""
+    kind: Any = model
+    for part in location:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            field = kind.model_fields.get(str(part))
+            kind = field.annotation if field else None
+        elif get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        if get_origin(kind) in (Union, UnionType):
+            kind = next(a for a in get_args(kind) if a is not type(None))
+    return sorted(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -1,0 +1,173 @@
+"""The blocks of params.yaml that belong to a stage, one for each, with the defaults of what a file leaves out.
+
+The repository's params.yaml writes every default down; a test keeps the two, and docs/params.md, equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from tvmflow.config.value_types import Name, NotNegative, NotNegativeFloat, Parallel, Positive, PositiveFloat, Seed
+
+PRECISIONS = ("float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8")
+
+Precision = Literal["float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8"]
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StageBlock(Frozen):
+    """The block of a stage, under the stage's name."""
+
+
+QUANTIZE_ERRORS: dict[Precision, float] = {
+    "float32": 2.0e-3, "float16": 1.0, "float16_acc32": 0.2, "bfloat16": 0.8, "int8": 2.0, "vta_int8": 2.0,
+}  # fmt: skip
+BUILD_ERRORS: dict[Precision, float] = {
+    "float32": 2.0e-3, "float16": 1.5, "float16_acc32": 0.1, "bfloat16": 0.3, "int8": 0.05, "vta_int8": 0.05,
+}  # fmt: skip
+
+
+def completed(value: Any, defaults: Mapping[Any, Any]) -> Any:
+    """Return a mapping of params.yaml with the defaults of the names that it leaves out; anything else as it is."""
+    return {**defaults, **value} if isinstance(value, dict) else value
+
+
+class FetchParams(StageBlock):
+    max_download_mb: Positive = 1024
+    download_attempts: Positive = 5
+    connect_timeout_s: PositiveFloat = 20.0
+    calibration_samples: Positive = 200
+    evaluation_samples: Positive = 400
+    golden_samples: Annotated[int, Field(ge=2)] = 4  # one could not show that a module follows its input
+    random_samples: Positive = 8
+    split_seed: Seed = 0
+
+
+class ImportParams(StageBlock):
+    max_relative_error: PositiveFloat = 2.0e-3
+
+
+class MixedOperators(Frozen):
+    """low: operators that compute in 16 bits; high: those that stay in float32; others follow their inputs where 16 bits are enough."""
+
+    low: Annotated[tuple[str, ...], Field(strict=False)]
+    high: Annotated[tuple[str, ...], Field(strict=False)]
+
+
+DEFAULT_MIXED = MixedOperators(
+    low=("conv2d", "matmul"), high=("softmax", "log_softmax", "mean", "sum", "exp", "layer_norm")
+)
+
+
+class Int8Params(Frozen):
+    """The post-training quantizer of `int8`. activations: auto takes what the target's processor multiplies fastest."""
+
+    observer: Literal["minmax", "percentile", "kl", "mse"] = "mse"
+    percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
+    activations: Literal["auto", "uint8", "int8"] = "auto"
+    per_channel: bool = True
+    equalize: bool = True
+    bias_correction: bool = True
+    keep_float: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    max_drop: Annotated[float, Field(ge=0, le=1)] | None = 0.005
+    max_float_layers: NotNegative = 8
+
+
+class VtaInt8Params(Frozen):
+    """The power-of-two scheme of `vta_int8`. global_scale: what the one scale of `global` reaches to; auto: calibrated."""
+
+    scale: Literal["global", "calibrated"] = "calibrated"
+    global_scale: PositiveFloat | Literal["auto"] = "auto"
+    keep_float: Annotated[tuple[str, ...], Field(strict=False)] = ("first", "dense")
+
+    @field_validator("global_scale")
+    @classmethod
+    def _power_of_two(cls, value: float | Literal["auto"]) -> float | Literal["auto"]:
+        if value != "auto" and math.frexp(value)[0] != 0.5:
+            raise ValueError(f"a power of two, or auto; found {value}")
+        return value
+
+
+class QuantizeParams(StageBlock):
+    """mixed: `default`, and a list of its own for each target that needs one."""
+
+    max_relative_error: dict[Precision, PositiveFloat] = Field(default_factory=lambda: dict(QUANTIZE_ERRORS))
+    mixed: dict[Name, MixedOperators] = Field(default_factory=lambda: {"default": DEFAULT_MIXED})
+    int8: Int8Params = Int8Params()
+    vta_int8: VtaInt8Params = VtaInt8Params()
+
+    @field_validator("max_relative_error", mode="before")
+    @classmethod
+    def _every_precision(cls, value: Any) -> Any:
+        return completed(value, QUANTIZE_ERRORS)
+
+    @field_validator("mixed", mode="before")
+    @classmethod
+    def _a_default(cls, value: Any) -> Any:
+        return completed(value, {"default": DEFAULT_MIXED})
+
+
+class GraphPackParams(StageBlock):
+    channel_block: Literal["auto", 4, 8, 16] = "auto"
+
+
+_WINOGRAD_ERRORS: dict[Literal["float32", "bfloat16"], float] = {"float32": 2.0e-5, "bfloat16": 1.0e-2}
+
+
+class TuneParams(StageBlock):
+    tuner: Name = "xgb"
+    loss: Literal["reg", "rank", "rank-binary"] = "rank"
+    trials_per_workload: NotNegative = 24
+    total_trials: NotNegative = 0
+    max_seconds: NotNegativeFloat = 0.0
+    early_stopping: Positive = 10
+    min_gain_per_minute: NotNegativeFloat = 0.02
+    max_workloads: Positive = 200
+    winograd_max_error: dict[Literal["float32", "bfloat16"], NotNegativeFloat] = Field(
+        default_factory=lambda: dict(_WINOGRAD_ERRORS)
+    )
+    measure_repeats: Positive = 3
+    measure_min_ms: PositiveFloat = 10.0
+    replay_slowdown: PositiveFloat = 0.1
+    seed: Seed = 0
+    without_device: bool = False
+    devices: Parallel = 1
+    build_workers: Parallel = 2
+    build_timeout_s: PositiveFloat = 60.0
+    kernel_timeout_s: PositiveFloat = 60.0
+    session_s: PositiveFloat = 3600.0
+    canary_every: Positive = 16
+    max_drift: PositiveFloat = 0.2
+    cool_s: NotNegativeFloat = 5.0
+    give_up_s: PositiveFloat = 120.0
+
+
+class BuildParams(StageBlock):
+    max_relative_error: dict[Precision, PositiveFloat] = Field(default_factory=lambda: dict(BUILD_ERRORS))
+
+    @field_validator("max_relative_error", mode="before")
+    @classmethod
+    def _every_precision(cls, value: Any) -> Any:
+        return completed(value, BUILD_ERRORS)
+
+
+class DeployParams(StageBlock):
+    session_timeout_s: PositiveFloat = 120.0
+    device_wait_s: PositiveFloat = 60.0
+
+
+class EvaluateParams(StageBlock):
+    warmup_runs: NotNegative = 10
+    turns: Annotated[int, Field(ge=6, le=100_000)] = 60
+    turn_ms: PositiveFloat = 50.0
+    max_seconds: PositiveFloat = 30.0
+    max_foreign_load: Annotated[float, Field(gt=0, le=1)] = 0.1
+    cold_starts: Positive = 3
+    peers: Annotated[tuple[Literal["source", "onnxruntime"], ...], Field(strict=False)] = ("source", "onnxruntime")

@@ -1,0 +1,1 @@
+"""Devices that run the tvmflow agent: protocol, transport, session, registration."""

@@ -1,0 +1,49 @@
+"""This machine as a device with our agent on it, gone when the session ends: for networks that TVM's own server cannot run."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+
+from tvmflow.backends.backend import Backend
+from tvmflow.config.options import read_options
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.agent.process import running_agent
+from tvmflow.devices.agent.protocol import AgentConnection
+from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session
+from tvmflow.devices.android.phones import agent_for
+from tvmflow.devices.rpc.local import this_unit
+from tvmflow.devices.session import DeviceSession
+from tvmflow.devices.this_host import exclusive
+from tvmflow.devices.transport import DeviceState, SessionLimits, Transport
+from tvmflow.toolchain.software_gpus import software_drivers
+
+
+class LocalAgentTransport(Transport):
+    """This machine, one session at a time, with the driver that the backend names."""
+
+    options = MeasuringOptions
+    has_tvm = False
+    is_this_host = True
+
+    @contextlib.contextmanager
+    def open(self, device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
+        options = read_options(MeasuringOptions, device.options, "device")
+        command, environment = [str(agent_for(backend.target))], _environment(backend)
+        with (
+            exclusive("local", limits.wait_s),
+            tempfile.TemporaryDirectory(prefix="tvmflow-agent-") as folder,
+            running_agent(command, folder, environment=environment) as agent,
+            contextlib.closing(AgentConnection("127.0.0.1", agent.port, agent.secret, device.key)) as connection,
+        ):
+            yield measuring_session(connection, this_unit(), backend, limits, options)
+
+    def state(self, device: DeviceEntry) -> DeviceState:
+        return DeviceState(True, "this machine", {})
+
+
+def _environment(backend: Backend) -> Mapping[str, str]:
+    """Return what makes the system's loader find the backend's driver in software, made now if it is not there. Raises DeviceError."""
+    name = backend.software_driver
+    return software_drivers().named(name).environment if name else {}

@@ -1,0 +1,244 @@
+"""A session with an agent: networks and kernels that need no TVM, each in a process of its own on the device."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.devices.agent.protocol import AgentConnection
+from tvmflow.devices.gpu.probe import TIME_LIMIT_S, Probed, ended_by, probed_of
+from tvmflow.devices.session import (
+    STATE,
+    Array,
+    Arrays,
+    DeviceSession,
+    GpuFacts,
+    RemoteKernel,
+    RemoteModel,
+    WorkloadBench,
+    as_name,
+    known_state,
+)
+from tvmflow.devices.transport import SessionLimits
+from tvmflow.support.errors import DeviceHotError, DeviceLostError, StageError
+from tvmflow.targets.resolve import ResolvedTarget
+
+# Numbers of tvmflow_dtype in runtime/include/tvmflow.h.
+_DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool")
+_PROCESSOR = re.compile(r"cpu|soc|tsens|big|little|mid|x86_pkg|package", re.IGNORECASE)  # names of its thermal zones
+_SENSIBLE = (1.0, 130.0)  # degrees Celsius; sensors that are off say 0, or nonsense
+
+
+class AgentSession(DeviceSession):
+    """The device is this session's from here to the end. Raises DeviceBusyError when another host kept it."""
+
+    def __init__(
+        self, connection: AgentConnection, unit: str, target: ResolvedTarget, limits: SessionLimits, mask: int = 0
+    ) -> None:
+        super().__init__(connection.name, unit, target)
+        self.connection, self.mask, self.longest_s = connection, mask, limits.session_timeout_s
+        self.max_celsius: float | None = None
+        self.times_kernels = False  # by the clock of the device that runs them
+        self.wait_s = limits.wait_s
+        wait_ms = round(min(limits.wait_s, 3600.0) * 1e3)
+        connection.ask(f"take wait_ms={wait_ms}", "taking it", within_s=limits.wait_s)
+
+    def upload(self, library: Path) -> str:
+        return self.connection.upload(library, library.name)
+
+    def network(
+        self, remote_name: str, beside: Path, outputs: list[dict[str, Any]], design: str | None = None
+    ) -> AgentNetwork:
+        return AgentNetwork(self, remote_name)
+
+    def bench(self, arrays: Sequence[Array]) -> WorkloadBench:
+        return _AgentBench(self, arrays)
+
+    def opening_ms(self, remote_name: str, keeps_programs: bool) -> float | None:
+        return AgentNetwork(self, remote_name, keeps_programs).opened_ms
+
+    def probe(self) -> dict[str, Any]:
+        """Return what the device says of itself."""
+        return self.connection.ask("probe", "asking what it is")
+
+    def gpus(self) -> Probed:
+        said = self.connection.ask("gpus", "trying its GPUs", within_s=TIME_LIMIT_S)
+        lines, number = said.get("gpus"), said.get("signal")
+        ended = ended_by(number) if isinstance(number, int) and number else ""
+        if said.get("late"):
+            ended = f"it did not end within {TIME_LIMIT_S:g} s"
+        return probed_of(lines if isinstance(lines, list) else [], ended)
+
+    def rest(self) -> None:
+        if self.max_celsius is None:
+            return
+        deadline = time.monotonic() + self.wait_s
+        while (now := hottest(self.connection.ask("temperature", "asking its temperature"))) is not None:
+            if now <= self.max_celsius:
+                return
+            if time.monotonic() > deadline:
+                raise DeviceHotError(
+                    f"device {self.name!r} has {now:.0f} degrees Celsius and did not cool down within {self.wait_s:g} s",
+                    f"at most max_celsius: {self.max_celsius:g}", "let it rest, take it out of its case, or raise max_celsius: of the device",
+                )  # fmt: skip
+            time.sleep(min(1.0, self.wait_s))
+
+
+def hottest(reply: dict[str, Any]) -> float | None:
+    """Return the highest temperature of a device's processor, of all its sensors where none is named so; None for none."""
+    found = [(str(one["zone"]), one["millidegrees"] / 1e3) for one in reply.get("temperatures", ())]
+    sensible = [(zone, degrees) for zone, degrees in found if _SENSIBLE[0] <= degrees <= _SENSIBLE[1]]
+    named = [degrees for zone, degrees in sensible if _PROCESSOR.search(zone)]
+    return max(named or [degrees for _, degrees in sensible], default=None)
+
+
+class AgentNetwork(RemoteModel):
+    """A library without TVM in its own process of an agent, which ends with this object.
+
+    kinds: name, shape and dtype of each output, as the library says them; opened_ms: of a GPU's, what opening it took. Raises StageError where it refuses.
+    """
+
+    def __init__(self, session: AgentSession, digest: str, keeps_programs: bool = True) -> None:
+        self.session, self.number = session, 0
+        self.opened_ms: float | None = None
+        self.ran_ms: float | None = None
+        request = (
+            f"open sha256={digest} threads={session.target.threads} mask={session.mask} keep={int(keeps_programs)}"
+        )
+        reply = session.connection.ask(request, "opening the library", within_s=session.longest_s)
+        self.number = int(reply["library"])
+        with _understood(session.name):
+            self.inputs = [int(one["size"]) for one in reply["inputs"]]
+            self.kinds = [
+                (str(one["name"]), tuple(map(int, one["shape"])), _DTYPES[one["dtype"]]) for one in reply["outputs"]
+            ]
+            if "gpu" in reply:
+                self.opened_ms = float(reply["opened_ns"]) / 1e6
+                session.gpu = GpuFacts(*(as_name(reply["gpu"][part.name]) for part in fields(GpuFacts)))
+
+    def ask(self, request: str, doing: str) -> dict[str, Any]:
+        return self.session.connection.ask(request, doing, self.number, self.session.longest_s)
+
+    def set_inputs(self, *inputs: Array) -> None:
+        if len(inputs) != len(self.inputs):
+            raise StageError(
+                f"{len(inputs)} inputs for a library of {len(self.inputs)} on device {self.session.name!r}"
+            )
+        for at, array in enumerate(inputs):
+            content = memoryview(np.ascontiguousarray(array).tobytes())
+            self.session.connection.send(f"input index={at}", "copying an input", self.number, content)
+
+    def invoke(self) -> None:
+        reply = self.ask("run", "running the library")
+        with _understood(self.session.name):
+            self.ran_ms = float(reply["ns"]) / 1e6
+
+    def last_run_ms(self) -> float | None:
+        return self.ran_ms
+
+    def outputs(self) -> Arrays:
+        return tuple(self.output(at) for at in range(len(self.kinds)))
+
+    def output(self, at: int) -> Array:
+        """Copy one output of the last run from the device."""
+        found = self.session.connection.receive(f"fetch index={at}", "copying an output", self.number)
+        _, shape, dtype = self.kinds[at]
+        with _understood(self.session.name):
+            return np.frombuffer(found, _numpy(dtype)).reshape(shape)
+
+    def time_runs(self, repeat: int) -> list[float]:
+        return self.times(repeat, 0.0)
+
+    def times(self, repeat: int, min_repeat_ms: float, of_kernels: bool = False) -> list[float]:
+        """Return mean times in seconds, each of as many runs as take min_repeat_ms together; of_kernels: on the clock of their device."""
+        limits = f"repeats={repeat} min_us={round(min_repeat_ms * 1e3)}"
+        reply = self.ask(f"time warmup=1 {limits} kernels={int(of_kernels)}", "timing the library")
+        with _understood(self.session.name):
+            return [float(one) / 1e9 for one in reply["ns"]]
+
+    def memory_bytes(self) -> int | None:
+        return int(self.ask("memory", "reading the memory of its process").get("grown", 0)) or None
+
+    def peak_bytes(self) -> int:
+        """Return how much memory of its process was resident at most."""
+        return int(self.ask("memory", "reading the memory of its process").get("peak", 0))
+
+    def state(self, threads: int, look: bool) -> dict[str, float] | None:
+        connection = self.session.connection
+        reply = connection.ask_if_known(f"state look={int(look)} threads={threads}", "reading its state", self.number)
+        if reply is None:
+            return None
+        with _understood(self.session.name):
+            found = known_state(float(reply[name]) for name in STATE)
+        celsius = hottest(connection.ask("temperature", "asking its temperature")) if look else None
+        return found if celsius is None else {**found, "celsius": celsius}
+
+    def profile(self, runs: int) -> list[tuple[str, int, int]]:
+        reply = self.ask(f"profile runs={runs}", "profiling the library")
+        with _understood(self.session.name):
+            return [(str(name), int(calls), int(ns)) for name, calls, ns in reply["kernels"]]
+
+    def copies_ms(self, runs: int) -> tuple[float, float] | None:
+        reply = self.ask(f"profile runs={runs}", "profiling the library")
+        with _understood(self.session.name):
+            found = [float(one) / 1e6 / runs for one in reply["copies"]]
+            return (found[0], found[1]) if found else None
+
+    def close(self) -> None:
+        """End the process with the next request."""
+        if self.number:
+            self.session.connection.end(self.number)
+            self.number = 0
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _AgentBench(WorkloadBench):
+    def __init__(self, session: AgentSession, arrays: Sequence[Array]) -> None:
+        self.session = session
+        upload = session.connection.upload
+        self.digests = [upload(np.ascontiguousarray(array).tobytes(), "an argument of a kernel") for array in arrays]
+
+    def load(self, library: Path) -> RemoteKernel:
+        network = AgentNetwork(self.session, self.session.upload(library))
+        *inputs, output = self.digests
+        for at, digest in enumerate(inputs):
+            network.ask(f"input index={at} sha256={digest}", "setting an argument")
+        network.ask(f"output index=0 sha256={output}", "setting an argument")
+        return _AgentKernel(network)
+
+
+class _AgentKernel(RemoteKernel):
+    def __init__(self, network: AgentNetwork) -> None:
+        self.network = network
+
+    def output(self) -> Array:
+        self.network.invoke()
+        return self.network.output(0)
+
+    def time(self, repeat: int, min_repeat_ms: float) -> list[float]:
+        return self.network.times(repeat, min_repeat_ms, self.network.session.times_kernels)
+
+
+def _numpy(dtype: str) -> Any:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+@contextlib.contextmanager
+def _understood(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise DeviceLostError(
+            f"device {name!r} said what no agent says: {error}", "the agent of this tvmflow"
+        ) from error

@@ -1,0 +1,125 @@
+"""Devices with our agent on them, reached by an address: a board in the network behind a tunnel, a phone behind adb forward."""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from tvmflow.backends.backend import Backend
+from tvmflow.config.options import Options, read_options
+from tvmflow.config.params import DeviceEntry
+from tvmflow.config.value_types import Host, PathText
+from tvmflow.devices.agent.protocol import AgentConnection
+from tvmflow.devices.agent.session import AgentSession
+from tvmflow.devices.session import DeviceSession, as_name
+from tvmflow.devices.transport import DeviceState, SessionLimits, Transport
+from tvmflow.support.errors import DeviceLostError, UsageError
+from tvmflow.targets.cores import core_of
+from tvmflow.targets.device_processor import DeviceFacts
+
+_RETRY_S = 1.0
+
+
+class MeasuringOptions(Options):
+    """How an agent measures. cpu_mask: bit i: on CPU i; max_celsius: hotter, it is waited for."""
+
+    cpu_mask: Annotated[int, Field(gt=0, lt=1 << 64)] | None = None
+    max_celsius: Annotated[float, Field(ge=20, le=120)] | None = None
+
+
+class AgentOptions(MeasuringOptions):
+    """Where the agent listens, and the file with its secret, which only its owner may read."""
+
+    host: Host = "127.0.0.1"
+    port: Annotated[int, Field(gt=0, lt=65536)]
+    secret_file: PathText
+
+
+class AgentTransport(Transport):
+    """One device with an agent."""
+
+    options = AgentOptions
+    has_tvm = False
+
+    @contextlib.contextmanager
+    def open(self, device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
+        options = read_options(AgentOptions, device.options, "device")
+        secret = read_secret(Path(options.secret_file))
+        connection = connected(options.host, options.port, secret, device.key, limits.wait_s)
+        with contextlib.closing(connection):
+            yield measuring_session(connection, "", backend, limits, options)
+
+    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+        options = read_options(AgentOptions, device.options, "device")
+        secret = read_secret(Path(options.secret_file))
+        with contextlib.closing(connected(options.host, options.port, secret, device.key, wait_s)) as connection:
+            return processor_facts(connection, options)
+
+    def state(self, device: DeviceEntry) -> DeviceState:
+        options = read_options(AgentOptions, device.options, "device")
+        secret = read_secret(Path(options.secret_file))
+        with contextlib.closing(AgentConnection(options.host, options.port, secret, device.key)) as connection:
+            taken = bool(connection.ask("probe", "asking what it is").get("taken"))
+        return DeviceState(True, "in use" if taken else "free", {"total": 1, "free": int(not taken)})
+
+
+def connected(host: str, port: int, secret: bytes, name: str, wait_s: float) -> AgentConnection:
+    """Connect to an agent that may be starting, for so long. Raises DeviceLostError, DeviceRefusedError, AgentVersionError."""
+    deadline = time.monotonic() + min(wait_s, 10.0)
+    while True:
+        try:
+            return AgentConnection(host, port, secret, name)
+        except DeviceLostError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+
+
+def processor_facts(connection: AgentConnection, options: MeasuringOptions) -> DeviceFacts:
+    """Return what an agent says of its processor: of the fastest core of those that are used."""
+    found = connection.ask("probe", "asking what it is")
+    mask = options.cpu_mask or -1
+    cores = [core for core in found.get("cores", ()) if mask >> int(core.get("cpu", 0)) & 1]
+    rank = [(int(core.get("capacity", 0)), int(core.get("max_khz", 0)), at) for at, core in enumerate(cores)]
+    fastest = cores[max(rank)[2]] if rank else {}
+    return DeviceFacts(
+        str(found.get("machine", "")), core_of(str(fastest.get("midr", ""))), str(found.get("features", ""))
+    )
+
+
+def measuring_session(
+    connection: AgentConnection, unit: str, backend: Backend, limits: SessionLimits, options: MeasuringOptions
+) -> AgentSession:
+    """Return a session that has the device to itself, and waits for it to cool down."""
+    session = AgentSession(connection, unit, backend.target, limits, options.cpu_mask or 0)
+    session.max_celsius = options.max_celsius
+    session.times_kernels = backend.has_own_clock
+    facts = session.probe()
+    session.build = as_name(facts.get("build", ""))
+    session.unit = unit or as_name(facts.get("unit", "")) or connection.place
+    return session
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the first line of a file that only its owner may read. Raises UsageError."""
+    try:
+        mode = path.expanduser().stat().st_mode
+        found = path.expanduser().read_bytes()[:1000].split(b"\n")[0]
+    except OSError as error:
+        raise UsageError(
+            f"the secret of an agent cannot be read: {error}",
+            "the file with which the agent was started",
+            "correct secret_file: of the device",
+        ) from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO) or not 16 <= len(found) <= 256:
+        raise UsageError(
+            f"{path}, the secret of an agent, may be read by others, or has {len(found)} characters",
+            "16 to 256 characters in a file of mode 0600", f"chmod 600 {path}",
+        )  # fmt: skip
+    return found

@@ -1,0 +1,136 @@
+"""The transport adb: a session takes a free phone, and leaves it as it was but for the files that were uploaded."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from tvmflow.backends.backend import Backend
+from tvmflow.config.options import read_options
+from tvmflow.config.params import DeviceEntry
+from tvmflow.config.value_types import PathText
+from tvmflow.devices.agent.protocol import AgentConnection
+from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session
+from tvmflow.devices.android.adb import Phone, attached, why_not
+from tvmflow.devices.android.phones import PreparedPhone, agent_for, check_architecture, prepared
+from tvmflow.devices.session import DeviceSession, as_name
+from tvmflow.devices.this_host import exclusive
+from tvmflow.devices.transport import DeviceState, SessionLimits, Transport
+from tvmflow.support.errors import DeviceBusyError, DeviceError, DeviceRefusedError, DeviceUnpluggedError
+from tvmflow.targets.device_processor import DeviceFacts
+
+_PAUSE_S = 0.5
+_ATTACH = "attach one, unlock it and confirm the question on its screen"
+Serial = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$")]
+
+
+class PhoneOptions(MeasuringOptions):
+    """serials: which phones, all that are attached where none is named. agent: its program, compiled where it is not named.
+
+    hash_serial: measurements have a digest of the serial instead of it.
+    """
+
+    serials: Annotated[tuple[Serial, ...], Field(strict=False)] = ()
+    agent: PathText | None = None
+    hash_serial: bool = False
+
+
+class PhoneTransport(Transport):
+    """Phones at this machine's USB or in its network, one session each."""
+
+    options = PhoneOptions
+    has_tvm = False
+
+    @contextlib.contextmanager
+    def open(self, device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
+        options = read_options(PhoneOptions, device.options, "device")
+        with _free_phone(options.serials, limits.wait_s) as serial:
+            phone = Phone(serial)
+            facts = phone.facts()
+            check_architecture(phone, facts, backend.target)
+            program = Path(options.agent) if options.agent else agent_for(backend.target)
+            with prepared(phone, facts, program) as ready:
+                connection = PhoneConnection(ready, device.key, limits)
+                with contextlib.closing(connection):
+                    session = measuring_session(
+                        connection, unit_of(serial, options.hash_serial), backend, limits, options
+                    )
+                    session.build = as_name(facts.build) or session.build
+                    yield session
+
+    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+        options = read_options(PhoneOptions, device.options, "device")
+        with _free_phone(options.serials, wait_s) as serial:
+            return Phone(serial).facts().processor
+
+    def state(self, device: DeviceEntry) -> DeviceState:
+        options = read_options(PhoneOptions, device.options, "device")
+        phones = [
+            phone for phone in attached(options.serials) if not options.serials or phone.serial in options.serials
+        ]
+        ready = [phone for phone in phones if phone.state == "device"]
+        others = "".join(f", {phone.serial} {phone.state}" for phone in phones if phone.state != "device")
+        counts = {"total": len(phones), "free": len(ready)}
+        return DeviceState(bool(ready), f"{len(ready)} attached{others}", counts, _ATTACH)
+
+
+class PhoneConnection(AgentConnection):
+    """A connection that says whether the phone is why it ended."""
+
+    def __init__(self, ready: PreparedPhone, name: str, limits: SessionLimits) -> None:
+        self.ready = ready
+        super().__init__("127.0.0.1", ready.port, ready.secret, name)
+
+    def _lost(self, doing: str, error: Exception) -> DeviceError:
+        if self.closed:  # by us; the phone is not asked
+            return super()._lost(doing, error)
+        return self.ready.phone.why(super()._lost(doing, error).found)
+
+
+def unit_of(serial: str, hashed: bool) -> str:
+    """Return what measurements name a phone by."""
+    return f"phone-{hashlib.sha256(serial.encode()).hexdigest()[:12]}" if hashed else serial
+
+
+@contextlib.contextmanager
+def _free_phone(serials: Sequence[str], wait_s: float) -> Iterator[str]:
+    """Choose an attached phone that no other process of this user has. Raises DeviceUnpluggedError, DeviceRefusedError, DeviceBusyError."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        states = {phone.serial: phone.state for phone in attached(serials)}
+        wanted = [serial for serial in serials or states if states.get(serial) == "device"]
+        if not wanted:
+            _say_why_none(list(serials), states)
+        for serial in wanted:
+            with contextlib.ExitStack() as stack:
+                try:
+                    stack.enter_context(exclusive(f"adb-{serial.replace(':', '_')}", 0.0))
+                except DeviceBusyError:
+                    continue
+                yield serial
+                return
+        if time.monotonic() > deadline:
+            raise DeviceBusyError(
+                f"every phone ({', '.join(wanted)}) was in use by another tvmflow process for {wait_s:g} s",
+                "a free phone", "wait, attach another one, or raise deploy.device_wait_s in params.yaml",
+            )  # fmt: skip
+        time.sleep(_PAUSE_S)
+
+
+def _say_why_none(serials: list[str], states: dict[str, str]) -> None:
+    why = why_not(serials[0], states) if len(serials) == 1 else None
+    if why is not None:
+        raise why
+    seen = ", ".join(f"{serial} is {state}" for serial, state in states.items()) or "adb sees none"
+    refuses = "unauthorized" in [state for serial, state in states.items() if not serials or serial in serials]
+    kind = DeviceRefusedError if refuses else DeviceUnpluggedError
+    raise kind(
+        f"no phone that can be used{' of ' + ', '.join(serials) if serials else ''}: {seen}", "a phone with USB debugging allowed",
+        _ATTACH,
+    )  # fmt: skip

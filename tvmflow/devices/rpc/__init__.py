@@ -1,0 +1,1 @@
+"""Devices behind TVM's RPC: tracker, local server, emulated processors, VTA."""

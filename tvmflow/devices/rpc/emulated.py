@@ -1,0 +1,74 @@
+"""An arm64 board emulated on this machine: TVM's RPC server of the arm64 wheel under qemu, registered with a tracker of its own.
+
+Each session is a board of its own, started for it and gone after it, so that several measure side by side. Its clock is no
+time: it advances by a nanosecond for each instruction that the board executes, which is what the tuner ranks by there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from tvmflow.config.options import Options, read_options
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.emulation.processors import PROCESSORS, Processor
+from tvmflow.devices.emulation.system import emulated_system, is_made
+from tvmflow.devices.rpc.local import Served, local_tracker
+from tvmflow.devices.rpc.session import RpcTransport
+from tvmflow.devices.rpc.tracker import request_session
+from tvmflow.devices.transport import DeviceState, Link, SessionLimits
+from tvmflow.pipeline.recipe_key import CODE_ROOT
+from tvmflow.support.errors import DeviceError
+from tvmflow.targets.resolve import ResolvedTarget
+
+_START_TIMEOUT_S = 300.0  # 7 s on an idle machine
+
+
+def _known(name: str) -> str:
+    if name not in PROCESSORS:
+        raise ValueError(f"no emulated processor {name!a}; legal: {', '.join(PROCESSORS)}")
+    return name
+
+
+class EmulatedOptions(Options):
+    """processor: of PROCESSORS; a library for another one ends with SIGILL where that lacks an instruction."""
+
+    processor: Annotated[str, AfterValidator(_known)]
+
+
+class EmulatedTransport(RpcTransport):
+    """An emulated board for each session, with one thread."""
+
+    options = EmulatedOptions
+    is_emulated = True
+
+    @contextlib.contextmanager
+    def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
+        if target.threads != 1:
+            raise DeviceError(
+                f"{target.threads} threads on an emulated board", "one: waiting threads execute instructions too",
+                "set threads: 1 of the target",
+            )  # fmt: skip
+        system, processor = emulated_system(), self._processor(device)
+        served = Served(
+            (*system.command(processor.name, counts=True), str(system.python)),
+            {
+                "PYTHONPATH": os.pathsep.join([str(system.packages()), str(CODE_ROOT)]),
+                "TVM_USE_RUNTIME_LIB": "1", "TVMFLOW_COUNTERS": "1",
+            },
+            _START_TIMEOUT_S,
+        )  # fmt: skip
+        with local_tracker(device.key, 1, served=served) as address:
+            remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s).remote
+            yield Link(remote, f"emulated-{processor.name}")
+
+    def state(self, device: DeviceEntry) -> DeviceState:
+        when = "" if is_made() else "; the arm64 system is made on first use"
+        return DeviceState(True, f"{self._processor(device).name}, emulated on this machine{when}", {})
+
+    def _processor(self, device: DeviceEntry) -> Processor:
+        return PROCESSORS[read_options(EmulatedOptions, device.options, "device").processor]

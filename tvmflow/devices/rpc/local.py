@@ -1,0 +1,134 @@
+"""This machine as a device: a tracker and an RPC server of our own on loopback, gone when the session ends."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.rpc.session import RpcTransport
+from tvmflow.devices.rpc.tracker import request_session
+from tvmflow.devices.this_host import exclusive
+from tvmflow.devices.tracker_protocol import TrackerAddress
+from tvmflow.devices.transport import DeviceState, Link, SessionLimits
+from tvmflow.pipeline.recipe_key import CODE_ROOT
+from tvmflow.support.errors import DeviceError, TrackerError, last_words
+from tvmflow.targets.resolve import ResolvedTarget
+
+_MOST_SAID = 20_000  # bytes at the end of what a server wrote that are looked at
+
+
+@dataclass(frozen=True)
+class Served:
+    """What runs a server. python: an interpreter, with what goes before it; environment: of it, beside this process's own."""
+
+    python: tuple[str, ...] = (sys.executable,)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 90.0
+
+
+class LocalTransport(RpcTransport):
+    """This machine, one session at a time."""
+
+    is_this_host = True
+
+    @contextlib.contextmanager
+    def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
+        with (
+            exclusive("local", limits.wait_s),
+            local_tracker(device.key, target.threads, target) as address,
+        ):
+            remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s).remote
+            yield Link(remote, this_unit())
+
+    def state(self, device: DeviceEntry) -> DeviceState:
+        return DeviceState(True, "this machine", {})
+
+
+def this_unit() -> str:
+    """Return what tells this machine from others of its kind, without giving its name away."""
+    try:
+        name = Path("/etc/machine-id").read_text(encoding="utf-8").strip()
+    except OSError:
+        name = ""
+    return f"host-{hashlib.sha256((name or platform.node()).encode()).hexdigest()[:12]}"
+
+
+@contextlib.contextmanager
+def local_tracker(
+    key: str, threads: int, target: ResolvedTarget | None = None, served: Served = Served()
+) -> Iterator[TrackerAddress]:
+    """Start a tracker and a server on loopback with a key and a number of threads; yield the tracker's address.
+
+    target: the server provides what libraries of this target call. served: what runs it, where that is not this Python.
+    Raises TrackerError.
+    """
+    provided = ["--target", json.dumps(target.to_json())] if target is not None else []
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [*served.python, "-m", "tvmflow.devices.rpc.local_server", "--key", key, "--threads", str(threads), *provided],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+            env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "TVM_NUM_THREADS": str(threads), **served.environment},
+        )  # fmt: skip
+        try:
+            import tvm  # noqa: F401  (takes seconds, while the server imports it as well)
+
+            port = _port_of(process, said, served.start_timeout_s)
+            try:
+                yield TrackerAddress("127.0.0.1", port)
+            except DeviceError as error:
+                if process.poll() is None:
+                    raise
+                why = f"{error.found}; the local server ended{_how(process, said)}"
+                raise type(error)(why, error.expected, error.hint) from error
+        finally:
+            _end(process)
+
+
+def _how(process: subprocess.Popen[str], said: IO[bytes]) -> str:
+    """Return the exit code of a server and the last line that it wrote."""
+    size = os.fstat(said.fileno()).st_size
+    words = last_words(
+        os.pread(said.fileno(), _MOST_SAID, max(0, size - _MOST_SAID))
+    )  # the server writes at the file's offset
+    return f" (exit {process.poll()})" + (f": {words}" if words else "")
+
+
+def _port_of(process: subprocess.Popen[str], said: IO[bytes], timeout_s: float) -> int:
+    assert process.stdout is not None
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.start()
+    line = process.stdout.readline()
+    timer.cancel()
+    try:
+        return int(json.loads(line)["port"])
+    except (ValueError, KeyError):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5)  # its output ends a little before it does
+        raise TrackerError(
+            f"the local tracker and server did not start{_how(process, said)}",
+            f"both up within {timeout_s:g} s",
+            "run 'tvmflow doctor': it checks TVM's RPC parts and free ports",
+        ) from None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

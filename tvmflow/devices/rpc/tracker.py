@@ -1,0 +1,287 @@
+"""Ask an RPC tracker for a device by its key, without ever waiting for ever: one of TVM's servers, or one with our agent."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+
+from tvmflow.backends.backend import Backend
+from tvmflow.config.options import read_options
+from tvmflow.config.params import DeviceEntry
+from tvmflow.config.value_types import Host, PathText
+from tvmflow.devices.agent.protocol import AgentConnection
+from tvmflow.devices.agent.registration import AGENT, Registry, is_agent
+from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session, processor_facts, read_secret
+from tvmflow.devices.rpc.session import RpcTransport
+from tvmflow.devices.session import DeviceSession, as_name
+from tvmflow.devices.tracker_protocol import (
+    CONNECT_TIMEOUT_S,
+    REQUEST,
+    SUCCESS,
+    SUMMARY,
+    TrackerAddress,
+    TrackerConnection,
+    no_tracker,
+)
+from tvmflow.devices.transport import DeviceState, Link, SessionLimits
+from tvmflow.support.errors import (
+    DeviceBusyError,
+    DeviceError,
+    DeviceUnknownError,
+    TrackerError,
+    UsageError,
+    first_line,
+)
+from tvmflow.targets.device_processor import DeviceFacts
+from tvmflow.targets.resolve import ResolvedTarget
+
+Given = TypeVar("Given")
+
+
+class TrackerOptions(MeasuringOptions):
+    """The tracker's address, where TVM_TRACKER_HOST and TVM_TRACKER_PORT do not say it.
+
+    secret_file: the devices of the key have our agent and not TVM's server, and this is the file with its secret.
+    """
+
+    host: Host | None = None
+    port: Annotated[int, Field(gt=0, lt=65536)] | None = None
+    secret_file: PathText | None = None
+
+
+class TrackerTransport(RpcTransport):
+    """Devices that registered themselves with an RPC tracker, as many of one key as there are."""
+
+    options = TrackerOptions
+
+    def has_tvm_on(self, device: DeviceEntry) -> bool:
+        return tracker_options(device).secret_file is None
+
+    def registry(self, device: DeviceEntry) -> Registry | None:
+        named = tracker_options(device).secret_file
+        return None if named is None else Registry(tracker_of(device), Path(named), read_secret(Path(named)))
+
+    @contextlib.contextmanager
+    def open(self, device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
+        options = tracker_options(device)
+        if options.secret_file is None:
+            with super().open(device, backend, limits) as session:
+                yield session
+            return
+        secret = read_secret(Path(options.secret_file))
+        connection, about = request_agent(tracker_of(device), device.key, secret, limits.wait_s)
+        with contextlib.closing(connection):
+            session = measuring_session(connection, as_name(about.get("unit", "")), backend, limits, options)
+            session.build = as_name(about.get("build", "")) or session.build
+            yield session
+
+    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+        options = tracker_options(device)
+        if options.secret_file is None:
+            return super().processor(device, wait_s)
+        secret = read_secret(Path(options.secret_file))
+        connection, _ = request_agent(tracker_of(device), device.key, secret, wait_s)
+        with contextlib.closing(connection):
+            return processor_facts(connection, options)
+
+    @contextlib.contextmanager
+    def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
+        yield request_session(tracker_of(device), device.key, limits.session_timeout_s, limits.wait_s)
+
+    def state(self, device: DeviceEntry) -> DeviceState:
+        counts = queue_of(tracker_of(device)).get(device.key, {"total": 0, "free": 0, "pending": 0, "agents": 0})
+        text = f"{counts['free']} of {counts['total']} free, {counts['pending']} waiting"
+        return DeviceState(counts["total"] > 0, text, counts)
+
+
+def tracker_options(device: DeviceEntry) -> TrackerOptions:
+    return read_options(TrackerOptions, device.options, "device")
+
+
+def tracker_of(device: DeviceEntry) -> TrackerAddress:
+    """Return the tracker that a device names. Raises UsageError."""
+    options = tracker_options(device)
+    return TrackerAddress.find(options.host, options.port)
+
+
+def connect(address: TrackerAddress) -> Any:
+    """Return TVM's tracker session. Raises TrackerError when nobody responds there."""
+    try:
+        socket.create_connection(
+            (address.host, address.port), timeout=CONNECT_TIMEOUT_S
+        ).close()  # TVM itself tries for 60 s
+        from tvm import rpc
+
+        return rpc.connect_tracker(address.host, address.port)
+    except Exception as error:  # RuntimeError, OSError, or a protocol error from something that is no tracker
+        raise no_tracker(address, error) from error
+
+
+def _summary(address: TrackerAddress) -> dict[str, Any]:
+    """Return what the tracker knows. Raises TrackerError."""
+    with contextlib.closing(TrackerConnection(address)) as connection:
+        try:
+            code, found = connection.ask(SUMMARY)
+            if code != SUCCESS or not {"server_info", "queue_info"} <= set(found):
+                raise ValueError("what answers is no tracker")
+            return dict(found)
+        except (TimeoutError, ValueError, TypeError) as error:
+            raise no_tracker(address, error) from error
+
+
+def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
+    """Return key -> total, free and pending devices, as the tracker counts them; agents: how many of them have ours."""
+    summary = _summary(address)
+    total: dict[str, int] = {}
+    agents: dict[str, int] = {}
+    for entry in summary["server_info"]:
+        key = str(entry["key"]).removeprefix("server:")
+        total[key] = total.get(key, 0) + 1
+        agents[key] = agents.get(key, 0) + (AGENT in entry)
+    queue = summary["queue_info"]
+    return {
+        key: {
+            "total": total.get(key, 0),
+            "free": int(queue.get(key, {}).get("free", 0)),
+            "pending": int(queue.get(key, {}).get("pending", 0)),
+            "agents": agents.get(key, 0),
+        }
+        for key in sorted({*total, *queue})
+    }
+
+
+def request_session(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Link:
+    """Return a session with one of TVM's servers of that key. Raises DeviceUnknownError, DeviceBusyError or TrackerError."""
+
+    def ask(left_s: float) -> Link:
+        return _in_time(lambda: _ask(address, key, session_timeout_s), key, left_s)
+
+    return _requested(address, key, wait_s, ask, agents=False)
+
+
+def request_agent(
+    address: TrackerAddress, key: str, secret: bytes, wait_s: float
+) -> tuple[AgentConnection, dict[str, Any]]:
+    """Return a connection to an agent of that key, and what the tracker lists of it.
+
+    Raises DeviceUnknownError, DeviceBusyError, TrackerError, and what connecting to an agent raises.
+    """
+    return _requested(address, key, wait_s, lambda left_s: _ask_agent(address, key, secret, left_s), agents=True)
+
+
+def _requested(
+    address: TrackerAddress, key: str, wait_s: float, ask: Callable[[float], Given], agents: bool
+) -> Given:  # fmt: skip
+    """Wait until a device of the key is free, and ask for it.
+
+    TVM's own request blocks for ever on a key that nobody serves and on a device that stays busy; so the key is looked
+    up first, and the waiting is done here.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        queue = queue_of(address)
+        counts = queue.get(key, {"total": 0, "agents": 0})
+        if counts["total"] == 0:
+            raise DeviceUnknownError(
+                f"no device with key {key!r} at tracker {address.host}:{address.port}",
+                "one of " + (", ".join(k for k, v in queue.items() if v["total"]) or "(none is registered)"),
+                f"register it: tvmflow device register TARGET --agent HOST:PORT, or python -m tvm.exec.rpc_server "
+                f"--tracker {address.host}:{address.port} --key {key}",
+            )  # fmt: skip
+        if counts["agents"] != (counts["total"] if agents else 0):
+            raise _of_another_kind(key, agents, f"{counts['agents']} of {counts['total']} devices have our agent")
+        if counts["free"]:
+            return ask(max(deadline - time.monotonic(), 1.0))
+        if time.monotonic() > deadline:
+            raise _busy(key, wait_s)
+        time.sleep(0.2)
+
+
+def _of_another_kind(key: str, agents: bool, found: str) -> UsageError:
+    if agents:
+        return UsageError(
+            f"key {key!r} with secret_file:, and {found}", "agents only: TVM's servers have no secret",
+            "take secret_file: from the device, or register the others under another key",
+        )  # fmt: skip
+    return UsageError(
+        f"key {key!r} without secret_file:, and {found}", "TVM's servers only",
+        "name the file with the agents' secret as secret_file: of the device, or register them under another key",
+    )  # fmt: skip
+
+
+def _in_time(ask: Callable[[], Link], key: str, wait_s: float) -> Link:
+    reply: list[Link | Exception] = []
+
+    def asked() -> None:
+        try:
+            reply.append(ask())
+        except Exception as error:
+            reply.append(error)
+
+    thread = threading.Thread(target=asked, daemon=True)
+    thread.start()
+    thread.join(wait_s)
+    if not reply:
+        raise _busy(key, wait_s)
+    if isinstance(reply[0], DeviceError | UsageError):
+        raise reply[0]
+    if isinstance(reply[0], Exception):
+        raise TrackerError(
+            f"the tracker gave device {key!r} away, but it does not respond: {first_line(reply[0])}",
+            "a device that accepts the session",
+            "look at the RPC server on the device; restart it",
+        ) from reply[0]
+    return reply[0]
+
+
+def _ask(address: TrackerAddress, key: str, session_timeout_s: float) -> Link:
+    """Do what TVM's own request does, and keep what that drops: which of the servers responds.
+
+    A tracker knows a server by its address only, so that is the unit: another one after the board got another address.
+    """
+    from tvm import rpc
+    from tvm.rpc import base
+
+    tracker = connect(address)
+    base.sendjson(tracker._sock, [base.TrackerCode.REQUEST, key, "", 1])
+    code, value = base.recvjson(tracker._sock)
+    if code != base.TrackerCode.SUCCESS:
+        raise RuntimeError(f"the tracker refused: {value}")
+    host, port, matched = value
+    if is_agent(matched):
+        raise _of_another_kind(key, False, "a device has our agent")
+    return Link(rpc.connect(host, port, matched, session_timeout_s), f"{host}:{port}")
+
+
+def _ask_agent(
+    address: TrackerAddress, key: str, secret: bytes, wait_s: float
+) -> tuple[AgentConnection, dict[str, Any]]:
+    try:
+        with contextlib.closing(TrackerConnection(address)) as tracker:
+            code, value = tracker.ask(REQUEST, key, "", 1, within_s=wait_s)
+            if code != SUCCESS:
+                raise ValueError(f"the tracker refused: {value}")
+            host, port, matched = str(value[0]), int(value[1]), str(value[2])
+    except TimeoutError:
+        raise _busy(key, wait_s) from None
+    except (TypeError, ValueError, LookupError) as error:
+        raise no_tracker(address, error) from error
+    if not is_agent(matched):
+        raise _of_another_kind(key, True, "a device has TVM's server")
+    listed = [one for one in _summary(address)["server_info"] if list(one.get("addr", ())) == [host, port]]
+    return AgentConnection(host, port, secret, key), dict(listed[0][AGENT]) if listed and AGENT in listed[0] else {}
+
+
+def _busy(key: str, wait_s: float) -> DeviceBusyError:
+    return DeviceBusyError(
+        f"every device with key {key!r} stayed busy for {wait_s:.0f} s",
+        "a free device",
+        "wait, add a device of that key, or raise deploy.device_wait_s in params.yaml",
+    )

@@ -1,0 +1,31 @@
+"""One measurement per device at a time, on this machine: tuning and timing exclude each other too."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tvmflow.support.errors import DeviceBusyError
+
+
+@contextlib.contextmanager
+def exclusive(name: str, wait_s: float) -> Iterator[None]:
+    """Hold the lock of a device against every other tvmflow of this user. Raises DeviceBusyError after `wait_s`."""
+    path = Path.home() / ".cache" / "tvmflow" / "locks" / f"device-{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=wait_s)
+    except Timeout:
+        raise DeviceBusyError(
+            f"device {name!r} was in use by another tvmflow process for {wait_s:g} s",
+            "one measurement per device at a time",
+            "wait for it to end, or raise deploy.device_wait_s in params.yaml",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,96 @@
+"""What an RPC tracker of TVM hears and says: lists of JSON behind their size. Importing TVM for it would take seconds.
+
+Knows nothing of devices; registrar.py offers one to a tracker, tracker.py asks for one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from tvmflow.support.errors import TrackerError, UsageError, first_line
+
+CONNECT_TIMEOUT_S = 5.0
+MAX_MESSAGE_BYTES = 16 << 20
+# Of the tracker's protocol (tvm/rpc/base.py).
+_MAGIC, SUCCESS = 0x2F271, 0
+PUT, REQUEST, UPDATE_INFO, SUMMARY, PENDING = 3, 4, 5, 6, 7
+
+
+@dataclass(frozen=True)
+class TrackerAddress:
+    host: str
+    port: int
+
+    @staticmethod
+    def find(host: str | None, port: int | None) -> TrackerAddress:
+        """Return the address: TVM_TRACKER_HOST / TVM_TRACKER_PORT where set, else what params.yaml says."""
+        named_host = os.environ.get("TVM_TRACKER_HOST") or host
+        named_port = os.environ.get("TVM_TRACKER_PORT") or port
+        if not named_host or not named_port:
+            raise UsageError(
+                "a device that is reached through a tracker, and no tracker address",
+                "host: and port: of the device in params.yaml, or TVM_TRACKER_HOST and TVM_TRACKER_PORT",
+            )
+        try:
+            return TrackerAddress(named_host, int(named_port))
+        except ValueError:
+            raise UsageError(f"tracker port {named_port!r}", "a number") from None
+
+
+class TrackerConnection:
+    """A connection to a tracker; what was put through it is offered for as long as it is open. Raises TrackerError."""
+
+    def __init__(self, address: TrackerAddress) -> None:
+        self.address = address
+        try:
+            self._socket = socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise no_tracker(address, error) from error
+        try:
+            self._socket.sendall(struct.pack("<i", _MAGIC))
+            if struct.unpack("<i", self._read(4))[0] != _MAGIC:
+                raise ValueError("what answers is no tracker")
+        except (OSError, ValueError) as error:
+            self.close()
+            raise no_tracker(address, error) from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def ask(self, *message: Any, within_s: float = CONNECT_TIMEOUT_S) -> Any:
+        """Send a message and return its reply. Raises TimeoutError where there is none within that time."""
+        try:
+            request = json.dumps(message).encode()
+            self._socket.settimeout(within_s)
+            self._socket.sendall(struct.pack("<i", len(request)) + request)
+            size = struct.unpack("<i", self._read(4))[0]
+            if not 0 < size <= MAX_MESSAGE_BYTES:
+                raise ValueError("what answers is no tracker")
+            return json.loads(self._read(size))
+        except TimeoutError:
+            raise
+        except (OSError, ValueError, RecursionError) as error:
+            raise no_tracker(self.address, error) from error
+
+    def _read(self, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            part = self._socket.recv(min(size - len(found), 1 << 16))
+            if not part:
+                raise OSError("it closed the connection")
+            found += part
+        return bytes(found)
+
+
+def no_tracker(address: TrackerAddress, error: Exception) -> TrackerError:
+    return TrackerError(
+        f"no RPC tracker at {address.host}:{address.port} ({first_line(error, 120)})",
+        "a running tracker",
+        f"start one: python -m tvm.exec.rpc_tracker --host {address.host} --port {address.port} "
+        f"--port-end {address.port + 1}",
+    )

@@ -1,0 +1,83 @@
+"""Forms of a network for one bucket of sizes, run on inputs that are smaller; and what every stage checks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvmflow.config.buckets import Axis, Numbers, Sizes, cut
+from tvmflow.evaluation.agreement import Agreement, check_outputs
+from tvmflow.frontends.source_model import Array, Arrays, Runner, SourceDescription, run_in_batches
+
+RunnerOf = Callable[[Numbers], Runner]
+
+
+class Padded:
+    """A form for a bucket as a Runner of smaller inputs: they are filled up, its outputs cut. at: the sizes of the inputs; axes: of the outputs."""
+
+    def __init__(self, model: Runner, sizes: Sizes, bucket: Numbers, at: Numbers, axes: Sequence[Axis]) -> None:
+        self.model, self.sizes, self.bucket, self.at, self.axes = model, sizes, bucket, at, axes
+
+    def run(self, *inputs: Array) -> Arrays:
+        outputs = self.model.run(*self.sizes.padded(inputs, self.bucket))
+        return tuple(cut(y, [a for a in self.axes if a.tensor == at], self.at) for at, y in enumerate(outputs))
+
+
+def runners_of(
+    sizes: Sizes | None, largest: Runner, smaller: Mapping[str, Any], start: Callable[[Any], Runner]
+) -> RunnerOf:
+    """Return bucket -> its form. smaller: label -> module of each bucket but the largest; start: makes a Runner of one."""
+
+    def runner_of(bucket: Numbers) -> Runner:
+        module = smaller.get(sizes.label(bucket)) if sizes else None
+        return largest if module is None else start(module)
+
+    return runner_of
+
+
+def run_at(model: Runner, description: SourceDescription, at: Numbers, samples: Arrays) -> Arrays:
+    """Run samples (N, ...), cut to sizes, through a form that takes inputs of these sizes. Returns each output (N, ...)."""
+    assert description.sizes is not None
+    inner = replace(description.sizes, axes=tuple(axis for axis in description.sizes.axes if axis.axis))
+    return run_in_batches(model, inner.cut(samples, at), description.at(at).batch)
+
+
+def group_of(label: str) -> str:
+    """Return the name under which reference.npz has the golden outputs in the middle of a bucket."""
+    return f"golden@{label}"
+
+
+def outputs_between(
+    description: SourceDescription, axes: Sequence[Axis], runner_of: RunnerOf, samples: Arrays
+) -> dict[str, Arrays]:
+    """Return label of the bucket -> outputs for samples of sizes in the middle of it, filled up. runner_of: bucket -> its form."""
+    sizes, found = description.sizes, {}
+    for bucket in sizes.all if sizes else ():
+        assert sizes is not None
+        at = sizes.between(bucket)
+        found[sizes.label(bucket)] = run_at(
+            Padded(runner_of(bucket), sizes, bucket, at, axes), description, at, samples
+        )
+    return found
+
+
+def outputs_of_any_size(description: SourceDescription, runner_at: RunnerOf, samples: Arrays) -> dict[str, Arrays]:
+    """As `outputs_between`, of a form that itself takes inputs of any size. runner_at: sizes -> what runs it at these."""
+    sizes = description.sizes
+    if sizes is None:
+        return {}
+    return {
+        sizes.label(bucket): run_at(runner_at(at), description, at, samples)
+        for bucket, at in ((bucket, sizes.between(bucket)) for bucket in sizes.all)
+    }
+
+
+def check_between(
+    stage: str, outputs: dict[str, Arrays], reference_of: Callable[[str], Arrays], bound: float, task: str | None
+) -> dict[str, Agreement]:
+    """Compare outputs of `outputs_between` with those of the form before. Raises AgreementError."""
+    return {
+        label: check_outputs(stage, f"golden, filled up to {label},", found, reference_of(label), bound, task)
+        for label, found in outputs.items()
+    }

@@ -1,0 +1,104 @@
+"""Import a network once for each bucket of sizes, and refuse one that computes something else where its inputs are filled up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tvmflow.backends.cpu import host_backend
+from tvmflow.config.buckets import Axis, Numbers, axes_of
+from tvmflow.evaluation.agreement import Agreement, check_outputs
+from tvmflow.evaluation.buckets import Padded, check_between, group_of, outputs_between, run_at, runners_of
+from tvmflow.frontends.registry import load_source
+from tvmflow.frontends.source_model import Arrays, Runner, SourceDescription, SourceModel, batch_at
+from tvmflow.support.errors import AgreementError, ModelFileError
+
+
+@dataclass(frozen=True)
+class SizedImport:
+    """modules: label -> module of each smaller bucket. axes: the open ones of the outputs. reference: group -> the source's outputs between buckets."""
+
+    modules: dict[str, Any]
+    axes: tuple[Axis, ...]
+    reference: dict[str, Arrays]
+    agreement: dict[str, Agreement]
+
+
+def import_sizes(
+    fetched: Path, description: SourceDescription, source: SourceModel, largest: Runner, golden: Arrays, bound: float
+) -> SizedImport:
+    """Import all buckets but the largest; check each at sizes in its middle against the source model at exactly these.
+
+    largest: the imported form of that bucket. Raises ModelFileError where filling up changes what the source itself computes.
+    """
+    from tvmflow.codegen.compile import LocalRunner
+    from tvmflow.passes.pipeline import canonicalize
+
+    sizes = description.sizes
+    assert sizes is not None
+    axes = _output_axes(description, source, golden)
+    reference = {}
+    for bucket in sizes.all:
+        at = sizes.between(bucket)
+        reference[sizes.label(bucket)] = run_at(source, description, at, golden)
+        for other in (at, *_beside(bucket, at)):
+            try:
+                exact = reference[sizes.label(bucket)] if other == at else run_at(source, description, other, golden)
+            except ModelFileError:
+                continue  # below what the source takes
+            padded = run_at(Padded(source, sizes, bucket, other, axes), description, other, golden)
+            _check_masked(description, bucket, other, padded, exact, bound)
+    modules = {
+        sizes.label(bucket): canonicalize(load_source(fetched, description.at(bucket)).to_relax()) for bucket in sizes.all[:-1]
+    }  # fmt: skip
+    runner_of = runners_of(sizes, largest, modules, partial(LocalRunner.of_plain, backend=host_backend()))
+    outputs = outputs_between(description, axes, runner_of, golden)
+    agreement = check_between("import_model", outputs, reference.__getitem__, bound, description.task)
+    return SizedImport(modules, axes, {group_of(label): found for label, found in reference.items()}, agreement)
+
+
+def _beside(bucket: Numbers, at: Numbers) -> set[Numbers]:
+    """Return further sizes to try: strides may see what is filled up at odd lengths alone."""
+    return {tuple(max(1, size - 1) for size in one) for one in (at, bucket)} - {at}
+
+
+def _output_axes(description: SourceDescription, source: SourceModel, golden: Arrays) -> tuple[Axis, ...]:
+    """Return the open axes of the outputs, from what the source makes at several sizes. Raises ModelFileError where it takes one size alone."""
+    sizes, names = description.sizes, source.output_names()
+    assert sizes is not None
+    inputs = batch_at(golden, 0, description.batch)
+    known: dict[Numbers, list[Numbers] | None] = {}
+
+    def shapes_at(at: Numbers) -> list[Numbers] | None:
+        if at not in known:
+            try:
+                known[at] = [output.shape for output in source.run(*sizes.cut(inputs, at))]
+            except ModelFileError:
+                if at in sizes.all:
+                    raise
+                known[at] = None  # a size for which it has no output, as one below a window
+        return known[at]
+
+    def shape_of(i: int, at: Numbers) -> Numbers | None:
+        shapes = shapes_at(at)
+        return None if shapes is None else shapes[i]
+
+    return tuple(axis for i, name in enumerate(names) for axis in axes_of(name, i, sizes, partial(shape_of, i)))
+
+
+def _check_masked(
+    description: SourceDescription, bucket: Numbers, at: Numbers, padded: Arrays, exact: Arrays, bound: float
+) -> None:
+    sizes = description.sizes
+    assert sizes is not None
+    try:
+        check_outputs("import_model", "golden", padded, exact, bound, description.task)
+    except AgreementError as error:
+        raise ModelFileError(
+            f"this network does not mask what its inputs are filled up with: at {sizes.label(at)}, filled up to "
+            f"{sizes.label(bucket)}, its own framework computes something else ({error.found})",
+            "outputs that do not depend on it",
+            "give it a mask as an input, which is filled up with 0, or pad: of the inputs as the network itself masks; or fixed shapes, a cell for each",
+        ) from error  # fmt: skip

@@ -1,0 +1,129 @@
+"""Import a fetched model, and compare what came in with its own framework. Runs in a sandbox: the model's file is not trusted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.backends.cpu import host_backend
+from tvmflow.evaluation.agreement import check_golden, classes_of
+from tvmflow.evaluation.import_buckets import SizedImport, import_sizes
+from tvmflow.frontends.registry import load_source
+from tvmflow.frontends.source_model import (
+    OUTPUTS_NAME,
+    Array,
+    Arrays,
+    SourceModel,
+    batch_at,
+    read_description,
+    run_in_batches,
+)
+from tvmflow.pipeline.record import save_arrays
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.errors import AgreementError, ModelFileError, TvmflowError, first_line
+from tvmflow.support.progress import Progress
+
+
+def read_model(inputs: str, outputs: str, max_relative_error: float, progress: Progress) -> dict[str, Any]:
+    """Import, simplify, check against the source; returns what was found out."""
+    from tvmflow.codegen.compile import LocalRunner
+    from tvmflow.ir.relax.serialization import save_module
+    from tvmflow.passes.pipeline import canonicalize
+
+    fetched, out = Path(inputs), Path(outputs)
+    description = read_description(fetched)
+    batch, task = description.batch, description.task
+    progress("loading the source model", 0, 4)
+    source = load_source(fetched, description)
+    evaluation = Samples.load(fetched / "evaluation.npz")
+    golden = Samples.load(fetched / "golden.npz").inputs
+    reference = {
+        "golden": run_in_batches(source, golden, batch),
+        "evaluation": run_in_batches(source, evaluation.inputs, batch),
+    }
+    _check_outputs(reference["evaluation"], json.loads((fetched / "labels.json").read_text()), evaluation.y, task)
+    progress("importing", 1, 4)
+    module = canonicalize(source.to_relax())
+    progress("checking against the source", 2, 4)
+    runner = LocalRunner.of_plain(module, host_backend())
+    computed = run_in_batches(runner, golden, batch)
+    try:
+        agreement = check_golden("import_model", computed, reference["golden"], max_relative_error, task)
+    except AgreementError as error:
+        raise _with_layer(error, source, batch_at(golden, 0, batch), max_relative_error) from error
+    sized = None
+    if description.sizes:
+        progress("importing the smaller sizes", 2, 4)
+        sized = import_sizes(fetched, description, source, runner, golden, max_relative_error)
+        reference |= sized.reference
+    save_module(module, out, sized.modules if sized else None)
+    reference |= {"imported": run_in_batches(runner, evaluation.inputs, batch), "imported_golden": computed}
+    save_arrays(out / "reference.npz", **reference)
+    progress("exporting for peers", 3, 4)
+    facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": _describe_outputs(source, module, sized, out)}
+    if sized:
+        facts["sizes"] = {label: agreement.to_json() for label, agreement in sized.agreement.items()}
+    try:
+        source.to_onnx(out / "peer.onnx")
+    except Exception as error:  # an exporter that fails costs a peer, not the cell
+        (out / "peer.onnx").unlink(missing_ok=True)
+        facts["no_onnx"] = first_line(error)
+    (out / "import.json").write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
+    return facts
+
+
+def _with_layer(error: AgreementError, source: SourceModel, inputs: Arrays, bound: float) -> AgreementError:
+    """Return the error with the first layer that differs."""
+    from tvmflow.evaluation.first_difference import first_differing_layer
+
+    layer = first_differing_layer(source, inputs, bound)
+    where = "every layer agrees in the form before folding: a pass after the import changes it"
+    difference = f"{error.found}; " + (where if layer is None else f"the first layer that differs is {layer}")
+    return AgreementError(difference, error.expected, error.hint)
+
+
+def _describe_outputs(source: SourceModel, module: Any, sized: SizedImport | None, out: Path) -> list[dict[str, Any]]:
+    """Write name, shape and dtype of every output to outputs.json, of open ones the axes, and return them."""
+    from tvmflow.ir.relax.graph import read_graph
+
+    graph = read_graph(module)
+    kinds = [graph.kind(name) for name in graph.outputs]
+    described: list[dict[str, Any]] = [
+        {"name": name, "shape": list(kind.shape), "dtype": kind.dtype}
+        for name, kind in zip(source.output_names(), kinds, strict=True)
+    ]
+    for axis in sized.axes if sized else ():
+        described[axis.tensor].setdefault("axes", []).append(vars(axis))
+    (out / OUTPUTS_NAME).write_text(json.dumps(described), encoding="utf-8")
+    return described
+
+
+def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, task: str | None) -> None:
+    for output in outputs:
+        if output.dtype.kind not in "fiub":
+            raise ModelFileError(f"the model has an output of {output.dtype}", "real numbers")
+        if not np.isfinite(output).all():
+            raise ModelFileError(
+                "the source model outputs with numbers that are not finite", "weights that are not damaged"
+            )
+    predicted = classes_of(outputs[0], task)
+    if predicted is None:
+        return  # labels are names of classes, of which there are none
+    classes = outputs[0].shape[1] if outputs[0].ndim == 2 else min(outputs[0].shape[1], outputs[0].shape[3])
+    if labels is not None and len(labels) != classes:
+        raise TvmflowError(
+            f"{len(labels)} labels for a model with {classes} outputs", "one label for each output",
+            "correct labels: of the model in params.yaml",
+        )  # fmt: skip
+    if y is not None and y.shape != predicted.shape:
+        raise TvmflowError(
+            f"the data set has labels of shape {y.shape}",
+            f"{predicted.shape}, a class for each sample, of maps for each pixel",
+        )
+    if y is not None and (y.min() < 0 or y.max() >= classes):
+        raise TvmflowError(
+            f"the data set has class numbers {y.min()} to {y.max()}", f"0 to {classes - 1}, as the model has outputs"
+        )

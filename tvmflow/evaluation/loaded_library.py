@@ -1,0 +1,199 @@
+"""Run a built library in this process: numpy in, numpy out. For notebooks, services and MLflow's pyfunc models.
+
+Knows nothing of workspaces: a folder with library.so and manifest.json is all it needs. The library is native code, so its bytes
+are compared with the manifest's sha256, and its target with this machine, before it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmflow.frontends.source_model import TensorSpec, run_in_batches
+from tvmflow.pipeline.record import sha256_of
+from tvmflow.support.errors import StoreError, TvmflowError, UsageError
+
+if TYPE_CHECKING:
+    from tvmflow.targets.resolve import ResolvedTarget
+
+Array = NDArray[Any]
+Outputs = Array | tuple[Array, ...]
+
+
+class LoadedLibrary:
+    """A library of a whole network in this process; call it with arrays, close it or use it as a context manager.
+
+    inputs: what it is called with, in order; threads: on which it computes. Calls from several threads wait for each other.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        manifest = _manifest(folder)
+        from tvmflow.backends.registry import backend_of
+        from tvmflow.targets.resolve import from_json
+
+        target = from_json(manifest["target"])
+        self.cell = "{model}@{target}:{precision}".format(**manifest["cell"])
+        self.inputs = input_specs(manifest)
+        backend = backend_of(target)
+        if not backend.has_machine:
+            raise UsageError(
+                f"the library of {self.cell} runs on a GPU, not in this process",
+                "a cell of a CPU or of VTA",
+                "tvmflow.api.predict runs it on its device, and tvmflow_network.Network opens its network.so",
+            )
+        _ask_for_threads(target.threads)
+        _check_runs_here(target, self.cell)
+        self.threads = _use_threads(target.threads, self.cell)
+        backend.provide()
+        import tvm
+
+        self._device: Any = backend.tvm_device(tvm)  # which makes devices by the same names as a session
+        self._lock = threading.Lock()
+        self._main: Callable[..., Any] | None = self._start(folder / "library.so")
+
+    def _start(self, library: Path) -> Callable[..., Any]:
+        import tvm
+        from tvm import relax
+
+        machine: Callable[..., Any] = relax.VirtualMachine(tvm.runtime.load_module(str(library)), self._device)["main"]
+        return machine
+
+    def __call__(self, *arrays: Any, **named: Any) -> Outputs:
+        """Run the library. arrays: one per input, in order or by name, each (N, ...) with any N that is the same for all.
+
+        Numbers are converted to the input's dtype where nothing but precision can be lost. N samples run in batches of the size
+        that the library was built for, the last one filled up. Returns an array (N, ...), for several outputs a tuple of them.
+        """
+        outputs = run_in_batches(self, _checked(self.inputs, arrays, named, self.cell), self.inputs[0].shape[0])
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def run(self, *inputs: Array) -> tuple[Array, ...]:
+        """Run one batch: arrays of exactly the shapes and dtypes of `inputs`, in order. Returns all outputs."""
+        import tvm
+
+        with self._lock:
+            if self._main is None:
+                raise UsageError(f"the library of {self.cell} is closed", "an open one", "load it again")
+            result = self._main(*(tvm.runtime.tensor(array, self._device) for array in inputs))
+            return tuple(np.asarray(x.numpy()) for x in ([result] if hasattr(result, "numpy") else result))
+
+    def close(self) -> None:
+        """Let go of the library; safe to repeat."""
+        with self._lock:
+            self._main = None
+
+    def __enter__(self) -> LoadedLibrary:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{x.name}: {x.dtype}{list(x.shape)}" for x in self.inputs)
+        return f"LoadedLibrary({self.cell}, {inputs}, threads={self.threads})"
+
+
+def input_specs(manifest: dict[str, Any]) -> tuple[TensorSpec, ...]:
+    """Return the inputs that a manifest names."""
+    inputs = manifest["inputs"] if "inputs" in manifest else [manifest["input"]]
+    return tuple(TensorSpec(x["name"], tuple(x["shape"]), x["dtype"]) for x in inputs)
+
+
+def in_order(specs: tuple[TensorSpec, ...], inputs: Any, cell: str) -> list[Array]:
+    """Return one array, a tuple or list of them in order, or a dictionary of them by name, checked. Raises UsageError."""
+    if isinstance(inputs, dict):
+        return _checked(specs, (), inputs, cell)
+    return _checked(specs, tuple(inputs) if isinstance(inputs, tuple) or len(specs) > 1 else (inputs,), {}, cell)
+
+
+def _checked(specs: tuple[TensorSpec, ...], arrays: tuple[Any, ...], named: dict[str, Any], cell: str) -> list[Array]:
+    names = [spec.name for spec in specs]
+    given = dict(zip(names, arrays, strict=False)) | named
+    if len(arrays) + len(named) != len(names) or set(given) != set(names):
+        raise UsageError(
+            f"{cell} was called with {len(arrays)} arrays" + (f" and {', '.join(named)}" if named else ""),
+            f"{len(names)}: {', '.join(names)}",
+        )
+    inputs = [_input(spec, given[spec.name], cell) for spec in specs]
+    if len({len(array) for array in inputs}) > 1:
+        raise UsageError(f"{cell} was called with {[len(a) for a in inputs]} samples", "as many of every input")
+    return inputs
+
+
+def _input(spec: TensorSpec, value: Any, cell: str) -> Array:
+    """Return a value as an array (N, ...) of this input. Raises UsageError."""
+    array = np.asarray(value)
+    is_number = array.dtype.kind in "biuf" or array.dtype == np.dtype(spec.dtype)
+    if array.ndim != len(spec.shape) or array.shape[1:] != spec.shape[1:] or not len(array):
+        raise UsageError(
+            f"input {spec.name} of {cell} got an array of shape {array.shape}",
+            f"(N, {', '.join(map(str, spec.shape[1:]))}), any N from 1",
+            "for one sample add the first axis: x[None]",
+        )
+    if not is_number or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        raise UsageError(f"input {spec.name} of {cell} got an array of {array.dtype}", f"{spec.dtype}, or what fits it")
+    return np.ascontiguousarray(array, dtype=spec.dtype)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a folder after the library was compared with it. Raises StoreError."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        expected, actual = manifest["library"]["sha256"], sha256_of(folder / "library.so")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"no library in {folder}: {error}", "library.so and its manifest.json") from None
+    if actual != expected:
+        raise StoreError(f"{folder / 'library.so'} was altered", "the bytes that its manifest names", "build it again")
+    return manifest
+
+
+def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
+    """Raise UsageError where this machine's processor cannot run code of the target: it would end the process."""
+    from tvmflow.targets.cpu_features import features_of
+    from tvmflow.toolchain.versions import lacking
+
+    missing: list[str] = []
+    if target.runs_here:
+        try:
+            missing = lacking(set(features_of(target.mcpu, target.mtriple, target.mattr)))
+        except Exception as error:  # TVM's own types
+            raise TvmflowError(f"TVM does not know the processor {target.mcpu}: {error}") from error
+    if not target.runs_here or missing:
+        why = f"which lacks {', '.join(missing)}" if missing else "a processor of another kind"
+        raise UsageError(
+            f"the library of {cell} is for {target.mtriple} {target.mcpu}, and this is a machine {why}",
+            "a target whose code this machine runs",
+            "use predict(), which runs it on the cell's device",
+        )
+
+
+def _ask_for_threads(requested: int) -> None:
+    """Let TVM make a pool of so many threads, unless it is loaded: then it has one, of half of the CPUs, and makes none larger."""
+    if "tvm" not in sys.modules:
+        os.environ["TVM_NUM_THREADS"] = str(requested)
+
+
+def _use_threads(requested: int, cell: str) -> int:
+    """Let the runtime compute on the target's number of threads. Returns how many it has."""
+    import tvm
+
+    from tvmflow.codegen.compile import set_threads
+
+    set_threads(requested)
+    threads = int(tvm.get_global_func("runtime.NumThreads")())
+    if threads < requested:
+        warnings.warn(
+            f"{cell} computes on {threads} of the {requested} threads that it was built for, because TVM was loaded before: "
+            f"set TVM_NUM_THREADS={requested} before the first import of tvm",
+            stacklevel=4,
+        )
+    return threads

@@ -1,0 +1,214 @@
+"""What the header of a model file says: whose it is, and which inputs it has. Without its framework, in a fraction of a second.
+
+Reads by allowlist and believes nothing; to be called in a sandbox like every reader of a user's file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmflow.support.errors import ModelFileError, first_line
+
+MAX_HEADER_BYTES = 256 << 20
+_TORCH_DTYPES = (
+    "unknown",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex32",
+    "complex64",
+    "complex128",
+    "bool",
+    "bfloat16",
+)  # fmt: skip  (torch/_export/serde/schema.py, ScalarType)
+_TFLITE_DTYPES = {0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16", 9: "int8"}
+
+
+@dataclass(frozen=True)
+class Input:
+    """shape: -1 where the file leaves a size open; dtype: "" where it does not say; high: rows of the table that integers look up."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class Header:
+    """frameworks: those that read such a file. inputs: None where the header does not tell them.
+
+    channels_last: shapes are (N, H, W, C), where entries in params.yaml are (N, C, H, W). is_whole: not weights alone.
+    """
+
+    kind: str
+    frameworks: tuple[str, ...]
+    inputs: tuple[Input, ...] | None = None
+    channels_last: bool = False
+    is_whole: bool = True
+
+
+def read_header(path: str, size: int) -> dict[str, Any] | None:
+    """Return a Header as plain data, None where the format is not recognized. Raises ModelFileError for a damaged file.
+
+    size: how large a file may be that has to be read whole, in bytes.
+    """
+    file = Path(path)
+    with file.open("rb") as opened:
+        start = opened.read(16)
+    try:
+        for matches, read in _FORMATS:
+            if matches(file, start):
+                if file.stat().st_size > size:
+                    return None
+                header = read(file)
+                return asdict(header) if header is not None else None
+    except ModelFileError:
+        raise
+    except Exception as error:  # each reader has its own
+        raise ModelFileError(
+            f"{file.name} is damaged: {type(error).__name__}: {first_line(error)}", "a whole model file",
+            "export the model again",
+        ) from error  # fmt: skip
+    return None
+
+
+def _zip(file: Path) -> Header | None:
+    with zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+        programs = [name for name in names if re.search(r"(^|/)models/[^/]+\.json$", name)]
+        if programs:
+            return Header("an exported PyTorch program", ("torch",), _program_inputs(_json_in(archive, programs[0])))
+        if any("/code/" in name for name in names):
+            return Header("a TorchScript file", ("torch",))
+        if any(name.endswith("/data.pkl") for name in names):
+            return Header("a PyTorch state dict", ("torch",), is_whole=False)
+        if "config.json" in names:
+            return _keras("a Keras model", _json_in(archive, "config.json"))
+        if any(name.split("/")[-1] == "saved_model.pb" for name in names):
+            return Header("a SavedModel", ("tensorflow",))
+    return None
+
+
+def _json_in(archive: zipfile.ZipFile, name: str) -> Any:
+    if archive.getinfo(name).file_size > MAX_HEADER_BYTES:
+        raise ModelFileError(f"{name} in {archive.filename} unpacks to too much", f"at most {MAX_HEADER_BYTES} bytes")
+    return json.loads(archive.read(name))
+
+
+def _program_inputs(program: Any) -> tuple[Input, ...] | None:
+    graph = program["graph_module"]["graph"]
+    names = [
+        spec["user_input"]["arg"].get("as_tensor", {"name": "(no tensor)"})["name"]
+        for spec in program["graph_module"]["signature"]["input_specs"] if "user_input" in spec
+    ]  # fmt: skip
+    inputs = []
+    for name in names:
+        value = graph["tensor_values"].get(name, {"sizes": [], "dtype": 0})
+        shape = tuple(size["as_int"] if "as_int" in size else -1 for size in value["sizes"])
+        known = 0 <= value["dtype"] < len(_TORCH_DTYPES)
+        inputs.append(Input(name, shape, _TORCH_DTYPES[value["dtype"]] if known else ""))
+    return tuple(inputs)
+
+
+def _keras_inputs(model: Any) -> tuple[Input, ...] | None:
+    layers = [layer for layer in model["config"].get("layers", []) if layer["class_name"] == "InputLayer"]
+    inputs = []
+    for layer in layers:
+        config = layer["config"]
+        shape = config.get("batch_shape") or config.get("batch_input_shape") or []
+        dtype = config.get("dtype")
+        sizes = tuple(-1 if size is None else int(size) for size in shape)
+        inputs.append(Input(str(config["name"]), sizes, dtype if isinstance(dtype, str) else ""))
+    return tuple(inputs) or None
+
+
+def _keras(kind: str, model: Any) -> Header:
+    channels_last = '"channels_first"' not in json.dumps(model)
+    return Header(kind, ("keras",), _keras_inputs(model), channels_last)
+
+
+def _hdf5(file: Path) -> Header:
+    import h5py
+
+    with h5py.File(file, "r") as opened:
+        config = opened.attrs.get("model_config")
+    if config is None:
+        return Header("an HDF5 file of Keras weights", ("keras",), is_whole=False)
+    text = config.decode() if isinstance(config, bytes) else str(config)
+    return _keras("an HDF5 file of Keras", json.loads(text))
+
+
+def _tflite(file: Path) -> Header:
+    import tflite
+
+    graph = tflite.Model.GetRootAsModel(file.read_bytes(), 0).Subgraphs(0)
+    inputs = []
+    for index in graph.InputsAsNumpy():
+        tensor = graph.Tensors(int(index))
+        shape = tuple(int(size) for size in tensor.ShapeAsNumpy())
+        inputs.append(Input(tensor.Name().decode(errors="replace"), shape, _TFLITE_DTYPES.get(tensor.Type(), "")))
+    return Header("a TFLite file", ("tensorflow",), tuple(inputs), channels_last=True)
+
+
+def _safetensors(_file: Path) -> Header:
+    return Header("a safetensors file of weights", ("torch",), is_whole=False)
+
+
+def _mxnet(file: Path) -> Header | None:
+    symbol = json.loads(file.read_bytes())
+    return Header("an MXNet symbol", ("mxnet",)) if {"nodes", "arg_nodes"} <= symbol.keys() else None
+
+
+def _onnx(file: Path) -> Header:
+    import onnx
+
+    from tvmflow.frontends.onnx.files import read_proto
+
+    model = read_proto(file)
+    weights = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    inputs = []
+    for value in model.graph.input:
+        if value.name in weights:
+            continue
+        kind = value.type.tensor_type
+        sizes = (size.dim_value if size.HasField("dim_value") else -1 for size in kind.shape.dim)
+        dtype = onnx.TensorProto.DataType.Name(kind.elem_type).lower() if kind.elem_type else ""
+        dtype, high = {"float": "float32", "double": "float64"}.get(dtype, dtype), None
+        if dtype in ("int32", "int64"):
+            high = _rows_looked_up(model.graph, value.name, weights)
+        inputs.append(Input(value.name, tuple(sizes), dtype, high))
+    return Header("an ONNX model", ("onnx",), tuple(inputs))
+
+
+def _rows_looked_up(graph: Any, name: str, weights: dict[str, tuple[int, ...]]) -> int | None:
+    """Return the rows of the smallest constant table in which an input looks up, as it is or cast; None where there is none."""
+    names, rows = {name}, []
+    for node in graph.node:  # in topological order
+        if node.op_type in ("Cast", "Identity") and node.input[0] in names:
+            names.add(node.output[0])
+        elif node.op_type == "Gather" and node.input[1] in names and node.input[0] in weights:
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+            rows.append(weights[node.input[0]][axis])
+    return min(rows, default=None)
+
+
+_FORMATS: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Header | None]], ...] = (
+    (lambda _file, start: start.startswith(b"PK\x03\x04"), _zip),
+    (lambda _file, start: start.startswith(b"\x89HDF\r\n"), _hdf5),
+    (lambda _file, start: start[4:8] == b"TFL3", _tflite),
+    (lambda _file, start: start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER_BYTES, _safetensors),
+    (lambda _file, start: start.lstrip()[:1] == b"{", _mxnet),
+    (lambda file, start: file.suffix == ".onnx" or start[:1] == b"\x08", _onnx),
+)  # fmt: skip

@@ -1,0 +1,83 @@
+"""Keras 3 in, on its torch backend: a .keras file, or a network factory and its HDF5 weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tvmflow.frontends.keras.files import check_file, damaged
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
+from tvmflow.frontends.source_model import SourceDescription, in_order, wrong_weights
+
+
+def load(folder: Path, description: SourceDescription) -> ExportedModel:
+    """Load a model. Code in model files (Lambda layers) is refused. Raises ModelFileError."""
+    model = source_model(folder, description)
+    if len(model.inputs) > 1:
+        return ExportedModel(_of_several(model, description).eval(), description.inputs)
+    shape, expected = tuple(model.inputs[0].shape), description.inputs[0].shape
+    if len(expected) == 4 and shape[1:] == (expected[2], expected[3], expected[1]) and shape[1:] != expected[1:]:
+        model = _from_channels_first(model)
+    return ExportedModel(model.eval(), description.inputs)
+
+
+def source_model(folder: Path, description: SourceDescription) -> Any:
+    """Return the keras.Model as it was fetched. Raises ModelFileError."""
+    path = folder / description.weights_file
+    check_file(path)
+    return _whole_file(path) if description.network is None else _with_weights(path, description.network)
+
+
+def _from_channels_first(model: Any) -> Any:
+    """Wrap a channels-last model to take (N, C, H, W), as data sets here are."""
+    import torch
+
+    class FromChannelsFirst(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.inner(x.permute(0, 2, 3, 1))
+
+    return FromChannelsFirst()
+
+
+def _of_several(model: Any, description: SourceDescription) -> Any:
+    """Wrap a model of several inputs to take them one by one, in the order of the description."""
+    import torch
+
+    places = in_order(description.weights_file, [str(tensor.name) for tensor in model.inputs], description.inputs)
+
+    class OfSeveral(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, *inputs: torch.Tensor) -> Any:
+            return self.inner([inputs[places.index(index)] for index in range(len(places))])
+
+    return OfSeveral()
+
+
+def _whole_file(path: Path) -> Any:
+    from tvmflow.sources.networks.keras_zoo import keras_on_torch
+
+    keras = keras_on_torch()
+    try:
+        return keras.saving.load_model(path, compile=False, safe_mode=True)
+    except Exception as error:  # Keras raises what it likes on a bad file; each of them means the same to the user
+        raise damaged(path, error) from error
+
+
+def _with_weights(path: Path, network: str) -> Any:
+    from tvmflow.sources.networks.keras_zoo import build
+
+    model = build(network)
+    try:
+        model.load_weights(path)
+    except OSError as error:
+        raise damaged(path, error) from error
+    except (ValueError, KeyError) as error:
+        raise wrong_weights(error, network) from error
+    return model

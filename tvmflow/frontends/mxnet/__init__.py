@@ -1,0 +1,1 @@
+"""Import MXNet models."""

@@ -1,0 +1,145 @@
+"""MXNet in: -symbol.json and -0000.params, imported with no MXNet installed.
+
+The oracle, for reference outputs, is MXNet 1.9.1 itself in a tool environment of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.frontends.mxnet.files import Node, Symbol, read_params, read_symbol
+from tvmflow.frontends.mxnet.operators import OPERATORS, Operands
+from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription, Way
+from tvmflow.frontends.tool_ways import tool_ways
+from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, last_line
+from tvmflow.toolchain.environments import ToolProcess
+
+PARAMS_SUFFIX = "-0000.params"
+SYMBOL_SUFFIX = "-symbol.json"
+
+
+class MxnetModel:
+    """A symbol with one data input; parameters that are no float32 are converted to it."""
+
+    def __init__(self, folder: Path, description: SourceDescription) -> None:
+        self.symbol_path = folder / description.weights_file
+        self.params_path = folder / description.weights_file.replace(SYMBOL_SUFFIX, PARAMS_SUFFIX)
+        self.symbol, self.params = read_symbol(self.symbol_path), read_params(self.params_path)
+        self.shape = description.only_input.shape
+        self.data_name = _data_input(self.symbol, self.params)
+        self._process: ToolProcess | None = None
+        self._threads: int | None = None
+
+    def run(self, *inputs: Array) -> Arrays:
+        return (self._oracle().arrays("run", inputs[0])[0][1],)
+
+    def output_names(self) -> tuple[str, ...]:
+        return ("output",)
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
+        yield from self._oracle().arrays("layers", inputs[0])
+
+    def use_threads(self, threads: int) -> None:
+        self._process, self._threads = None, threads
+
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        return tool_ways(self._oracle(), ("executor", "hybridized"), inputs[0])
+
+    def to_relax(self) -> Any:
+        return import_symbol(self.symbol, self.params, self.data_name, self.shape)
+
+    def to_onnx(self, path: Path) -> None:
+        raise NoOnnxError(f"no exporter writes {path.name} from MXNet models")
+
+    def _oracle(self) -> ToolProcess:
+        if self._process is None:
+            arguments = [str(self.symbol_path), str(self.params_path), self.data_name]
+            self._process = ToolProcess("mxnet", arguments, self._threads)
+        return self._process
+
+
+def load(folder: Path, description: SourceDescription) -> MxnetModel:
+    """Read and check both files. Raises ModelFileError."""
+    return MxnetModel(folder, description)
+
+
+def _data_input(symbol: Symbol, params: dict[str, Array]) -> str:
+    """Return the name of the one input that is neither a parameter nor a label."""
+    free = [node.name for node in symbol.nodes if node.op == "null" and node.name not in params]
+    names = [name for name in free if not name.endswith("label")] or free
+    if len(names) != 1:
+        raise ModelFileError(f"the symbol has the inputs {names} without parameters", "one: the data")
+    return names[0]
+
+
+def import_symbol(symbol: Symbol, params: dict[str, Array], data_name: str, shape: tuple[int, ...]) -> Any:
+    """Return the IRModule of a symbol for one input shape, float32. Raises UnsupportedOperatorError, ModelFileError."""
+    missing = sorted({node.op for node in symbol.nodes if node.op != "null" and node.op not in OPERATORS})
+    if missing:
+        raise UnsupportedOperatorError(
+            f"tvmflow's MXNet importer does not know: {', '.join(missing)}", "a model made of operators that it knows",
+            "replace that operator in the model, or export the model to ONNX",
+        )  # fmt: skip
+    if len(symbol.heads) != 1:
+        raise ModelFileError(f"the symbol has {len(symbol.heads)} outputs", "one")
+    return _Importer(symbol, params, data_name, shape).module()
+
+
+class _Importer:
+    def __init__(self, symbol: Symbol, params: dict[str, Array], data_name: str, shape: tuple[int, ...]) -> None:
+        from tvm import relax
+
+        self.symbol, self.params, self.data_name = symbol, params, data_name
+        self.parameter = relax.Var("data", relax.TensorType(shape, "float32"))
+        self.builder = relax.BlockBuilder()
+        self.values: dict[int, Any] = {}
+        self.arrays: dict[int, Array] = {}
+
+    def module(self) -> Any:
+        with self.builder.function("main", [self.parameter]):
+            with self.builder.dataflow():
+                for index, node in enumerate(self.symbol.nodes):
+                    self._node(index, node)
+                head = self.symbol.heads[0]
+                output = self.builder.emit_output(self.values[head[0]])
+            self.builder.emit_func_output(output)
+        return self.builder.get()
+
+    def _node(self, index: int, node: Node) -> None:
+        from tvm import relax
+
+        if node.op == "null":
+            if node.name == self.data_name:
+                self.values[index] = self.parameter
+            elif node.name in self.params:
+                self.arrays[index] = self.params[node.name].astype(np.float32)
+                self.values[index] = relax.const(self.arrays[index], "float32")
+            return
+        used = [source for source in node.inputs if source[0] in self.values]
+        if any(output != 0 for _, output in used):
+            raise UnsupportedOperatorError(
+                f"a second output of an operator, read by {node.name!r}", "first outputs only"
+            )
+        operands = Operands(
+            node.name, node.op, tuple(self.values[i] for i, _ in used), tuple(self.arrays.get(i) for i, _ in used),
+            node.attrs, _shape,
+        )  # fmt: skip
+        try:
+            self.values[index] = self.builder.emit(OPERATORS[node.op](operands), node.name)
+        except (UnsupportedOperatorError, ModelFileError):
+            raise
+        except Exception as error:  # TVM's checks of shapes raise what they like on a graph that does not fit
+            raise ModelFileError(
+                f"{node.op} {node.name!r} does not fit its inputs: {last_line(error)}", "a graph and parameters of one model",
+                "correct input.shape in params.yaml, or bring both files of the same export",
+            ) from error  # fmt: skip
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    from tvmflow.ir.tvm_compat import type_of
+
+    return tuple(int(size) for size in type_of(value).shape)

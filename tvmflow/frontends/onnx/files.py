@@ -1,0 +1,135 @@
+"""Which files an ONNX model consists of: its weights may lie beside it as external data."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from tvmflow.support.errors import ModelFileError, first_line
+
+MAX_ONNX_BYTES = 2 << 30  # protobuf's own limit
+MAX_EXTERNAL_BYTES = 8 << 30
+_NAME = re.compile(r"[A-Za-z0-9_][\w .+@=()-]{0,199}", re.ASCII)
+# What stages keep beside a model and its data, and the names of other files in the recipe key.
+_RESERVED = frozenset(
+    """
+    source.json labels.json calibration.npz evaluation.npz golden.npz record.json network.py model.onnx model.json
+    weights.safetensors reference.npz import.json peer.onnx weights network dataset labels
+    """.split()
+)  # fmt: skip
+
+
+def read_proto(path: Path) -> Any:
+    """Return the ModelProto without its external data. Raises ModelFileError."""
+    import onnx
+
+    if path.stat().st_size > MAX_ONNX_BYTES:
+        raise ModelFileError(f"{path.name} holds {path.stat().st_size} bytes", f"at most {MAX_ONNX_BYTES}")
+    try:
+        return onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf and onnx each have their own
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> ModelFileError:
+    return ModelFileError(
+        f"{path.name} is not a whole, valid ONNX file: {first_line(error)}",
+        "an ONNX model, with its external data beside it where it has some",
+    )
+
+
+def external_files(path: Path) -> dict[str, Path]:
+    """Return name -> file of the external data of a model. Raises ModelFileError unless each is a whole file beside it."""
+    files: dict[str, Path] = {}
+    for tensor in _tensors(read_proto(path)):
+        try:
+            place = _place(tensor)
+            file = path.parent / place["location"]
+            if file.is_symlink() or not file.is_file():
+                raise ModelFileError(
+                    f"no {place['location']} beside {path.name}", "the external data of the model", "bring it too"
+                )
+            end = int(place.get("offset", "0")) + _size(tensor, place.get("length"))
+            if end > file.stat().st_size:
+                raise ValueError(f"it ends at byte {end}, {file.name} holds {file.stat().st_size}")
+        except ValueError as error:
+            raise ModelFileError(
+                f"{path.name} keeps tensor {tensor.name[:100]!r} where it cannot be: {error}", "plain files beside the model",
+                "export the model again",
+            ) from error  # fmt: skip
+        files[file.name] = file
+    total = sum(file.stat().st_size for file in files.values())
+    if total > MAX_EXTERNAL_BYTES:
+        raise ModelFileError(f"the external data of {path.name} holds {total} bytes", f"at most {MAX_EXTERNAL_BYTES}")
+    return files
+
+
+def external_names(path: str) -> list[str]:
+    """Return the names that `external_files` finds, for callers outside of the sandbox."""
+    return sorted(external_files(Path(path)))
+
+
+def is_name(text: str) -> bool:
+    """Whether external data may lie in a file of this name."""
+    return _NAME.fullmatch(text) is not None and text.lower() not in _RESERVED
+
+
+def _place(tensor: Any) -> dict[str, str]:
+    """Return location, offset and length of a tensor. Raises ValueError for what two readers could read differently."""
+    entries = [(entry.key, entry.value) for entry in tensor.external_data]
+    place = dict(entries)
+    if len(place) < len(entries) or not {"location"} <= set(place) <= {"location", "offset", "length", "checksum"}:
+        raise ValueError(f"entries {[key for key, _ in entries][:10]}")
+    if not is_name(place["location"]):
+        raise ValueError(f"location {place['location'][:100]!r}")
+    if any(not re.fullmatch("[0-9]{1,18}", place.get(key, "0")) for key in ("offset", "length")):
+        raise ValueError(f"offset {place.get('offset')!r}, length {place.get('length')!r}")
+    return place
+
+
+def _size(tensor: Any, length: str | None) -> int:
+    """Return how many bytes a tensor takes. Raises ValueError when `length` says another number."""
+    import onnx
+
+    if tensor.data_type not in onnx.helper.get_all_tensor_dtypes() or tensor.data_type == onnx.TensorProto.STRING:
+        raise ValueError(f"data of type {tensor.data_type}")
+    if any(size < 0 for size in tensor.dims):
+        raise ValueError(f"a shape of {list(tensor.dims)}")
+    name = onnx.TensorProto.DataType.Name(tensor.data_type)
+    count = math.prod(tensor.dims)
+    bits = next((bits for kind, bits in (("INT4", 4), ("FLOAT4", 4), ("INT2", 2)) if kind in name), 0)
+    size: int = (
+        -(-count * bits // 8) if bits else count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    )
+    if length is not None and int(length) != size:
+        raise ValueError(f"{length} bytes for {list(tensor.dims)} of {name}, which takes {size}")
+    return size
+
+
+def _tensors(model: Any) -> list[Any]:
+    """Return every tensor of a model that is kept outside: in subgraphs, functions and training graphs too."""
+    import onnx
+
+    tensors: list[Any] = []
+    graphs = [model.graph, *(g for info in model.training_info for g in (info.initialization, info.algorithm))]
+    nodes = [node for function in model.functions for node in function.node]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            nodes += graph.node
+            tensors += graph.initializer
+            tensors += [part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices)]
+            continue
+        for attribute in nodes.pop().attribute:
+            tensors += [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
+            sparse_ones = [
+                *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
+                *attribute.sparse_tensors,
+            ]
+            tensors += [part for sparse in sparse_ones for part in (sparse.values, sparse.indices)]
+            graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+    return [
+        tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data)
+    ]

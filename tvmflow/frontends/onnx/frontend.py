@@ -1,0 +1,265 @@
+"""ONNX in. Its source framework, for outputs and latency, is ONNX Runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.frontends.onnx.files import damaged, external_files, read_proto
+from tvmflow.frontends.pytorch.exported_program import unsupported
+from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, SourceDescription, Way, in_order
+from tvmflow.ir.relax.graph import with_inputs
+from tvmflow.ir.tvm_compat import constant_value
+from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line, last_line
+
+OLDEST_OPSET = 9
+_PAD_MODES = {
+    b"constant": "constant",
+    b"reflect": "reflect",
+    b"edge": "replicate",
+    b"wrap": "circular",
+}  # of ONNX, of Relax
+
+
+class OnnxModel:
+    """An ONNX graph with inputs of fixed shapes. A single input may have any name in params.yaml, several have their own."""
+
+    def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
+        self.path, self.graph = path, graph
+        names = {tensor.name for tensor in graph.graph.initializer}
+        in_file = [value.name for value in graph.graph.input if value.name not in names]
+        self.order = in_order(path.name, in_file, description.inputs)
+        self.inputs = {in_file[index]: spec for index, spec in zip(self.order, description.inputs, strict=True)}
+        self.session = open_session(path)
+
+    def run(self, *inputs: Array) -> Arrays:
+        try:
+            outputs: list[Array] = self.session.run(None, self._feed(inputs))
+        except Exception as error:
+            raise refused(inputs, error) from error
+        return tuple(np.asarray(value) for value in outputs)
+
+    def _feed(self, inputs: Sequence[Array]) -> dict[str, Array]:
+        return dict(zip(self.inputs, inputs, strict=True))
+
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(value.name for value in self.graph.graph.output)
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
+        import onnx
+        import onnxruntime
+
+        graph = onnx.shape_inference.infer_shapes(self.graph)
+        kinds = {value.name: value for value in graph.graph.value_info}
+        outputs = self.output_names()
+        names = [name for node in graph.graph.node for name in node.output if name in kinds]
+        wanted = [name for name in names if kinds[name].type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+        graph.graph.output.extend(kinds[name] for name in wanted if name not in outputs)
+        session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+        yield from zip(wanted, session.run(wanted, self._feed(inputs)), strict=True)
+
+    def use_threads(self, threads: int) -> None:
+        self.session = open_session(self.path, threads)
+
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        return session_ways(self.session, self._feed(inputs))
+
+    def to_relax(self) -> Any:
+        from tvm.relax.frontend.onnx import from_onnx
+
+        if any(_is_smoothed(node) for node in self.graph.graph.node):
+            raise UnsupportedOperatorError(
+                "TVM's ONNX importer leaves out the antialias of a Resize",
+                "resizing without it",
+                "export the network without antialias, or as a torch.export program, of which it is known",
+            )
+        try:
+            with _plain_clips(), _plain_pads():
+                shapes = {name: list(spec.shape) for name, spec in self.inputs.items()}
+                dtypes = {name: spec.dtype for name, spec in self.inputs.items()}
+                graph = with_shapes(self.graph, shapes)
+                return with_inputs(from_onnx(graph, shape_dict=shapes, dtype_dict=dtypes), self.order)
+        except Exception as error:
+            if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
+                raise unsupported("ONNX", str(error)) from error
+            raise ModelFileError(
+                f"TVM cannot import {self.path.name}: {last_line(error)}",
+                "an ONNX model of static shapes",
+            ) from error
+
+    def to_onnx(self, path: Path) -> None:
+        shutil.copyfile(self.path, path)
+        for name, file in external_files(self.path).items():
+            shutil.copyfile(file, path.parent / name)
+
+
+def _is_smoothed(node: Any) -> bool:
+    """Whether a node resizes with antialiasing, which TVM's importer leaves out without a word."""
+    return node.op_type == "Resize" and any(part.name == "antialias" and part.i for part in node.attribute)
+
+
+def with_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
+    """Return a graph whose inputs have these shapes, and constants for all that it computes of shapes alone; the same graph where it leaves no size open.
+
+    Exporters write what depends on an open size as operators on shapes, of which TVM's importer loses track.
+    """
+    import onnx
+    from onnxscript import optimizer
+
+    sizes = [value.type.tensor_type.shape.dim for value in graph.graph.input if value.name in shapes]
+    if all(size.HasField("dim_value") for dimensions in sizes for size in dimensions):
+        return graph
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(graph)
+    for value in fixed.graph.input:
+        if value.name in shapes:
+            del value.type.tensor_type.shape.dim[:]
+            value.type.tensor_type.shape.dim.extend(
+                onnx.TensorShapeProto.Dimension(dim_value=size) for size in shapes[value.name]
+            )
+    for value in fixed.graph.output:  # their open sizes have names, too
+        value.type.tensor_type.ClearField("shape")
+    del fixed.graph.value_info[:]
+    optimizer.fold_constants(fixed, onnx_shape_inference=True)
+    for node in fixed.graph.node:
+        if (
+            node.op_type == "Constant" and node.attribute[0].name != "value"
+        ):  # numbers, which TVM's importer wants as tensors
+            numbers = onnx.helper.get_attribute_value(node.attribute[0])
+            kind = np.int64 if node.attribute[0].name.startswith("value_int") else np.float32
+            tensor = onnx.numpy_helper.from_array(np.asarray(numbers, kind))
+            node.attribute[0].CopyFrom(onnx.helper.make_attribute("value", tensor))
+    return fixed
+
+
+def refused(inputs: Sequence[Array], error: Exception) -> ModelFileError:
+    """Return the error of a model that takes other inputs than these."""
+    shown = ", ".join(f"{x.dtype} {list(x.shape)}" for x in inputs)
+    return ModelFileError(
+        f"the model refuses inputs of {shown}: {first_line(error)}", "shapes and dtypes as the model was built for",
+        "correct input.shape (or inputs) of the model in params.yaml",
+    )  # fmt: skip
+
+
+def open_session(path: Path, threads: int = 0) -> Any:
+    """Return ONNX Runtime's session of a file on `threads` threads; 0: as it likes. Raises ModelFileError."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.add_session_config_entry(
+        "session.x64quantprecision", "1"
+    )  # without VNNI its sums of int8 saturate at 16 bits
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no public base
+        raise damaged(path, error) from error
+
+
+def session_ways(session: Any, feed: Mapping[str, Array]) -> tuple[Way, ...]:
+    """Return the ways to run a session: with its inputs bound once, and with a feed for each run."""
+
+    def bound() -> PreparedRun:
+        binding = session.io_binding()
+        for name, x in feed.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(x))
+        for output in session.get_outputs():
+            binding.bind_output(output.name)
+        return PreparedRun(
+            lambda: session.run_with_iobinding(binding), lambda _: tuple(map(np.asarray, binding.copy_outputs_to_cpu()))
+        )
+
+    def fed() -> PreparedRun:
+        return PreparedRun(lambda: session.run(None, dict(feed)), lambda outputs: tuple(map(np.asarray, outputs)))
+
+    return Way("feed", fed), Way("I/O binding", bound)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, members: Mapping[str, Any]) -> Iterator[None]:
+    """Give a class other members for as long as the context lasts."""
+    originals = {name: vars(owner)[name] for name in members}
+    for name, member in members.items():
+        setattr(owner, name, member)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(owner, name, original)
+
+
+def _plain_clips() -> contextlib.AbstractContextManager[None]:
+    """Let TVM's importer make `clip` of a Clip with constant bounds.
+
+    Its own way, a comparison with a bound that is asked for NaN while the model runs, hides from every later pass that
+    this is an activation.
+    """
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    ways = {name: way for name, way in vars(onnx_frontend.Clip).items() if name.startswith("_impl_v")}
+    members = {name: classmethod(_clip_converter(way.__func__)) for name, way in ways.items()}
+    return _replaced(onnx_frontend.Clip, members)
+
+
+def _plain_pads() -> contextlib.AbstractContextManager[None]:
+    """Let TVM's importer make `pad` of a Pad, and nothing of one without a border; its own way is a kernel that no later pass knows, or none at all."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    way = vars(onnx_frontend.Pad).get("_lower_pad")
+    return _replaced(onnx_frontend.Pad, {"_lower_pad": classmethod(_pad_converter(way.__func__))} if way else {})
+
+
+def _pad_converter(original: Callable[..., Any]) -> Callable[..., Any]:
+    def convert(cls: Any, builder: Any, inputs: Any, attrs: Any, params: Any, modes: Any) -> Any:
+        from tvm import relax
+
+        mode = _PAD_MODES.get(attrs.get("mode", b"constant"))
+        if mode is None:
+            return original(cls, builder, inputs, attrs, params, modes)
+        before, after, value = cls._parse_pads_and_axes(inputs, params)
+        widths = [int(width) for pair in zip(before, after, strict=True) for width in pair]
+        return relax.op.nn.pad(inputs[0], widths, mode, float(value)) if any(widths) else inputs[0]
+
+    return convert
+
+
+def _clip_converter(original: Callable[..., Any]) -> Callable[..., Any]:
+    def convert(cls: Any, builder: Any, inputs: Any, attrs: Any, params: Any) -> Any:
+        from tvm import relax
+
+        given = [inputs[index] if index < len(inputs) else None for index in (1, 2)]
+        bounds = []
+        for bound, name, default in zip(given, ("min", "max"), (-np.inf, np.inf), strict=True):
+            tensor = None if bound is None else constant_value(bound)
+            if bound is not None and tensor is None:
+                return original(cls, builder, inputs, attrs, params)
+            value = float(attrs.get(name, default)) if tensor is None else float(tensor.numpy().reshape(-1)[0])
+            bounds.append(default if np.isnan(value) else value)
+        return relax.op.nn.relu(inputs[0]) if bounds == [0.0, np.inf] else relax.op.clip(inputs[0], *bounds)
+
+    return convert
+
+
+def load(folder: Path, description: SourceDescription) -> OnnxModel:
+    """Read and check an ONNX file. Raises ModelFileError when it is damaged."""
+    import onnx
+
+    path = folder / description.weights_file
+    graph, outside = read_proto(path), external_files(path)
+    try:
+        onnx.checker.check_model(str(path) if outside else graph)
+        if outside:
+            graph = onnx.load(path)
+    except Exception as error:  # onnx and its checker each have their own
+        raise damaged(path, error) from error
+    opset = max((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    if opset < OLDEST_OPSET:
+        raise ModelFileError(
+            f"{path.name} is of opset {opset}", f"opset {OLDEST_OPSET} or later", "export it with a later one"
+        )
+    return OnnxModel(path, graph, description)

@@ -1,0 +1,1 @@
+"""Import PyTorch models through torch.export."""

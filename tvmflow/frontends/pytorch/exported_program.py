@@ -1,0 +1,221 @@
+"""From torch.export to Relax and ONNX: shared by PyTorch and by Keras on its torch backend."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.frontends.pytorch.constant_values import with_known_values
+from tvmflow.frontends.pytorch.converters import converters
+from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, Way, in_order
+from tvmflow.frontends.torch_ways import torch_ways
+from tvmflow.ir.relax.graph import with_inputs
+from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
+
+
+class ExportedModel:
+    """A torch module in evaluation mode with inputs of fixed shapes, which it takes in the order of the description.
+
+    order: of the parameters, as places among the inputs, where the module takes them in another order.
+    """
+
+    def __init__(self, module: Any, inputs: tuple[TensorSpec, ...], order: list[int] | None = None) -> None:
+        self.module, self.inputs = module, inputs
+        self.order = list(range(len(inputs))) if order is None else order
+        self._program: Any = None
+
+    @classmethod
+    def of_program(cls, program: Any, inputs: tuple[TensorSpec, ...], what: str = "the program") -> ExportedModel:
+        """Wrap a torch.export program; a batch that it leaves open is bound to that of `inputs`."""
+        places = in_order(what, list(program.graph_signature.user_inputs), inputs)
+        model = cls(program.module(), inputs, [places.index(place) for place in range(len(places))])
+        model._program = program
+        return model
+
+    def _arguments(self, inputs: Sequence[Array]) -> tuple[Any, ...]:
+        """Return the inputs as tensors in the order of the module's parameters."""
+        import torch
+
+        return tuple(torch.from_numpy(np.ascontiguousarray(inputs[index])) for index in self.order)
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
+        """Yield the value of every operator of the exported program, in order."""
+        import torch
+
+        values: list[tuple[str, Array]] = []
+
+        class Recorder(torch.fx.Interpreter):  # type: ignore[misc]
+            def run_node(self, node: Any) -> Any:
+                value = super().run_node(node)
+                if node.op == "call_function" and isinstance(value, torch.Tensor) and value.is_floating_point():
+                    values.append((f"{node.name} ({node.target})", value.detach().numpy().copy()))
+                return value
+
+        with torch.no_grad():
+            Recorder(self.exported().module()).run(*self._arguments(inputs))
+        yield from values
+
+    def run(self, *inputs: Array) -> Arrays:
+        return tuple(np.asarray(value.detach().cpu().numpy()) for _, value in self._outputs(inputs))
+
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self._outputs([np.zeros(spec.shape, spec.dtype) for spec in self.inputs]))
+
+    def _outputs(self, inputs: Sequence[Array]) -> list[tuple[str, Any]]:
+        """Return name and tensor of every output; those of a dictionary are named by its keys."""
+        import torch
+
+        with torch.no_grad():
+            try:
+                outputs = self.module(*self._arguments(inputs))
+            except (
+                RuntimeError,
+                ValueError,
+                IndexError,
+                TypeError,
+                AssertionError,
+            ) as error:  # the last of a program's guards
+                raise _wrong_shape(error, self.inputs) from error
+        leaves = torch.utils._pytree.tree_flatten_with_path(outputs)[0]
+        if not leaves or not all(isinstance(value, torch.Tensor) for _, value in leaves):
+            kinds = ", ".join(dict.fromkeys(type(value).__name__ for _, value in leaves)) or "nothing"
+            raise ModelFileError(f"the model returns {kinds}", "tensors, alone, in tuples, lists or dictionaries")
+        names = [
+            str(getattr(path[0], "key", f"output{index}")) if path else "output"
+            for index, (path, _) in enumerate(leaves)
+        ]
+        unique = len(set(names)) == len(names)
+        return [
+            (name if unique else f"output{index}", leaf[1])
+            for index, (name, leaf) in enumerate(zip(names, leaves, strict=True))
+        ]
+
+    def use_threads(self, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        return torch_ways(self.module, self._arguments(inputs), lambda: self.exported().module())
+
+    def exported(self) -> Any:
+        """Return the torch.export program, made once."""
+        import torch
+
+        if self._program is None:
+            try:
+                with warnings.catch_warnings(), torch.no_grad():
+                    warnings.simplefilter("ignore")
+                    example = self._arguments([np.zeros(spec.shape, spec.dtype) for spec in self.inputs])
+                    self._program = torch.export.export(self.module, example)
+            except (RuntimeError, ValueError) as error:
+                raise _wrong_shape(error, self.inputs) from error
+        return self._program
+
+    def to_relax(self, max_batch: int | None = None) -> Any:
+        """Return the IRModule for the shapes of the inputs, or, of one input, for any batch of 1 to max_batch."""
+        from tvm.relax.frontend.torch import from_exported_program
+
+        program = self.exported() if max_batch is None else self._any_batch(max_batch)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                module = from_exported_program(
+                    with_known_values(program),
+                    unwrap_unit_return_tuple=True,
+                    custom_convert_map=converters(),
+                    run_ep_decomposition=False,
+                )
+                if max_batch is not None:
+                    return module
+                shapes = [self.inputs[index].shape for index in self.order]
+                return with_inputs(
+                    _bound(module, shapes), [self.order.index(place) for place in range(len(self.order))]
+                )
+        except (AssertionError, NotImplementedError, KeyError) as error:
+            raise unsupported("PyTorch", str(error)) from error
+        except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+            if (node := _converted_last(error)) is None:
+                raise
+            raise UnsupportedOperatorError(
+                f"TVM's PyTorch importer cannot convert {node.target} ({node.name}): {first_line(error)}",
+                "a use of this operator that it knows",
+                "replace that operator in the model, or export the model in another format",
+            ) from error
+
+    def _any_batch(self, max_batch: int) -> Any:
+        import torch
+
+        batch = torch.export.Dim("batch", min=1, max=max_batch)
+        example = torch.zeros((2, *self.inputs[0].shape[1:]))
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.export.export(self.module, (example,), dynamic_shapes=({0: batch},))
+
+    def to_onnx(self, path: Path) -> None:
+        import contextlib
+        import io
+
+        import torch
+
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                self.exported(),
+                (),
+                path,
+                input_names=[self.inputs[index].name for index in self.order],
+                external_data=False,
+                verbose=False,
+            )
+
+
+def _converted_last(error: BaseException) -> Any:
+    """Return the node of a program at which TVM's importer raised an error, None where it was no node's."""
+    import torch
+
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        node = trace.tb_frame.f_locals.get("node")
+        found = node if isinstance(node, torch.fx.Node) else found
+        trace = trace.tb_next
+    return found
+
+
+def _bound(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
+    """Put the numbers of `shapes` in place of the sizes that a module's inputs leave open."""
+    from tvm import relax
+
+    from tvmflow.ir.tvm_compat import type_of
+
+    open_sizes = {
+        str(size.name): extent
+        for parameter, shape in zip(module["main"].params, shapes, strict=True)
+        for size, extent in zip(list(type_of(parameter).shape), shape, strict=True)
+        if not hasattr(size, "value")
+    }
+    return relax.transform.BindSymbolicVars(open_sizes)(module) if open_sizes else module
+
+
+def unsupported(framework: str, message: str) -> UnsupportedOperatorError:
+    """Name the operators in an importer's complaint."""
+    names = re.findall(r"['\"]?([A-Za-z_][\w.]*\.default|[a-z_]+\.[\w.]+|[A-Z]\w+)['\"]?", message)
+    shown = ", ".join(dict.fromkeys(n for n in names if n not in ("Unsupported",))) or message.strip()[:200]
+    return UnsupportedOperatorError(
+        f"TVM's {framework} importer does not know: {shown}",
+        "a model made of operators that it knows",
+        "replace that operator in the model, or export the model in another format",
+    )
+
+
+def _wrong_shape(error: Exception, inputs: Sequence[TensorSpec]) -> ModelFileError:
+    shown = ", ".join(f"{spec.dtype} {list(spec.shape)}" for spec in inputs)
+    return ModelFileError(
+        f"the model refuses inputs of {shown}: {first_line(error)}", "shapes and dtypes as the model was built for",
+        "correct input.shape (or inputs) of the model in params.yaml",
+    )  # fmt: skip

@@ -1,0 +1,229 @@
+"""Whole PyTorch models from files: torch.export archives (.pt2) and TorchScript.
+
+Both formats are programs, and PyTorch's readers trust them: a .pt2 may hold pickles, operator names that are looked up in
+any module, expressions that are evaluated, guards that are Python, and names that become Python. So an archive is read here first, and anything beyond tensors and
+operators that import knows is refused before PyTorch sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tvmflow.frontends.pytorch.operators import unknown_in_script, unknown_operators
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line, last_line
+
+MAX_UNPACKED_BYTES = 8 << 30
+MAX_PROGRAM_BYTES = 256 << 20
+MAX_ENTRIES = 100_000
+_TARGETS = re.compile(
+    r"torch\.ops\.(aten|prims)\.\w+(\.\w+)?|torch\.sym_\w+|math\.(ceil|floor|trunc|sqrt)"
+    r"|_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_)"
+)
+_SYMBOL = re.compile(r"Symbol\('[suzn]\d+'(, (positive|integer|nonnegative|real|nonzero)=True)*\)")
+_EXPRESSION_WORDS = re.compile(
+    r"[suzn]\d+|Max|Min|Mod|PythonMod|FloorDiv|CeilDiv|CleanDiv|Add|Mul|Pow|Rational|Integer|floor|ceiling|oo|int_oo|True|False"
+)
+_NAME = re.compile(r"[\w.+,:/> -]*", re.ASCII)
+_NOT_CODE = ("metadata", "guards_code", "expr_str")  # notes of the exporter; dropped before they run; checked by itself
+_ARCHIVE_ERRORS = (
+    zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RecursionError, MemoryError, RuntimeError, SyntaxError,
+)  # fmt: skip
+
+
+def is_torchscript(path: Path) -> bool:
+    """Whether a zip archive holds TorchScript code."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(".py") for name in archive.namelist())
+    except _ARCHIVE_ERRORS:
+        return False
+
+
+def load_program(path: Path) -> Any:
+    """Return the ExportedProgram of a .pt2 file. Raises ModelFileError."""
+    import torch
+
+    _check_program(path)
+    try:
+        with _weights_only(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.load(path)
+            program._guards_code = []  # Python that module() would run; every shape is checked here anyway
+            program.module()
+            return program
+    except Exception as error:  # the reader raises KeyError, RuntimeError, SerializeError and more
+        raise _damaged(path, error) from error
+
+
+@contextmanager
+def _weights_only() -> Iterator[None]:
+    """Keep PyTorch from falling back to unpickling code, which it does for inputs that are stored as an example."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _check_program(path: Path) -> None:
+    targets: set[str] = set()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = _entries(path, archive)
+            for entry in entries:
+                if "opaque_obj" in entry.filename or "custom_obj" in entry.filename or "aotinductor" in entry.filename:
+                    raise _refused(path, f"{entry.filename}, which is code or a pickle")
+            programs = [entry for entry in entries if entry.filename.endswith(".json")]
+            for entry in programs:
+                targets |= _targets(path, json.loads(_read(path, archive, entry)))
+    except _ARCHIVE_ERRORS as error:
+        raise _damaged(path, error) from error
+    if not any(re.search(r"/models/[^/]+\.json$", entry.filename) for entry in programs):
+        raise _damaged(path, ValueError("no program in it"))
+    _check_known(
+        path, unknown_operators(target.split(".")[3] for target in targets if target.startswith("torch.ops.aten."))
+    )
+
+
+def _targets(path: Path, program: Any) -> set[str]:
+    """Return what a program calls. Raises ModelFileError for what is no operator, and for expressions that are code."""
+    todo, targets = [program], set()
+    while todo:
+        value = todo.pop()
+        if isinstance(value, list):
+            todo += value
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                if isinstance(item, str) and ((key == "target" and "inputs" in value) or key == "as_operator"):
+                    if not _TARGETS.fullmatch(item):
+                        raise _refused(path, f"a call of {item[:100]!r}")
+                    targets.add(item)
+                if key == "expr_str" and not _is_plain(str(item)):
+                    raise _refused(path, f"the expression {str(item)[:100]!r}")
+                if key not in _NOT_CODE:
+                    todo += [key, item]
+        elif isinstance(value, str) and not _is_name(value):
+            raise _refused(path, f"the name {value[:100]!r}")
+    return targets
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text has nothing that could end a name in the Python that PyTorch makes of a program."""
+    if _NAME.fullmatch(text):
+        return True
+    try:
+        parts = [json.loads(text)]  # the structure of arguments is JSON in JSON
+    except ValueError:
+        return False
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            parts += [*part, *part.values()]
+        elif isinstance(part, list):
+            parts += part
+        elif isinstance(part, str) and (part == text or not _is_name(part)):
+            return False
+    return True
+
+
+def _check_known(path: Path, unknown: list[str]) -> None:
+    if unknown:
+        raise UnsupportedOperatorError(
+            f"{path.name} calls what import does not know: {', '.join(unknown)[:300]}", "a model made of operators that it knows",
+            "replace that operator in the model, or export the model in another format",
+        )  # fmt: skip
+
+
+def _is_plain(expression: str) -> bool:
+    """Whether an expression of sizes is made of numbers, symbols and known functions alone; it will be evaluated."""
+    expression = _SYMBOL.sub("s0", expression)
+    words = re.findall(r"[A-Za-z_]\w*", expression)
+    return bool(re.fullmatch(r"[\w\s+\-*/(),<>=&|~]*", expression)) and all(
+        _EXPRESSION_WORDS.fullmatch(w) for w in words
+    )
+
+
+def _entries(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return an archive's entries; each reader must find the same ones, and what they unpack to is bounded."""
+    entries = archive.infolist()
+    size = sum(entry.file_size for entry in entries)
+    if size > MAX_UNPACKED_BYTES:
+        raise ModelFileError(f"{path.name} unpacks to {size} bytes", f"at most {MAX_UNPACKED_BYTES}")
+    names = {entry.filename.lower() for entry in entries}
+    if len(names) < len(entries) or len(entries) > MAX_ENTRIES:
+        raise ValueError(f"{len(entries)} entries under {len(names)} names")
+    return entries
+
+
+def _read(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    if entry.file_size > MAX_PROGRAM_BYTES:
+        raise ModelFileError(
+            f"{entry.filename} in {path.name} holds {entry.file_size} bytes", f"at most {MAX_PROGRAM_BYTES}"
+        )
+    return archive.read(entry)
+
+
+def load_script(path: Path, inputs: Sequence[TensorSpec]) -> Any:
+    """Return the ExportedProgram that a TorchScript archive converts to. Raises ModelFileError, UnsupportedOperatorError."""
+    import torch
+    from torch._export.converter import TS2EPConverter
+
+    _check_script(path)
+    try:
+        script = torch.jit.load(path, map_location="cpu").eval()
+    except (RuntimeError, ValueError, OSError) as error:
+        raise _damaged(path, error) from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            example = tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs)
+            return TS2EPConverter(script, example, {}).convert()
+    except Exception as error:  # the converter raises what it likes on operators that it does not know
+        raise UnsupportedOperatorError(
+            f"the TorchScript model {path.name} cannot be converted: {last_line(error)}",
+            "a model without Python control flow, for the input.shape in params.yaml",
+            "export it with torch.export.save instead",
+        ) from error
+
+
+def _check_script(path: Path) -> None:
+    unknown: set[str] = set()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in _entries(path, archive):
+                if entry.filename.endswith("/model.json"):
+                    raise _refused(path, "code of before PyTorch 1.3")
+                if entry.filename.endswith(".py"):
+                    unknown |= set(unknown_in_script(_read(path, archive, entry).decode("ascii")))
+    except _ARCHIVE_ERRORS as error:
+        raise _damaged(path, error) from error
+    _check_known(path, sorted(unknown))
+
+
+def _refused(path: Path, what: str) -> ModelFileError:
+    return ModelFileError(
+        f"{path.name} holds {what}", "tensors and tensor operators only (model files are not trusted)",
+        "export the model without it",
+    )  # fmt: skip
+
+
+def _damaged(path: Path, error: Exception) -> ModelFileError:
+    return ModelFileError(
+        f"{path.name} is not a whole PyTorch model file: {first_line(error)}", "what torch.export.save or torch.jit.save wrote",
+        "save the model again",
+    )  # fmt: skip

@@ -1,0 +1,64 @@
+"""PyTorch in: a factory and its weights (safetensors, or a state_dict without code), a .pt2 file, or TorchScript."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
+from tvmflow.frontends.pytorch.files import is_torchscript, load_program, load_script
+from tvmflow.frontends.source_model import SourceDescription, wrong_weights
+from tvmflow.support.errors import ModelFileError, first_line
+
+
+def load(folder: Path, description: SourceDescription) -> ExportedModel:
+    """Build the network and load its weights. Raises ModelFileError when file and network do not fit."""
+    from tvmflow.sources.networks.torch_zoo import build
+
+    path = folder / description.weights_file
+    if path.suffix == ".pt2":
+        return ExportedModel.of_program(load_program(path), description.inputs, path.name)
+    if path.suffix == ".torchscript" or is_torchscript(path):
+        return ExportedModel.of_program(load_script(path, description.inputs), description.inputs, path.name)
+    if description.network is None:
+        raise ModelFileError(
+            "a torch model without network:",
+            "the factory that its weights belong to, or a whole .pt2 or TorchScript file",
+        )
+    network = build(description.network, folder=folder)
+    try:
+        network.load_state_dict(_versioned(_state_dict(path), network))
+    except (RuntimeError, ValueError) as error:
+        raise wrong_weights(error, description.network) from error
+    return ExportedModel(network.eval(), description.inputs)
+
+
+def _versioned(state: dict[str, Any], network: Any) -> dict[str, Any]:
+    """Give a state the version numbers that safetensors does not keep: it is of the network as it is now."""
+    versioned = OrderedDict(state)
+    versioned._metadata = getattr(network.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
+    return versioned
+
+
+def _state_dict(path: Path) -> dict[str, Any]:
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(path))
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+        raise ModelFileError(
+            f"{path.name} is damaged or not only tensors: {first_line(error)}",
+            "a safetensors file, or a state_dict of tensors (never a pickled module)",
+            "save the model with safetensors.torch.save_file(model.state_dict(), ...)",
+        ) from error
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
+    ):
+        raise ModelFileError(f"{path.name} holds no state_dict", "a mapping from names to tensors")
+    return state

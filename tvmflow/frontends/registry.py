@@ -1,0 +1,97 @@
+"""The frontends, a row each: what `framework:` of a model may be.
+
+What reads a model is imported when it is called: who brings its files asks a row for their names only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvmflow.config.plugins import Table
+from tvmflow.frontends.source_model import SourceDescription, SourceModel
+from tvmflow.sources.weights import WeightFiles, mxnet_parameters
+from tvmflow.support.errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """load: the model of a fetched folder, as its own framework runs it. Raises ModelFileError.
+
+    tools: whose versions can change its outputs, names of `toolchain.version`. files: what a model comes as.
+    has_networks: this package can make networks of the framework, so that weights may be seeded, trained or a zoo's.
+    same_peer: the peer of `evaluate` that runs models as this framework does.
+    """
+
+    load: Callable[[Path, SourceDescription], SourceModel]
+    tools: tuple[str, ...]
+    files: WeightFiles
+    has_networks: bool = True
+    same_peer: str | None = None
+
+
+def _torch(folder: Path, description: SourceDescription) -> SourceModel:
+    from tvmflow.frontends.pytorch import frontend as torch
+
+    return torch.load(folder, description)
+
+
+def _keras(folder: Path, description: SourceDescription) -> SourceModel:
+    from tvmflow.frontends.keras import frontend as keras
+
+    return keras.load(folder, description)
+
+
+def _mxnet(folder: Path, description: SourceDescription) -> SourceModel:
+    from tvmflow.frontends.mxnet import frontend as mxnet
+
+    return mxnet.load(folder, description)
+
+
+def _onnx(folder: Path, description: SourceDescription) -> SourceModel:
+    from tvmflow.frontends.onnx import frontend as onnx
+
+    return onnx.load(folder, description)
+
+
+def _onnx_external_data(path: Path) -> dict[str, Path]:
+    from tvmflow.frontends.onnx import external_data as onnx_companions
+
+    return onnx_companions.onnx_external_data(path)
+
+
+def _tensorflow(folder: Path, description: SourceDescription) -> SourceModel:
+    from tvmflow.frontends.tensorflow import frontend as tensorflow
+
+    return tensorflow.load(folder, description)
+
+
+FRONTENDS: Table[Frontend] = Table("frontends", {
+    "torch": Frontend(
+        _torch, ("torch", "torchvision", "onnxscript"),
+        WeightFiles((".safetensors", ".pt2", ".torchscript", ".pt", ".pth")),
+    ),
+    "keras": Frontend(_keras, ("keras", "torch", "onnxscript"), WeightFiles((".keras", ".weights.h5", ".h5"))),
+    "mxnet": Frontend(
+        _mxnet, ("tool:mxnet",), WeightFiles(("-symbol.json",), mxnet_parameters, part_name="model-0000.params")
+    ),
+    "onnx": Frontend(
+        _onnx, ("onnx", "onnxruntime"), WeightFiles((".onnx",), _onnx_external_data), has_networks=False, same_peer="onnxruntime"
+    ),
+    "tensorflow": Frontend(
+        _tensorflow, ("tflite", "ai-edge-litert", "tool:tensorflow"), WeightFiles((".tflite", ".zip")), has_networks=False
+    ),
+})  # fmt: skip
+
+
+def frontend_named(framework: str) -> Frontend:
+    """Return the row of a framework. Raises UnknownNameError."""
+    if framework not in FRONTENDS:
+        raise UnknownNameError(f"no frontend for {framework!r}", legal=FRONTENDS)
+    return FRONTENDS[framework]
+
+
+def load_source(folder: Path, description: SourceDescription) -> SourceModel:
+    """Load a fetched model in its own framework. Raises UnknownNameError or ModelFileError."""
+    return frontend_named(description.framework).load(folder, description)

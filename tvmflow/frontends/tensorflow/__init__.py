@@ -1,0 +1,1 @@
+"""Import TensorFlow Lite models."""

@@ -1,0 +1,295 @@
+"""TensorFlow in: a .tflite file (its own runtime, LiteRT, is the oracle), or a SavedModel in a .zip.
+
+No TensorFlow is needed for .tflite. A SavedModel is run and converted to .tflite in a tool environment.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.frontends.pytorch.exported_program import unsupported
+from tvmflow.frontends.source_model import (
+    Array,
+    Arrays,
+    NoOnnxError,
+    PreparedRun,
+    SourceDescription,
+    TensorSpec,
+    Way,
+    in_order,
+)
+from tvmflow.frontends.tensorflow.tflite_files import flatbuffer, read_tflite
+from tvmflow.frontends.tool_ways import tool_ways
+from tvmflow.ir.relax.emit import call_again, constant, straight_line
+from tvmflow.ir.relax.graph import Graph, TensorKind, read_graph
+from tvmflow.support.errors import ModelFileError, first_line, last_line
+from tvmflow.toolchain.environments import ToolProcess, run_tool
+
+MAX_UNPACKED_BYTES = 8 << 30
+
+
+class TfliteInput:
+    """An input as the file has it (detail: LiteRT's), and as params.yaml describes it."""
+
+    def __init__(self, detail: dict[str, Any], spec: TensorSpec) -> None:
+        self.detail, self.spec, self.dtype = detail, spec, np.dtype(detail["dtype"])
+        self.channels_first = _is_channels_first(tuple(int(d) for d in detail["shape"]), spec.shape)
+        self.is_quantized = self.dtype.name in ("int8", "uint8", "int16") and spec.dtype == "float32"
+        if not self.is_quantized and self.dtype.name != spec.dtype:
+            raise ModelFileError(
+                f"input {spec.name} of the model is {self.dtype.name}", f"{spec.dtype}, as params.yaml has it",
+                "correct input.dtype in params.yaml",
+            )  # fmt: skip
+
+    def in_file(self, x: Array) -> Array:
+        """Return a value of this input as the file wants it."""
+        value = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.channels_first else x)
+        if not self.is_quantized:
+            return value
+        scale, zero = self.detail["quantization"]
+        limits = np.iinfo(self.dtype)
+        return np.asarray(np.clip(np.rint(value / scale) + zero, limits.min, limits.max).astype(self.dtype))
+
+    def in_relax(self, builder: Any, value: Any) -> Any:
+        """Emit the same for a Relax value."""
+        from tvm import relax
+
+        if self.channels_first:
+            value = builder.emit(relax.op.permute_dims(value, [0, 2, 3, 1]))
+        if self.is_quantized:
+            scale, zero = self.detail["quantization"]
+            constants = relax.const(scale, "float32"), relax.const(zero, self.dtype.name)
+            value = builder.emit(relax.op.quantize(value, *constants, out_dtype=self.dtype.name))
+        return value
+
+
+def _plain_name(detail: dict[str, Any]) -> str:
+    """Return the name of a tensor without what exporters put around it."""
+    return str(detail["name"]).removeprefix("serving_default_").split(":")[0]
+
+
+class TfliteModel:
+    """Quantized inputs and outputs are converted, so that the model takes and gives float32 for them.
+
+    Images are channels-last in the file. An input that is described channels-first is transposed in front, and its kernels
+    are channels-first after import.
+    """
+
+    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
+        self.path = path
+        self.content = read_tflite(path)
+        self.interpreter = _interpreter(path)
+        details = self.interpreter.get_input_details()
+        self.order = in_order(path.name, [_plain_name(detail) for detail in details], inputs)
+        self.inputs = [TfliteInput(details[index], spec) for index, spec in zip(self.order, inputs, strict=True)]
+        self.outputs = self.interpreter.get_output_details()
+
+    def run(self, *inputs: Array) -> Arrays:
+        self._set(inputs)
+        self.interpreter.invoke()
+        return self._outputs()
+
+    def _outputs(self) -> Arrays:
+        return tuple(_dequantized(self.interpreter.get_tensor(output["index"]), output) for output in self.outputs)
+
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(_plain_name(output) for output in self.outputs)
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
+        model = TfliteModel.__new__(TfliteModel)
+        model.__dict__ |= self.__dict__ | {"interpreter": _interpreter(self.path, keep=True)}
+        model._set(inputs)
+        model.interpreter.invoke()
+        details = {detail["index"]: detail for detail in model.interpreter.get_tensor_details()}
+        graph = flatbuffer(self.content).Subgraphs(0)
+        for number in range(graph.OperatorsLength()):
+            operator = graph.Operators(number)
+            for index in (int(operator.Outputs(i)) for i in range(operator.OutputsLength())):
+                value = model.interpreter.get_tensor(index)
+                if value.dtype.kind in "fiu" and value.size > 1:
+                    yield str(details[index]["name"]), _dequantized(value, details[index])
+
+    def _set(self, inputs: Sequence[Array]) -> None:
+        for part, x in zip(self.inputs, inputs, strict=True):
+            try:
+                self.interpreter.set_tensor(part.detail["index"], part.in_file(x))
+            except ValueError as error:
+                raise ModelFileError(
+                    f"the model refuses an input of shape {list(x.shape)}: {first_line(error)}",
+                    f"input.shape {part.detail['shape'].tolist()}, or the same with channels first", "correct input.shape in params.yaml",
+                ) from error  # fmt: skip
+
+    def use_threads(self, threads: int) -> None:
+        self.interpreter = _interpreter(self.path, threads)
+
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        """Return the one way: LiteRT takes XNNPACK for whatever that knows, and keeps the inputs."""
+
+        def prepare() -> PreparedRun:
+            self._set(inputs)
+            return PreparedRun(self.interpreter.invoke, lambda _: self._outputs())
+
+        return (Way("LiteRT, XNNPACK", prepare),)
+
+    def to_relax(self) -> Any:
+        from tvm import relax
+        from tvm.relax.frontend.tflite import from_tflite
+
+        try:
+            module = from_tflite(flatbuffer(self.content))
+        except Exception as error:
+            if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
+                raise unsupported("TFLite", str(error)) from error
+            raise ModelFileError(
+                f"TVM cannot import {self.path.name}: {last_line(error)}", "a float or int8 model"
+            ) from error
+        return relax.transform.CanonicalizeBindings()(_float_ends(module, self))
+
+    def to_onnx(self, path: Path) -> None:
+        raise NoOnnxError(f"no exporter writes {path.name} from TFLite models")
+
+
+class SavedModel(TfliteModel):
+    """A SavedModel: outputs come from TensorFlow itself, the graph from its conversion to .tflite."""
+
+    def __init__(self, folder: Path, description: SourceDescription) -> None:
+        self.folder, spec = folder, description.only_input
+        converted = folder.parent / "model.tflite"
+        run_tool("tensorflow", ["convert", str(folder), str(converted)])
+        super().__init__(converted, (spec,))
+        self._process: ToolProcess | None = None
+        self._threads: int | None = None
+
+    def run(self, *inputs: Array) -> Arrays:
+        return (self._oracle().arrays("run", self._in_file(inputs))[0][1],)
+
+    def use_threads(self, threads: int) -> None:
+        self._process, self._threads = None, threads
+
+    def ways(self, *inputs: Array) -> Sequence[Way]:
+        return tool_ways(self._oracle(), ("concrete function", "frozen function", "XLA"), self._in_file(inputs))
+
+    def _in_file(self, inputs: Sequence[Array]) -> Array:
+        (x,) = inputs
+        return np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.inputs[0].channels_first else x)
+
+    def _oracle(self) -> ToolProcess:
+        if self._process is None:
+            self._process = ToolProcess("tensorflow", [str(self.folder)], self._threads)
+        return self._process
+
+
+def load(folder: Path, description: SourceDescription) -> TfliteModel:
+    """Read and check a .tflite file, or unpack and convert a SavedModel. Raises ModelFileError."""
+    path = folder / description.weights_file
+    if path.suffix == ".tflite":
+        return TfliteModel(path, description.inputs)
+    unpacked = Path(tempfile.mkdtemp(prefix="tvmflow-savedmodel-"))
+    try:
+        model = SavedModel(_unpack(path, unpacked), description)
+    except BaseException:
+        shutil.rmtree(unpacked, ignore_errors=True)
+        raise
+    weakref.finalize(model, shutil.rmtree, unpacked, ignore_errors=True)
+    return model
+
+
+def _unpack(path: Path, folder: Path) -> Path:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+            if size > MAX_UNPACKED_BYTES:
+                raise ModelFileError(f"{path.name} unpacks to {size} bytes", f"at most {MAX_UNPACKED_BYTES}")
+            archive.extractall(folder / "model")
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+        raise ModelFileError(f"{path.name} cannot be unpacked: {error}", "a .zip of a SavedModel folder") from error
+    models = sorted((folder / "model").rglob("saved_model.pb"))
+    if len(models) != 1:
+        raise ModelFileError(f"{path.name} holds {len(models)} files saved_model.pb", "one SavedModel folder")
+    return models[0].parent
+
+
+def _interpreter(path: Path, threads: int = 2, keep: bool = False) -> Any:
+    from ai_edge_litert.interpreter import Interpreter
+
+    try:
+        interpreter = Interpreter(str(path), num_threads=threads, experimental_preserve_all_tensors=keep)
+        interpreter.allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        raise ModelFileError(
+            f"{path.name} cannot be loaded by LiteRT: {first_line(error)}", "a whole .tflite file of static shapes",
+            "convert the model again",
+        ) from error  # fmt: skip
+    return interpreter
+
+
+def _is_channels_first(in_file: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    if in_file == expected:
+        return False
+    if len(in_file) == 4 and expected == (in_file[0], in_file[3], in_file[1], in_file[2]):
+        return True
+    raise ModelFileError(
+        f"the model takes an input of shape {list(in_file)}", f"input.shape {list(expected)}, or the same with channels last",
+        "correct input.shape in params.yaml",
+    )  # fmt: skip
+
+
+def _is_quantized(detail: dict[str, Any]) -> bool:
+    return np.dtype(detail["dtype"]) != np.float32 and bool(detail["quantization"][0])
+
+
+def _dequantized(value: Array, detail: dict[str, Any]) -> Array:
+    scale, zero = detail["quantization"]
+    if not _is_quantized(detail):
+        return np.asarray(value)
+    return np.asarray((value.astype(np.float32) - np.float32(zero)) * np.float32(scale))
+
+
+def _float_ends(module: Any, model: TfliteModel) -> Any:
+    """Wrap the imported `main`: the inputs as described, in their order, and float32 where outputs are quantized."""
+    import tvm
+    from tvm import relax
+
+    inner = read_graph(tvm.IRModule({"main": module["main"]}))
+    builder = relax.BlockBuilder()
+    described = {
+        name: TensorKind(part.spec.shape, part.spec.dtype)
+        for name, part in zip((list(inner.inputs)[index] for index in model.order), model.inputs, strict=True)
+    }
+
+    def body(parameters: dict[str, Any]) -> list[Any]:
+        values = {
+            name: part.in_relax(builder, parameters[name]) for name, part in zip(described, model.inputs, strict=True)
+        }
+        outputs = _inlined(builder, inner, values)
+        return [_in_float(builder, value, output) for value, output in zip(outputs, model.outputs, strict=True)]
+
+    return tvm.IRModule(straight_line(builder, Graph(described), body).functions, attrs=module.attrs)
+
+
+def _in_float(builder: Any, value: Any, output: dict[str, Any]) -> Any:
+    from tvm import relax
+
+    if not _is_quantized(output):
+        return value
+    scale, zero = output["quantization"]
+    dtype = np.dtype(output["dtype"]).name
+    return builder.emit(relax.op.dequantize(value, relax.const(scale, "float32"), relax.const(zero, dtype)))
+
+
+def _inlined(builder: Any, graph: Graph, values: dict[str, Any]) -> list[Any]:
+    """Emit the steps of a graph again, its inputs replaced; returns its outputs."""
+    for step in graph.steps:
+        expression = (
+            constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, values.__getitem__)
+        )
+        values[step.name] = builder.emit(expression, step.name)
+    return [values[name] for name in graph.outputs]

@@ -1,0 +1,1 @@
+"""Relax graphs: layers, operator tables, a numpy interpreter, serialization."""

@@ -1,0 +1,291 @@
+"""Write a network back as Relax, each layer in float or in integers, with conversions only where the dtype changes.
+
+What integers a layer becomes is the affair of an arithmetic (`int8`, `vta_int8`); this file owns the order, the float
+dtype, and which value exists in which dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step
+from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer, Network
+from tvmflow.ir.relax.scales import Scale
+from tvmflow.ir.tvm_compat import type_arguments
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """An integer value in the graph being written, and what its integers mean."""
+
+    value: Any
+    scale: Scale
+
+
+# Operators whose values are functions of the values of their operands at the same place.
+_POINTWISE = frozenset(
+    f"relax.{name}"
+    for name in (
+        "add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "abs", "exp", "log", "negative", "sigmoid", "tanh", "erf", "greater", "less",
+        "where", "nn.relu", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh",
+    )
+)  # fmt: skip
+
+
+class Arithmetic(Protocol):
+    """How layers compute in integers.
+
+    rounds_for_all: whether a function of one integer that layers read as an integer is that integer for float steps, too: as x * sigmoid(x) of a
+    convolution, of which a squeeze-and-excite block takes means and which it scales. It is then stored in 8 bits, not in 32.
+    """
+
+    rounds_for_all: ClassVar[bool]
+
+    def can(
+        self, layer: Layer, inputs_are_integer: list[bool], scales: list[Scale | None], read_in_float: bool
+    ) -> bool:
+        """Whether this layer is to be computed in integers, when these of its inputs already are. scales: of its inputs. read_in_float: by all of its readers."""
+
+    def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
+        """Write the layer and return its integer value."""
+
+    def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized: ...
+
+
+class Writer:
+    """Writes one module. scales: value name -> its scale; layers in `in_float` stay float."""
+
+    def __init__(
+        self, network: Network, arithmetic: Arithmetic | None, scales: Mapping[str, Scale], in_float: frozenset[str]
+    ) -> None:
+        from tvm import relax
+
+        self.network, self.arithmetic, self.scales, self.in_float = network, arithmetic, scales, in_float
+        self.builder = relax.BlockBuilder()
+        self.floats: dict[str, Any] = {}
+        self.integers: dict[str, Quantized] = {}
+        self.integer_layers: list[str] = []
+        self.users = network.users()
+        self.sources: dict[str, str] = {}  # of an integer, and of a float that is a function of one: that integer
+
+    def module(self) -> Any:
+        """Return the IRModule; `integer_layers` then names the layers that compute in integers."""
+        return straight_line(self.builder, self.network.graph, self._body)
+
+    def _body(self, parameters: dict[str, Any]) -> list[Any]:
+        self.floats |= parameters
+        for item in self.network.items:
+            if isinstance(item, Layer):
+                self._layer(item)
+            else:
+                self.floats[item.name] = self.emit(self._again(item), item.name)
+                if item.op in _POINTWISE:
+                    self._round_for_all(item.name, item.refs)
+        return [self.as_float(name) for name in self.network.outputs]
+
+    def emit(self, expression: Any, name: str) -> Any:
+        return self.builder.emit(expression, name)
+
+    def is_output(self, name: str) -> bool:
+        """Whether a value is read by nobody but the network's user, or by a softmax before that."""
+        readers = self.users[name]
+        return name in self.network.outputs or all(isinstance(r, Step) and r.op == "relax.nn.softmax" for r in readers)
+
+    def as_float(self, name: str) -> Any:
+        if name not in self.floats:
+            self.floats[name] = self._dequantize(name, self.integers[name])
+        return self.floats[name]
+
+    def as_integer(self, name: str) -> Quantized:
+        if name not in self.integers:
+            assert self.arithmetic is not None
+            self.integers[name] = self.arithmetic.quantize(self, name, self.floats[name], self.scales[name])
+        return self.integers[name]
+
+    def _dequantize(self, name: str, quantized: Quantized) -> Any:
+        from tvm import relax
+
+        value = relax.op.astype(quantized.value, "float32")
+        if quantized.scale.zero_point:
+            value = relax.op.subtract(value, constant(float(quantized.scale.zero_point), "float32"))
+        return self.emit(relax.op.multiply(value, constant(quantized.scale.factor, "float32")), f"{name}_float")
+
+    def _layer(self, layer: Layer) -> None:
+        is_integer = [name in self.integers for name in layer.inputs]
+        to_integers = self.arithmetic is not None and layer.name not in self.in_float
+        if (
+            to_integers
+            and self.arithmetic is not None
+            and self.arithmetic.can(
+                layer, is_integer, [self.scales.get(name) for name in layer.inputs], self._is_read_in_float(layer)
+            )
+        ):
+            inputs = [self.as_integer(name) for name in layer.inputs]
+            self.integers[layer.name] = self.arithmetic.layer(self, layer, inputs)
+            self.integer_layers.append(layer.name)
+            self.sources[layer.name] = layer.name
+        else:
+            self.floats[layer.name] = self._float_layer(layer)
+            if layer.kind == AFFINE and layer.name not in self.in_float:
+                self._round_for_all(layer.name, layer.inputs)
+
+    def _round_for_all(self, name: str, inputs: Sequence[str]) -> None:
+        """Make a function of one integer that both layers and steps read an integer for all of them."""
+        sources = {self.sources.get(given, "") for given in inputs}
+        if len(sources) != 1 or "" in sources:
+            return
+        (self.sources[name],) = sources
+        readers = self.users[name]
+        by_layers = any(isinstance(reader, Layer) and reader.name not in self.in_float for reader in readers)
+        if (
+            self.arithmetic is not None
+            and self.arithmetic.rounds_for_all
+            and name in self.scales
+            and name not in self.network.outputs  # the user's are not rounded
+            and by_layers
+            and any(isinstance(reader, Step) for reader in readers)
+        ):
+            self.integers[name] = self.arithmetic.quantize(self, name, self.floats.pop(name), self.scales[name])
+            self.sources[name] = name
+
+    def _is_read_in_float(self, layer: Layer) -> bool:
+        """Whether nothing but steps without an integer form reads a layer."""
+        return layer.name not in self.network.outputs and all(
+            isinstance(reader, Step) for reader in self.users[layer.name]
+        )
+
+    def _float_layer(self, layer: Layer) -> Any:
+        from tvm import relax
+
+        if layer.kind in (ADD, MEAN, MOVE, CONCAT):
+            value = self._call(layer.step, dict(zip(layer.step.refs, layer.inputs, strict=True)))
+            return self._activation(value, layer, layer.name) if layer.has_activation else self.emit(value, layer.name)
+        data = self.as_float(layer.inputs[0])
+        if layer.kind == CONV:
+            assert layer.weight is not None
+            value = convolution(layer.step, data, constant(layer.weight, "float32"), "float32")
+        elif layer.kind == TRANSPOSED:
+            value = transposed_convolution(layer.step, data, constant(layer.weight, "float32"), "float32")
+        elif layer.kind == DENSE:
+            value = relax.op.matmul(data, constant(layer.weight, "float32"))
+        else:
+            value = data
+            if layer.weight is not None and np.any(layer.weight != 1):
+                value = relax.op.multiply(value, constant(self.column(layer, layer.weight), "float32"))
+        nothing_else = value is data and not layer.has_activation  # a layer has a value of its own
+        if layer.bias is not None and (layer.kind != AFFINE or np.any(layer.bias != 0) or nothing_else):
+            value = relax.op.add(value, constant(self.column(layer, layer.bias), "float32"))
+        if not layer.has_activation:
+            return self.emit(value, layer.name)
+        if layer.kind in (CONV, TRANSPOSED, DENSE):
+            value = self.emit(value, f"{layer.name}_before")
+        return self._activation(value, layer, layer.name)
+
+    def _activation(self, value: Any, layer: Layer, name: str) -> Any:
+        from tvm import relax
+
+        low, high = np.asarray(layer.low), np.asarray(layer.high)
+        if low.ndim == 0 and high.ndim == 0:
+            if low == 0 and math.isinf(high):
+                return self.emit(relax.op.nn.relu(value), name)
+            if np.isfinite(low) and np.isfinite(high):
+                return self.emit(relax.op.clip(value, float(low), float(high)), name)
+        if np.any(np.isfinite(high)):
+            value = relax.op.minimum(value, constant(self.column(layer, high), "float32"))
+        if np.any(np.isfinite(low)):
+            value = relax.op.maximum(value, constant(self.column(layer, low), "float32"))
+        return self.emit(value, name)
+
+    def column(self, layer: Layer, vector: Array) -> Array:
+        """Return a number or (C,) as an array that broadcasts over the layer's shape (N, C, ...); a number where all channels of an AFFINE have the same."""
+        vector = np.asarray(vector)
+        if layer.kind == AFFINE and vector.ndim == 1 and np.all(vector == vector[0]):
+            return np.asarray(vector[0])
+        if vector.ndim in (0, len(layer.shape)):
+            return vector
+        return vector.reshape((1, -1) + (1,) * (len(layer.shape) - 2))
+
+    def _call(self, step: Step, renamed: Mapping[str, str]) -> Any:
+        return call_again(step, lambda name: self.as_float(renamed.get(name, name)))
+
+    def _again(self, step: Step) -> Any:
+        if step.op == "constant":
+            return constant(np.asarray(step.args[0]), step.dtype)
+        return call_again(step, self.as_float)
+
+
+def straight_line(builder: Any, graph: Graph, body: Callable[[dict[str, Any]], Sequence[Any]]) -> Any:
+    """Return the module whose main has the inputs of a graph and returns body(inputs), what is unused left out.
+
+    One output is returned as it is, several as a tuple.
+    """
+    from tvm import relax
+
+    parameters = {
+        name: relax.Var(name, relax.TensorType(kind.shape, kind.dtype)) for name, kind in graph.inputs.items()
+    }
+    with builder.function("main", list(parameters.values())):
+        with builder.dataflow():
+            outputs = [builder.emit_output(value, "output") for value in body(parameters)]
+            output = outputs[0] if len(outputs) == 1 else builder.emit_output(relax.Tuple(outputs), "outputs")
+        builder.emit_func_output(output)
+    return relax.transform.DeadCodeElimination(["main"])(builder.get())
+
+
+def call_again(step: Step, value_of: Any) -> Any:
+    """Return the step's Relax expression with its values replaced by `value_of(name)`."""
+    from tvm import relax
+
+    def build(argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            return value_of(argument.name)
+        if isinstance(argument, tuple):
+            return relax.Tuple([build(item) for item in argument])
+        if isinstance(argument, Other):
+            return argument.expression
+        return constant(argument, str(argument.dtype))
+
+    if step.op.startswith("get_item."):
+        return relax.TupleGetItem(build(step.args[0]), int(step.op.split(".")[1]))
+    return relax.Call(step.call.op, [build(a) for a in step.args], step.call.attrs, type_arguments(step.call))
+
+
+def constant(value: Any, dtype: str) -> Any:
+    from tvm import relax
+
+    kept = np.asarray(value)
+    return relax.const(np.array(kept if str(kept.dtype) == dtype else kept.astype(dtype), order="C"), dtype)
+
+
+def convolution(step: Step, data: Any, weight: Any, out_dtype: str, padding: list[int] | None = None) -> Any:
+    """Return conv2d with the attributes of a step; padding [top, left, bottom, right] may be replaced."""
+    from tvm import relax
+
+    attrs = step.call.attrs
+    return relax.op.nn.conv2d(
+        data, weight, strides=list(attrs.strides), padding=list(attrs.padding) if padding is None else padding,
+        dilation=list(attrs.dilation), groups=attrs.groups, data_layout=attrs.data_layout,
+        kernel_layout=attrs.kernel_layout, out_dtype=out_dtype,
+    )  # fmt: skip
+
+
+def transposed_convolution(step: Step, data: Any, weight: Any, out_dtype: str) -> Any:
+    """Return conv2d_transpose with the attributes of a step."""
+    from tvm import relax
+
+    attrs = step.call.attrs
+    return relax.op.nn.conv2d_transpose(
+        data, weight, strides=list(attrs.strides), padding=list(attrs.padding), output_padding=list(attrs.output_padding),
+        dilation=list(attrs.dilation), groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout,
+        out_dtype=out_dtype,
+    )  # fmt: skip
+
+
+def float_module(network: Network) -> Any:
+    """Return the network as a float32 module, its values named after its layers."""
+    return Writer(network, None, {}, frozenset()).module()

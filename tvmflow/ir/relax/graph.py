@@ -1,0 +1,196 @@
+"""A Relax function as a plain list of steps, so that quantization is ordinary Python over names and arrays.
+
+Knows nothing of scales. What is read here can be evaluated (`definition`) and written again (`emit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tvmflow.ir.tvm_compat import constant_value, type_of, variable_name
+from tvmflow.support.errors import UnsupportedOperatorError
+
+Array = np.ndarray[Any, Any]
+Arrays = tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value of an earlier step, or of the input."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Other:
+    """An argument that is no tensor: a shape, a number, a type."""
+
+    expression: Any
+
+
+Argument = Ref | Array | Other | tuple["Argument", ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator call. shape is empty for a tuple (`split`); `call` is the Relax expression it was read from."""
+
+    name: str
+    op: str
+    args: tuple[Argument, ...]
+    call: Any
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def refs(self) -> tuple[str, ...]:
+        return tuple(_refs(self.args))
+
+
+def _refs(arguments: tuple[Argument, ...]) -> Iterator[str]:
+    for argument in arguments:
+        if isinstance(argument, Ref):
+            yield argument.name
+        elif isinstance(argument, tuple):
+            yield from _refs(argument)
+
+
+def joins(step: Step, axis: int | None = None) -> bool:
+    """Whether a step concatenates values alone, along an axis or any: constants among them are not in its `refs`."""
+    if step.op != "relax.concat" or not isinstance(step.args[0], tuple):
+        return False
+    along = int(step.call.attrs.axis) % len(step.shape)
+    return axis in (None, along) and all(isinstance(part, Ref) for part in step.args[0])
+
+
+@dataclass(frozen=True)
+class TensorKind:
+    """Shape and dtype of a value."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass
+class Graph:
+    """inputs -> steps in order -> outputs, which are names of values."""
+
+    inputs: dict[str, TensorKind]
+    steps: list[Step] = field(default_factory=list)
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def batch(self) -> int:
+        """Return how many samples the first input holds."""
+        shape = next(iter(self.inputs.values())).shape
+        return shape[0] if shape else 1
+
+    def kinds(self) -> dict[str, TensorKind]:
+        """Return shape and dtype of every value."""
+        return {**self.inputs, **{step.name: TensorKind(step.shape, step.dtype) for step in self.steps}}
+
+    def kind(self, name: str) -> TensorKind:
+        """Return shape and dtype of one value."""
+        if name in self.inputs:
+            return self.inputs[name]
+        step = self.step(name)
+        return TensorKind(step.shape, step.dtype)
+
+    def users(self) -> dict[str, list[Step]]:
+        """Return who reads each value."""
+        users: dict[str, list[Step]] = {name: [] for name in (*self.inputs, *(step.name for step in self.steps))}
+        for step in self.steps:
+            for name in step.refs:
+                users[name].append(step)
+        return users
+
+    def step(self, name: str) -> Step:
+        return next(step for step in self.steps if step.name == name)
+
+
+def static_shape(expression: Any) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of a tensor, ((), 'tuple') of anything else. Raises UnsupportedOperatorError when dynamic."""
+    kind = type_of(expression)
+    if not hasattr(kind, "shape") or not hasattr(kind, "dtype"):
+        return (), "tuple"
+    if kind.shape is None or not all(hasattr(d, "value") for d in kind.shape):
+        raise UnsupportedOperatorError(
+            f"a tensor of shape {kind.shape} in the model", "shapes that are fixed numbers", "give input.shape in full"
+        )
+    return tuple(int(d.value) for d in kind.shape), str(kind.dtype)
+
+
+def with_inputs(mod: Any, order: Sequence[int]) -> Any:
+    """Return a module whose main takes its parameters in another order: `order[i]` is the place of parameter i now."""
+    import tvm
+    from tvm import relax
+
+    if list(order) == list(range(len(order))):
+        return mod
+    function = mod["main"]
+    parameters = [function.params[index] for index in order]
+    main = relax.Function(parameters, function.body, None, function.is_pure, function.attrs)
+    return tvm.IRModule({"main": main})
+
+
+def read_graph(mod: Any) -> Graph:
+    """Read `main` of a module: straight-line code of operator calls."""
+    from tvm import relax
+
+    function = mod["main"]
+    names: dict[Any, str] = {}
+    taken: set[str] = set()
+
+    def name_of(variable: Any) -> str:
+        stem = variable_name(variable)
+        name, count = stem, 1
+        while name in taken:
+            name, count = f"{stem}.{count}", count + 1
+        taken.add(name)
+        names[variable] = name
+        return name
+
+    def argument(expression: Any) -> Argument:
+        if isinstance(expression, relax.Var):
+            return Ref(names[expression])
+        tensor = constant_value(expression)
+        if tensor is not None and hasattr(tensor, "numpy"):
+            return np.asarray(tensor.numpy())
+        if isinstance(expression, relax.Tuple):
+            return tuple(argument(item) for item in expression.fields)
+        return Other(expression)
+
+    graph = Graph({name_of(parameter): TensorKind(*static_shape(parameter)) for parameter in function.params})
+    tuples: dict[Any, tuple[Any, ...]] = {}  # that the model itself makes, of values that have names already
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.Var):
+                names[binding.var] = names[value]
+                continue
+            if isinstance(value, relax.Tuple) and len(value.fields) != 1:
+                tuples[binding.var] = tuple(value.fields)
+                continue
+            if isinstance(value, relax.TupleGetItem):
+                op, args = f"get_item.{value.index}", (Ref(names[value.tuple_value]),)
+            elif isinstance(value, relax.Call) and hasattr(value.op, "name"):
+                op, args = str(value.op.name), tuple(argument(item) for item in value.args)  # type: ignore[assignment]
+            elif (constant := constant_value(value)) is not None:
+                op, args = "constant", (np.asarray(constant.numpy()),)  # type: ignore[assignment]
+            elif isinstance(value, relax.Tuple) and len(value.fields) == 1:
+                names[binding.var] = names[value.fields[0]]
+                continue
+            else:
+                raise UnsupportedOperatorError(
+                    f"{type(value).__name__} in the model", "operator calls, one after the other"
+                )
+            shape, dtype = static_shape(binding.var)
+            graph.steps.append(Step(name_of(binding.var), op, args, value, shape, dtype))
+    output = function.body.body
+    fields = tuple(output.fields) if isinstance(output, relax.Tuple) else tuples.get(output, (output,))
+    graph.outputs = tuple(names[field] for field in fields)
+    return graph

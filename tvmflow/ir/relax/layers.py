@@ -1,0 +1,268 @@
+"""Group the steps of a graph into layers: a convolution with its bias and activation is one, quantized as one.
+
+A layer takes its numbers (weight, bias, limits of its activation) out of the graph, so that passes like equalization
+can change them. What fits no layer stays a plain step and is computed in float.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step, joins
+
+CONV, DENSE, ADD, AFFINE, MEAN, CONCAT, MOVE = "conv", "dense", "add", "affine", "mean", "concat", "move"
+PRODUCTS = (CONV, DENSE)
+TRANSPOSED = "conv_transpose"
+_MOVES = {
+    "relax.nn.max_pool2d", "relax.reshape", "relax.permute_dims", "relax.flatten", "relax.squeeze", "relax.expand_dims",
+    "relax.strided_slice",
+}  # fmt: skip
+
+
+@dataclass
+class Layer:
+    """One unit of quantization. `name` is also the name of the value that it makes.
+
+    inputs: names of values. weight: conv (O, I/groups, KH, KW), transposed (I, O, KH, KW), dense (inputs, outputs), affine the factor per channel.
+    bias: (channels,) or None. low, high: limits of the activation, numbers or (channels,) arrays; infinite where none.
+    step: the anchor, for its attributes; None in a plain step's place is never used.
+    """
+
+    name: str
+    kind: str
+    step: Step
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    weight: Array | None = None
+    bias: Array | None = None
+    low: Any = -math.inf
+    high: Any = math.inf
+
+    @property
+    def has_activation(self) -> bool:
+        return bool(np.any(np.isfinite(self.low)) or np.any(np.isfinite(self.high)))
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel has a filter of its own."""
+        return (
+            self.kind == CONV
+            and self.weight is not None
+            and self.weight.shape[:2] == (self.groups, 1)
+            and self.groups > 1
+        )
+
+    @property
+    def groups(self) -> int:
+        return int(self.step.call.attrs.groups) if self.kind == CONV else 1
+
+
+@dataclass
+class Network:
+    """Layers and plain steps in order; values are named after layers. names: value of the graph -> its name here."""
+
+    graph: Graph
+    items: list[Layer | Step] = field(default_factory=list)
+    outputs: tuple[str, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> list[Layer]:
+        return [item for item in self.items if isinstance(item, Layer)]
+
+    def copy(self) -> Network:
+        """Return a network whose layers can be changed without changing this one's."""
+        items = [replace(item) if isinstance(item, Layer) else item for item in self.items]
+        return replace(self, items=items)
+
+    def layer(self, name: str) -> Layer:
+        return next(layer for layer in self.layers if layer.name == name)
+
+    def users(self) -> dict[str, list[Layer | Step]]:
+        users: dict[str, list[Layer | Step]] = {name: [] for name in self.graph.inputs}
+        for item in self.items:
+            users[item.name] = []
+        for item in self.items:
+            for name in set(item.inputs if isinstance(item, Layer) else item.refs):
+                users[name].append(item)
+        return users
+
+
+def group_layers(graph: Graph) -> Network:
+    """Return the network of a graph whose convolutions carry their batch norms."""
+    return _Grouping(graph).network()
+
+
+class _Grouping:
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.users = graph, graph.users()
+        self.names = {name: name for name in graph.inputs}
+        self.used: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    def network(self) -> Network:
+        network = Network(self.graph)
+        for step in self.graph.steps:
+            if step.name in self.used:
+                continue
+            layer = self._layer(step)
+            network.items.append(layer if layer is not None else self._plain(step))
+        network.outputs, network.names = tuple(self.names[name] for name in self.graph.outputs), self.names
+        return network
+
+    def _plain(self, step: Step) -> Step:
+        name = self._new_name(step.op.split(".")[-1] if not step.op.startswith("get_item") else "item")
+        self.names[step.name] = name
+        return replace(step, name=name, args=tuple(self._renamed(a) for a in step.args))
+
+    def _renamed(self, argument: Argument) -> Argument:
+        if isinstance(argument, Ref):
+            return Ref(self.names[argument.name])
+        if isinstance(argument, tuple):
+            return tuple(self._renamed(item) for item in argument)
+        return argument
+
+    def _new_name(self, stem: str) -> str:
+        name = f"{stem}{self.counts[stem]}"
+        self.counts[stem] += 1
+        return name
+
+    def _layer(self, step: Step) -> Layer | None:
+        kind = self._kind(step)
+        if kind is None:
+            return None
+        data = self._data(step, kind)
+        layer = Layer("", kind, step, tuple(self.names[name] for name in data), step.shape)
+        last = step
+        if kind in (CONV, TRANSPOSED, DENSE):
+            layer.weight = np.asarray(step.args[1])
+            last = self._take_bias(layer, last)
+        elif kind == AFFINE:
+            last = self._start_affine(layer, step)
+        if kind in (CONV, TRANSPOSED, DENSE, ADD, AFFINE):
+            last = self._take_activation(layer, last)
+        stem = {MOVE: step.op.split(".")[-1], CONCAT: "concat"}.get(kind, kind)
+        layer.name = self._new_name(stem)
+        layer.shape = last.shape
+        self.names[last.name] = layer.name
+        return layer
+
+    def _data(self, step: Step, kind: str) -> tuple[str, ...]:
+        if kind == CONCAT:
+            return step.refs
+        if kind == ADD:
+            return step.refs
+        return step.refs[:1]
+
+    def _kind(self, step: Step) -> str | None:
+        if step.dtype != "float32":
+            return None
+        weight = step.args[1] if len(step.args) > 1 else None
+        if step.op == "relax.nn.conv2d":
+            attrs = step.call.attrs
+            plain = str(attrs.data_layout) == "NCHW" and str(attrs.kernel_layout) == "OIHW"
+            return CONV if plain and isinstance(weight, np.ndarray) else None
+        if step.op == "relax.nn.conv2d_transpose":
+            return TRANSPOSED if is_plain_transposed(step.call.attrs) and isinstance(weight, np.ndarray) else None
+        if step.op == "relax.matmul":
+            return DENSE if isinstance(weight, np.ndarray) and weight.ndim == 2 and len(step.shape) == 2 else None
+        if step.op == "relax.add" and self._adds_values(step):
+            return ADD
+        if step.op in ("relax.multiply", "relax.add", "relax.nn.relu", "relax.clip"):
+            return AFFINE if self._channel_vector(step) is not None and len(step.shape) in (2, 4) else None
+        if step.op in ("relax.mean", "relax.nn.avg_pool2d"):
+            return MEAN if self._is_spatial_mean(step) else None
+        if step.op == "relax.concat":
+            return CONCAT if joins(step) else None
+        return MOVE if step.op in _MOVES and len(step.refs) == 1 else None
+
+    def _adds_values(self, step: Step) -> bool:
+        if not all(isinstance(a, Ref) for a in step.args) or len(step.shape) < 2:
+            return False
+        return all(self._shape(a.name) == step.shape for a in step.args)  # type: ignore[union-attr]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self.graph.kind(name).shape
+
+    def _is_spatial_mean(self, step: Step) -> bool:
+        source = self._shape(step.refs[0])
+        if len(source) != 4:
+            return False
+        attrs = step.call.attrs
+        if step.op == "relax.mean":
+            return sorted(int(a) % 4 for a in attrs.axis or ()) == [2, 3]
+        return str(attrs.layout) == "NCHW" and all(int(d) == 1 for d in attrs.dilation)
+
+    def _channel_vector(self, step: Step) -> Array | None:
+        """Return the per-channel numbers of `x op constant`, None when the constant has another shape."""
+        channels = step.shape[1] if len(step.shape) > 1 else 0
+        if step.op in ("relax.nn.relu", "relax.clip"):
+            return np.zeros(channels, np.float32)
+        constants = [a for a in step.args if isinstance(a, np.ndarray)]
+        if len(constants) != 1 or len(step.refs) != 1 or self._shape(step.refs[0]) != step.shape:
+            return None
+        return channel_vector(constants[0], step.shape)
+
+    def _sole_user(self, step: Step) -> Step | None:
+        users = self.users[step.name]
+        return users[0] if len(users) == 1 and step.name not in self.graph.outputs else None
+
+    def _take_bias(self, layer: Layer, last: Step) -> Step:
+        user = self._sole_user(last)
+        if user is None or user.op != "relax.add" or user.shape != last.shape:
+            return last
+        vector = self._channel_vector(user)
+        if vector is None:
+            return last
+        layer.bias = vector.astype(np.float32)
+        self.used.add(user.name)
+        return user
+
+    def _start_affine(self, layer: Layer, step: Step) -> Step:
+        channels = step.shape[1]
+        layer.weight, layer.bias = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+        if step.op == "relax.multiply":
+            layer.weight = np.asarray(self._channel_vector(step), np.float32)
+            return self._take_bias(layer, step)
+        if step.op == "relax.add":
+            layer.bias = np.asarray(self._channel_vector(step), np.float32)
+            return step
+        layer.low, layer.high = _limits(step)
+        return step
+
+    def _take_activation(self, layer: Layer, last: Step) -> Step:
+        user = self._sole_user(last)
+        if layer.has_activation or user is None or user.op not in ("relax.nn.relu", "relax.clip"):
+            return last
+        layer.low, layer.high = _limits(user)
+        self.used.add(user.name)
+        return user
+
+
+def is_plain_transposed(attrs: Any) -> bool:
+    """Return whether a transposed convolution is one that kernels and definition know: NCHW, IOHW, one group, not dilated."""
+    plain = str(attrs.data_layout) == "NCHW" and str(attrs.kernel_layout) == "IOHW"
+    return plain and int(attrs.groups) == 1 and all(int(d) == 1 for d in attrs.dilation)
+
+
+def _limits(step: Step) -> tuple[float, float]:
+    if step.op == "relax.nn.relu":
+        return 0.0, math.inf
+    expressions: list[Any] = [argument.expression for argument in step.args[1:3] if isinstance(argument, Other)]
+    low, high = (float(getattr(expression, "value", expression)) for expression in expressions)
+    return low, high
+
+
+def channel_vector(constant: Array, shape: tuple[int, ...]) -> Array | None:
+    """Return a constant that is broadcast over all but the channels of (N, C, ...) as (C,), None when it is not so."""
+    full = (1,) * (len(shape) - constant.ndim) + constant.shape
+    if constant.size == 1:
+        return np.full(shape[1], constant.reshape(-1)[0], constant.dtype)
+    if len(full) == len(shape) and full == tuple(shape[1] if axis == 1 else 1 for axis in range(len(shape))):
+        return constant.reshape(-1)
+    return None

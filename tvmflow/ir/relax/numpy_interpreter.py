@@ -1,0 +1,399 @@
+"""Run a Relax graph in plain numpy, one step at a time.
+
+This is the definition of what an integer graph computes: the compiled library equals it bit for bit. Sums of products of
+8-bit numbers are matrix products of floats, so few at a time that they are exact. Float steps are computed in the graph's dtype,
+sums in another order than the library's. An operator that is not in the table is compiled by TVM on its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step
+from tvmflow.ir.relax.layers import is_plain_transposed
+from tvmflow.ir.relax.numpy_operators import run_compiled
+
+Operator = Callable[[list[Any], Step], Any]
+Compute = Callable[[Step, list[Any]], Any]
+Watch = Callable[[Step, Array], Array | None]
+_EXACT = 256  # products of 8-bit numbers whose sum is below 2^24: float32 has it exactly, in any order of additions
+
+
+def run_graph(graph: Graph, x: Array, watch: Watch | None = None) -> Array:
+    """Return the output of a graph with one input and one output. Otherwise as `run_all`."""
+    (output,) = run_all(graph, (x,), watch)
+    return np.asarray(output)
+
+
+def run_all(
+    graph: Graph, inputs: Sequence[Any], watch: Watch | None = None, compute: Compute | None = None
+) -> tuple[Any, ...]:
+    """Return the outputs for inputs of the graph's shapes, or of a multiple of its batch where `scales_with_batch`.
+
+    `watch(step, value)` sees each value, and may return another one in its place. compute: in place of `run_step`, where values
+    are no arrays.
+    """
+    compute = compute or run_step
+    users = graph.users()
+    left = {name: len(steps) for name, steps in users.items()}
+    values: dict[str, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    for step in graph.steps:
+        arguments = [value_of(argument, values) for argument in step.args]
+        value = compute(step, arguments)
+        if watch is not None and not isinstance(value, tuple):
+            replaced = watch(step, value)
+            value = value if replaced is None else replaced
+        values[step.name] = value
+        for name in step.refs:
+            left[name] -= 1
+            if left[name] == 0 and name not in graph.outputs:
+                del values[name]
+        if not users[step.name] and step.name not in graph.outputs:
+            del values[step.name]
+    return tuple(values[name] for name in graph.outputs)
+
+
+def scales_with_batch(graph: Graph) -> bool:
+    """Whether every value carries the batch of the input in front, so that more samples may run at once."""
+    batch = graph.batch
+    return all(kind.shape[:1] == (batch,) for kind in graph.inputs.values()) and all(
+        step.dtype == "tuple" or (len(step.shape) > 0 and step.shape[0] == batch and _keeps_batch(step, batch))
+        for step in graph.steps
+        if step.op != "constant"
+    )
+
+
+def _keeps_batch(step: Step, batch: int) -> bool:
+    if step.op == "relax.permute_dims":
+        return step.call.attrs.axes is not None and int(step.call.attrs.axes[0]) == 0
+    if step.op in ("relax.mean", "relax.sum", "relax.concat", "relax.split"):
+        return step.op in _OPERATORS and 0 not in _axes(step, len(step.shape) or 4)
+    if step.op == "relax.reshape":
+        return math.prod(step.shape[1:]) * batch == math.prod(step.shape)
+    if step.op == "relax.matmul":
+        return isinstance(step.args[1], np.ndarray)
+    return step.op in _OPERATORS or step.op.startswith("get_item")
+
+
+def _axes(step: Step, ndim: int) -> list[int]:
+    axis = step.call.attrs.axis
+    if axis is None:
+        return list(range(ndim))
+    values = [axis] if isinstance(axis, int) or hasattr(axis, "value") else list(axis)
+    return [int(a) % ndim if ndim else int(a) for a in values]
+
+
+def value_of(argument: Argument, values: dict[str, Any]) -> Any:
+    """Return an argument of a step with the values that it refers to."""
+    if isinstance(argument, Ref):
+        return values[argument.name]
+    if isinstance(argument, tuple):
+        return tuple(value_of(item, values) for item in argument)
+    return argument
+
+
+def run_step(step: Step, arguments: list[Any]) -> Any:
+    """Compute one step."""
+    if step.op.startswith("get_item."):
+        return arguments[0][int(step.op.split(".")[1])]
+    if step.op == "constant":
+        return arguments[0]
+    if step.op in _OPERATORS:
+        return _OPERATORS[step.op](arguments, step)
+    return run_compiled(step, arguments)
+
+
+# -- convolutions and products ----------------------------------------------------------------------------------------
+
+
+def _is_integer(array: Array) -> bool:
+    return array.dtype.kind in "iu"
+
+
+def windows(x: Array, kernel: tuple[int, int], strides: Any, dilation: Any) -> Array:
+    """Return x (N, C, H, W) -> view (N, C, OH, OW, KH, KW); no padding."""
+    (kh, kw), (dh, dw) = kernel, dilation
+    view = np.lib.stride_tricks.sliding_window_view(x, ((kh - 1) * dh + 1, (kw - 1) * dw + 1), axis=(2, 3))
+    return view[:, :, :: strides[0], :: strides[1], ::dh, ::dw]
+
+
+def _ints(values: Any) -> list[int]:
+    return [int(v) for v in values]
+
+
+def padded(x: Array, padding: list[int], value: float = 0) -> Array:
+    """Return x (N, C, H, W) with padding [top, left, bottom, right]."""
+    top, left, bottom, right = padding
+    if not any(padding):
+        return x
+    return np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=value)
+
+
+def product(a: Array, b: Array) -> Array:
+    """Return the matrix product of two arrays; int32 for integers, exactly."""
+    if not _is_integer(a):
+        return np.asarray(a @ b)
+    if a.dtype.itemsize > 1 or b.dtype.itemsize > 1:
+        return np.asarray((a.astype(np.float64) @ b.astype(np.float64)).astype(np.int32))
+    left, right = a.astype(np.float32), b.astype(np.float32)
+    total = np.asarray((left[..., :_EXACT] @ right[..., :_EXACT, :]).astype(np.int32))
+    for start in range(_EXACT, left.shape[-1], _EXACT):
+        part = slice(start, start + _EXACT)
+        total += (left[..., part] @ right[..., part, :]).astype(np.int32)
+    return total
+
+
+def convolve(x: Array, weight: Array, strides: Any, padding: list[int], dilation: Any, groups: int) -> Array:
+    """Return the 2-D convolution of x (N, C, H, W) with weight (O, C/groups, KH, KW); int32 for integers."""
+    outputs, per_group, kh, kw = weight.shape
+    view = windows(padded(x, padding), (kh, kw), strides, dilation)
+    samples, channels, height, width = view.shape[:4]
+    if per_group == 1 and outputs == channels:
+        return _convolve_each(view, weight[:, 0])
+    exact = _is_integer(x)
+    working = x.dtype if exact else np.result_type(x.dtype, np.float32)
+    matrix = weight.reshape(groups, outputs // groups, per_group * kh * kw).astype(weight.dtype if exact else working)
+    result = np.empty((samples, outputs, height, width), np.int32 if exact else x.dtype)
+    for sample in range(samples):
+        columns = view[sample].reshape(groups, per_group, height, width, kh, kw).transpose(0, 1, 4, 5, 2, 3)
+        columns = columns.reshape(groups, per_group * kh * kw, height * width).astype(working, copy=False)
+        result[sample] = product(matrix, columns).reshape(outputs, height, width)
+    return result
+
+
+def _convolve_each(view: Array, filters: Array) -> Array:
+    """Return windows (N, C, OH, OW, KH, KW), each times its channel's filter (C, KH, KW)."""
+    exact = _is_integer(view)
+    working = np.dtype(np.int32) if exact else np.result_type(view.dtype, np.float32)
+    total = np.zeros(view.shape[:4], working)
+    for i, j in np.ndindex(*filters.shape[1:]):
+        total += view[..., i, j].astype(working) * filters[:, i, j, None, None].astype(working)
+    return total.astype(working if exact else view.dtype, copy=False)
+
+
+def convolve_transposed(
+    x: Array, weight: Array, strides: Any, padding: Any, output_padding: Any, groups: int = 1
+) -> Array:
+    """Return the transposed convolution of x (N, C, H, W) with weight (C, O/groups, KH, KW).
+
+    int32 for integers. Each pixel times all taps of the filters, added where they lie in the output; what padding cuts off is computed, too.
+    """
+    samples, channels, height, width = x.shape
+    (sh, sw), (top, left, bottom, right), (outputs, kh, kw) = strides, padding, weight.shape[1:]
+    exact = _is_integer(x)
+    working = x.dtype if exact else np.result_type(x.dtype, np.float32)
+    taps = weight.reshape(groups, channels // groups, outputs * kh * kw).swapaxes(1, 2)
+    taps = np.ascontiguousarray(taps).astype(weight.dtype if exact else working, copy=False)
+    full = ((height - 1) * sh + kh + output_padding[0], (width - 1) * sw + kw + output_padding[1])
+    total = np.zeros((samples, groups * outputs, *full), np.int32 if exact else working)
+    for image, into in zip(x, total, strict=True):
+        columns = image.reshape(groups, channels // groups, height * width).astype(working, copy=False)
+        products = product(taps, columns).reshape(groups * outputs, kh, kw, height, width)
+        for i, j in np.ndindex(kh, kw):
+            into[:, i : i + (height - 1) * sh + 1 : sh, j : j + (width - 1) * sw + 1 : sw] += products[:, i, j]
+    inside = total[:, :, top : full[0] - bottom, left : full[1] - right]
+    return inside if exact else inside.astype(x.dtype, copy=False)
+
+
+def _conv2d_transpose(a: list[Any], step: Step) -> Array:
+    attrs = step.call.attrs
+    if not is_plain_transposed(attrs):
+        return np.asarray(run_compiled(step, a))
+    return convolve_transposed(a[0], a[1], _ints(attrs.strides), _ints(attrs.padding), _ints(attrs.output_padding))
+
+
+def _conv2d(a: list[Any], step: Step) -> Array:
+    attrs = step.call.attrs
+    if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
+        return np.asarray(run_compiled(step, a))
+    return convolve(a[0], a[1], _ints(attrs.strides), _ints(attrs.padding), _ints(attrs.dilation), int(attrs.groups))
+
+
+def _matmul(a: list[Any], _step: Step) -> Array:
+    return product(a[0], a[1])
+
+
+# -- pooling ----------------------------------------------------------------------------------------------------------
+
+
+def _pool_view(x: Array, step: Step, fill: float) -> Array:
+    attrs = step.call.attrs
+    kernel, strides, dilation = _ints(attrs.pool_size), _ints(attrs.strides), _ints(attrs.dilation)
+    top, left, bottom, right = _ints(attrs.padding)
+    height, width = step.shape[2:]
+    need_h = (height - 1) * strides[0] + (kernel[0] - 1) * dilation[0] + 1
+    need_w = (width - 1) * strides[1] + (kernel[1] - 1) * dilation[1] + 1
+    bottom, right = max(bottom, need_h - x.shape[2] - top), max(right, need_w - x.shape[3] - left)
+    view = windows(padded(x, [top, left, bottom, right], fill), (kernel[0], kernel[1]), strides, dilation)
+    return view[:, :, :height, :width]
+
+
+def _max_pool2d(a: list[Any], step: Step) -> Array:
+    x = a[0]
+    if str(step.call.attrs.layout) != "NCHW":
+        return np.asarray(run_compiled(step, a))
+    view = _pool_view(x, step, np.iinfo(x.dtype).min if _is_integer(x) else -np.inf)
+    largest = view[..., 0, 0].copy()
+    for i, j in np.ndindex(*view.shape[4:]):
+        np.maximum(largest, view[..., i, j], out=largest)
+    return largest
+
+
+def window_counts(shape: tuple[int, ...], step: Step) -> Array:
+    """Return how many real (not padded) elements each window of a pooling step sees: (1, 1, OH, OW)."""
+    ones = np.ones((1, 1, *shape[2:]), np.float64)
+    return np.asarray(_pool_view(ones, step, 0.0).sum(axis=(4, 5)))
+
+
+def _avg_pool2d(a: list[Any], step: Step) -> Array:
+    x = a[0]
+    attrs = step.call.attrs
+    if str(attrs.layout) != "NCHW" or _is_integer(x):
+        return np.asarray(run_compiled(step, a))
+    counts = window_counts(x.shape, step)
+    if attrs.count_include_pad:
+        counts = np.full_like(counts, math.prod(_ints(attrs.pool_size)))
+    return np.asarray(_pool_view(x, step, 0.0).sum(axis=(4, 5), dtype=np.float64) / counts).astype(x.dtype)
+
+
+def _mean(a: list[Any], step: Step) -> Array:
+    axes = tuple(_axes(step, a[0].ndim))
+    return np.asarray(a[0].mean(axis=axes, keepdims=bool(step.call.attrs.keepdims), dtype=np.float64)).astype(
+        a[0].dtype
+    )
+
+
+def _sum(a: list[Any], step: Step) -> Array:
+    axes = tuple(_axes(step, a[0].ndim))
+    return np.asarray(a[0].sum(axis=axes, keepdims=bool(step.call.attrs.keepdims), dtype=a[0].dtype))
+
+
+# -- element by element -----------------------------------------------------------------------------------------------
+
+
+def _divide(a: list[Any], _step: Step) -> Array:
+    if not _is_integer(a[0]):
+        return np.asarray(a[0] / a[1])
+    quotient = np.abs(a[0]) // np.abs(a[1])  # towards zero, as C and TVM do
+    return np.asarray(np.where((a[0] < 0) ^ (a[1] < 0), -quotient, quotient)).astype(a[0].dtype)
+
+
+def _number(argument: Any) -> float:
+    expression = argument.expression if isinstance(argument, Other) else argument
+    return float(getattr(expression, "value", expression))
+
+
+def _clip(a: list[Any], _step: Step) -> Array:
+    low, high = _number(a[1]), _number(a[2])
+    if _is_integer(a[0]):
+        return np.asarray(np.clip(a[0], int(low), int(high))).astype(a[0].dtype)
+    return np.asarray(np.clip(a[0], a[0].dtype.type(low), a[0].dtype.type(high)))
+
+
+def _softmax(a: list[Any], step: Step) -> Array:
+    axis = int(step.call.attrs.axis)
+    shifted = np.exp(a[0] - a[0].max(axis=axis, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=axis, keepdims=True))
+
+
+def _pad(a: list[Any], step: Step) -> Array:
+    attrs = step.call.attrs
+    widths = np.reshape(_ints(attrs.pad_width), (-1, 2))
+    if str(attrs.pad_mode) != "constant":
+        return np.asarray(run_compiled(step, a))
+    return np.pad(a[0], widths, constant_values=float(attrs.pad_value))
+
+
+def _reshape(a: list[Any], step: Step) -> Array:
+    if a[0].size == math.prod(step.shape):
+        return np.asarray(a[0].reshape(step.shape))
+    return np.asarray(a[0].reshape(-1, *step.shape[1:]))  # more samples than the graph was made for
+
+
+def _split(a: list[Any], step: Step) -> tuple[Array, ...]:
+    parts, axis = step.call.attrs.indices_or_sections, int(step.call.attrs.axis)
+    sections = int(getattr(parts, "value", parts)) if not hasattr(parts, "__len__") else _ints(parts)
+    return tuple(np.split(a[0], sections, axis=axis))
+
+
+def _permute(a: list[Any], step: Step) -> Array:
+    axes = step.call.attrs.axes
+    return np.asarray(np.transpose(a[0], None if axes is None else _ints(axes)))
+
+
+def _sigmoid(a: list[Any], _step: Step) -> Array:
+    x = a[0]
+    return np.asarray(1 / (1 + np.exp(-x.astype(np.float64)))).astype(x.dtype)
+
+
+def _squeeze(a: list[Any], step: Step) -> Array:
+    axis = step.call.attrs.axis
+    return np.asarray(np.squeeze(a[0], None if axis is None else tuple(_ints(axis))))
+
+
+def _column(vector: Array, step: Step, ndim: int) -> Array:
+    if vector.size == 1:
+        return np.asarray(vector.reshape(-1)[0])
+    column = [1] * ndim
+    column[int(step.call.attrs.axis)] = -1
+    return vector.reshape(column)
+
+
+def _quantize(a: list[Any], step: Step) -> Array:
+    scale, zero = (_column(np.asarray(v), step, a[0].ndim) for v in a[1:3])
+    limits = np.iinfo(step.dtype)
+    return np.asarray(np.clip(np.rint(a[0] / scale) + zero, limits.min, limits.max).astype(step.dtype))
+
+
+def _dequantize(a: list[Any], step: Step) -> Array:
+    scale, zero = (_column(np.asarray(v), step, a[0].ndim) for v in a[1:3])
+    return np.asarray(((a[0].astype(np.int32) - zero) * scale).astype(np.float32))
+
+
+_OPERATORS: dict[str, Operator] = {
+    "relax.quantize": _quantize,
+    "relax.dequantize": _dequantize,
+    "relax.nn.conv2d": _conv2d,
+    "relax.nn.conv2d_transpose": _conv2d_transpose,
+    "relax.matmul": _matmul,
+    "relax.nn.max_pool2d": _max_pool2d,
+    "relax.nn.avg_pool2d": _avg_pool2d,
+    "relax.mean": _mean,
+    "relax.sum": _sum,
+    "relax.add": lambda a, _: a[0] + a[1],
+    "relax.subtract": lambda a, _: a[0] - a[1],
+    "relax.multiply": lambda a, _: a[0] * a[1],
+    "relax.divide": _divide,
+    "relax.maximum": lambda a, _: np.maximum(a[0], a[1]),
+    "relax.minimum": lambda a, _: np.minimum(a[0], a[1]),
+    "relax.abs": lambda a, _: np.abs(a[0]),
+    "relax.sign": lambda a, _: np.sign(a[0]),
+    "relax.floor": lambda a, _: np.floor(a[0]),
+    "relax.trunc": lambda a, _: np.trunc(a[0]),
+    "relax.round": lambda a, _: np.rint(a[0]),
+    "relax.sqrt": lambda a, _: np.sqrt(a[0]),
+    "relax.exp": lambda a, _: np.exp(a[0]),
+    "relax.sigmoid": _sigmoid,
+    "relax.tanh": lambda a, _: np.tanh(a[0]),
+    "relax.left_shift": lambda a, _: np.left_shift(a[0], a[1]),
+    "relax.right_shift": lambda a, _: np.right_shift(a[0], a[1]),
+    "relax.greater_equal": lambda a, _: a[0] >= a[1],
+    "relax.nn.relu": lambda a, _: np.maximum(a[0], a[0].dtype.type(0)),
+    "relax.nn.leakyrelu": lambda a, s: np.where(a[0] > 0, a[0], a[0] * a[0].dtype.type(s.call.attrs.alpha)),
+    "relax.nn.dropout": lambda a, _: (a[0], a[0]),
+    "relax.clip": _clip,
+    "relax.astype": lambda a, s: a[0].astype(s.dtype),
+    "relax.nn.softmax": _softmax,
+    "relax.nn.pad": _pad,
+    "relax.reshape": _reshape,
+    "relax.flatten": lambda a, s: a[0].reshape(-1, *s.shape[1:]),
+    "relax.squeeze": _squeeze,
+    "relax.expand_dims": lambda a, s: np.expand_dims(a[0], tuple(_ints(s.call.attrs.axis))),
+    "relax.permute_dims": _permute,
+    "relax.concat": lambda a, s: np.concatenate(a[0], axis=int(s.call.attrs.axis)),
+    "relax.split": _split,
+}

@@ -1,0 +1,162 @@
+"""Keep a Relax module as two files: its IR as JSON, its weights as safetensors.
+
+TVM's own JSON holds every tensor as base64 inside. The tensors are taken out and put back here, so that the IR can be
+read and compared, and weights are stored once, as bytes, in a format that cannot carry code. Meanwhile a small tensor stands in the
+place of each, its number: TVM takes a second for the base64 of 45 MB, each way.
+
+A tensor inside the JSON is: magic u64, reserved u64, device (i32, i32), ndim i32, dtype (code u8, bits u8, lanes u16),
+shape i64 x ndim, size i64, data.
+
+Beside a module may lie others, of the same network at smaller sizes: their IR in the same JSON under "others", tensors of the same bytes once.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tvmflow.support.errors import ModelFileError, StoreError
+
+IR_NAME, WEIGHTS_NAME = "model.json", "weights.safetensors"
+_MAGIC = 0xDD5E40F096B4A13F
+_HEAD = struct.Struct("<QQiiiBBH")
+_DTYPES = {
+    (2, 32): np.float32, (2, 16): np.float16, (2, 64): np.float64,
+    (0, 8): np.int8, (0, 16): np.int16, (0, 32): np.int32, (0, 64): np.int64,
+    (1, 8): np.uint8, (1, 16): np.uint16, (1, 32): np.uint32, (6, 8): np.bool_, (4, 16): ml_dtypes.bfloat16,
+}  # fmt: skip
+_CODES = {np.dtype(kind): code for code, kind in _DTYPES.items()}
+
+
+def save_module(module: Any, folder: Path, others: Mapping[str, Any] | None = None) -> None:
+    """Write `model.json` and `weights.safetensors` into a folder. others: label -> a module that shares weights with it."""
+    from safetensors.numpy import save_file
+
+    weights: dict[str, np.ndarray[Any, Any]] = {}
+    known: dict[bytes, str] = {}
+    graph = _graph_of(module, weights, known)
+    if others:
+        graph["others"] = {label: _graph_of(other, weights, known) for label, other in others.items()}
+    (folder / IR_NAME).write_text(json.dumps(graph, separators=(",", ":")), encoding="utf-8")
+    save_file(weights or {"none": np.zeros(1, np.uint8)}, folder / WEIGHTS_NAME)
+
+
+def _graph_of(module: Any, weights: dict[str, np.ndarray[Any, Any]], known: dict[bytes, str]) -> dict[str, Any]:
+    """Return a module's IR, whose tensors are added to the weights unless these have the same bytes of an earlier module."""
+    import tvm
+
+    from tvmflow.ir.relax.tensors import with_tensors
+
+    tensors: list[np.ndarray[Any, Any]] = []
+
+    def number_of(tensor: Any) -> Any:
+        tensors.append(np.ascontiguousarray(tensor.numpy()).reshape(tuple(tensor.shape)))
+        return tvm.runtime.tensor(np.array(len(tensors) - 1, np.int64))
+
+    small = with_tensors(module, number_of)
+    unknown = sorted({str(tensor.dtype) for tensor in tensors} - set(map(str, _CODES)))
+    if unknown:
+        raise ModelFileError(f"a tensor of {unknown[0]} in the IR", f"one of {sorted(map(str, _CODES))}")
+    graph: dict[str, Any] = json.loads(tvm.ir.save_json(small))
+    added: dict[bytes, str] = {}
+    for node in graph["nodes"]:
+        if node["type"] == "ffi.Tensor":
+            array = tensors[int(_decode(base64.b64decode(node["data"])))]
+            digest = hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
+            if digest in known:
+                node["data"] = known[digest]
+                continue
+            name = f"w{len(weights):05d}"
+            if str(array.dtype) == "bfloat16":
+                array, name = array.view(np.uint16), f"{name}.bfloat16"
+            weights[name] = array
+            node["data"] = added[digest] = name
+    known.update(added)
+    return graph
+
+
+def load_module(folder: Path) -> Any:
+    """Read what `save_module` wrote. Raises StoreError when it was written by another TVM, ModelFileError when damaged."""
+    graph, weights = _read(folder)
+    return _module_of(graph, weights, folder)
+
+
+def load_others(folder: Path) -> dict[str, Any]:
+    """Return label -> module of those that lie beside the module. Raises as `load_module` does."""
+    graph, weights = _read(folder)
+    return {label: _module_of(other, weights, folder) for label, other in graph.get("others", {}).items()}
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    from safetensors.numpy import load_file
+
+    try:
+        return json.loads((folder / IR_NAME).read_text(encoding="utf-8")), load_file(folder / WEIGHTS_NAME)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> ModelFileError:
+    return ModelFileError(f"damaged IR in {folder}: {error}", "the files that import_model wrote")
+
+
+def _module_of(graph: dict[str, Any], weights: Mapping[str, np.ndarray[Any, Any]], folder: Path) -> Any:
+    import tvm
+
+    from tvmflow.ir.relax.tensors import with_tensors
+
+    arrays: list[np.ndarray[Any, Any]] = []
+    try:
+        for node in graph["nodes"]:
+            if node["type"] == "ffi.Tensor":
+                arrays.append(_named(node["data"], weights[node["data"]]))
+                node["data"] = base64.b64encode(_encode(np.array(len(arrays) - 1, np.int64))).decode()
+        made_by = graph.get("metadata", {}).get("tvm_version")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(folder, error) from error
+    if made_by != tvm.__version__:
+        raise StoreError(
+            f"the IR in {folder} was written by TVM {made_by}", f"TVM {tvm.__version__}", "run the cell again"
+        )
+    module = tvm.ir.load_json(json.dumps({key: value for key, value in graph.items() if key != "others"}))
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    return with_tensors(module, lambda number: tensors[int(number.numpy())])
+
+
+def _named(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """bfloat16, which numpy does not know, lies in the file as uint16 under a name that says so."""
+    return array.view(ml_dtypes.bfloat16) if name.endswith(".bfloat16") else array
+
+
+def _decode(data: bytes) -> np.ndarray[Any, Any]:
+    magic, _, _, _, ndim, code, bits, lanes = _HEAD.unpack_from(data)
+    if magic != _MAGIC or lanes != 1 or (code, bits) not in _DTYPES:
+        raise ModelFileError(f"a tensor of kind {(code, bits, lanes)} in the IR", f"one of {sorted(_DTYPES)}")
+    shape = struct.unpack_from(f"<{ndim}q", data, _HEAD.size)
+    offset = _HEAD.size + 8 * ndim + 8
+    return np.frombuffer(data, _DTYPES[code, bits], offset=offset).reshape(shape).copy()
+
+
+def _encode(array: np.ndarray[Any, Any]) -> bytes:
+    code, bits = _CODES[array.dtype]
+    head = _HEAD.pack(_MAGIC, 0, 1, 0, array.ndim, code, bits, 1)
+    return head + struct.pack(f"<{array.ndim}q", *array.shape) + struct.pack("<q", array.nbytes) + array.tobytes()
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return numpy's dtype of a name, bfloat16 included."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def bytes_of(shape: Iterable[Any], dtype: Any) -> int:
+    """Return the bytes of a tensor; dimensions and dtype may be TVM's own types."""
+    return math.prod(int(size) for size in shape) * numpy_dtype(str(dtype)).itemsize

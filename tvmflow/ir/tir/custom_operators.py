@@ -1,0 +1,33 @@
+"""Operators of ours in TensorIR: loops carry them into their vectors, and a function lowers them for code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvmflow.ir.tvm_compat import dtype_of, register_intrin_lowering
+
+
+def register_operator(name: str, meaning: str, inputs: int, lower: Callable[[Any], Any]) -> None:
+    """Register a pure operator with TVM, in this process, once. lower: call, of one value or of a vector -> expression."""
+    import tvm
+    from tvm import tirx
+    from tvm.ir import _ffi_api
+
+    if name in _ffi_api.ListOpNames():
+        return
+    _ffi_api.RegisterOp(name, meaning)
+    _ffi_api.OpSetNumInputs(tvm.ir.Op.get(name), inputs)
+    tvm.ir.register_op_attr(name, "TVectorizable", True)
+    tvm.ir.register_op_attr(name, "TScriptPrinterName", name.replace(".", "_"))
+    tvm.ir.register_op_attr(name, "TCallEffectKind", int(tirx.expr.CallEffectKind.Pure.value))
+    register_intrin_lowering(name, "default", lower)
+
+
+def halves_of(value: Any) -> tuple[Any, Any]:
+    """Return the lower and the upper half of a vector."""
+    from tvm import tirx
+
+    dtype, _, lanes = dtype_of(value).partition("x")
+    half = f"{dtype}x{int(lanes) // 2}"
+    return tirx.vectorlow(half, value), tirx.vectorhigh(half, value)

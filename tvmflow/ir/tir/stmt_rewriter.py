@@ -1,0 +1,103 @@
+"""Rewriting kernels that are lowered as far as calls of the runtime: TVM has no visitor of statements for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm_ffi import structural_walk
+
+from tvmflow.ir.tir.blocks import IMPORTED_LLVM, kernels_changed, new_schedule
+
+Rewrite = Callable[[Any], Any]  # statement -> statement, the same object where it stays
+
+
+def rewritten(statement: Any, rewrite: Rewrite) -> Any:
+    """Return a statement with each of its parts rewritten, inner ones first; the same object where all stay."""
+    return rewrite(_with_parts(statement, rewrite))
+
+
+def rewritten_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
+    """Return a module with the statements of its kernels rewritten. rewrite_of: a kernel -> how its statements are."""
+    return kernels_changed(
+        mod, lambda _: True, lambda kernel: kernel.with_body(rewritten(kernel.body, rewrite_of(kernel)))
+    )
+
+
+def with_root_body(function: Any, change: Rewrite, keeps: Callable[[Any], bool] = lambda _: True) -> Any:
+    """Return a kernel whose blocks are not lowered yet, with the statement of its outermost block changed. keeps: which of its buffers stay."""
+    realize = function.body
+    root = realize.block
+    same, buffers = (root.iter_vars, root.reads, root.writes, root.name_hint), filter(keeps, root.alloc_buffers)
+    block = type(root)(*same, change(root.body), root.init, list(buffers), root.match_buffers, root.annotations)
+    return function.with_body(type(realize)(realize.iter_values, realize.predicate, block))
+
+
+def realize_in(statement: Any) -> Any:
+    """Return what runs the block in loops, its SBlockRealize."""
+    while not hasattr(statement, "iter_values"):
+        statement = statement.body
+    return statement
+
+
+def is_marked(function: Any, mark: str) -> bool:
+    """Whether a kernel has a loop with an annotation."""
+    return has(function, tirx.For, lambda loop: mark in loop.annotations)
+
+
+def with_llvm(function: Any, text: str) -> Any:
+    """Return a scheduled kernel that brings functions in LLVM's language, behind those that it brings already."""
+    schedule = new_schedule(function)
+    root = schedule.get_sblock("root", "main")
+    known = schedule.get(root).annotations.get(IMPORTED_LLVM)
+    if known is not None:  # annotate would keep it as it is
+        schedule.unannotate(root, IMPORTED_LLVM)
+    schedule.annotate(root, IMPORTED_LLVM, f"{known or ''}{text}")
+    return schedule.mod["main"]
+
+
+def has(function: Any, kind: type, wanted: Callable[[Any], bool]) -> bool:
+    """Whether a kernel has a node of a kind, tirx.For or tvm.ir.Call for example, that is wanted."""
+    found = []
+    structural_walk(function.body, (kind, lambda node: found.append(wanted(node))))
+    return any(found)
+
+
+def calls(function: Any, beginning: str) -> bool:
+    """Whether a kernel calls an external function whose name begins so."""
+
+    def wanted(call: Any) -> bool:
+        name = call.args[0] if getattr(call.op, "name", "") == "tirx.call_extern" else None
+        return str(getattr(name, "value", "")).startswith(beginning)
+
+    return has(function, tvm.ir.Call, wanted)
+
+
+def _with_parts(statement: Any, rewrite: Rewrite) -> Any:
+    if isinstance(statement, tirx.SeqStmt):
+        parts = [rewritten(part, rewrite) for part in statement.seq]
+        if all(new.same_as(old) for new, old in zip(parts, statement.seq, strict=True)):
+            return statement
+        # What a part declares is known to those behind it, which it would not be from a sequence within the sequence.
+        return tirx.SeqStmt([one for part in parts for one in (part.seq if isinstance(part, tirx.SeqStmt) else [part])])
+    if isinstance(statement, tirx.IfThenElse):
+        then, other = rewritten(statement.then_case, rewrite), statement.else_case
+        other = other and rewritten(other, rewrite)
+        same = then.same_as(statement.then_case) and (other is None or other.same_as(statement.else_case))
+        return statement if same else tirx.IfThenElse(statement.condition, then, other)
+    if not isinstance(statement, tirx.For | tirx.AttrStmt):
+        return statement
+    body = rewritten(statement.body, rewrite)
+    return statement if body.same_as(statement.body) else with_body(statement, body)
+
+
+def with_body(statement: Any, body: Any) -> Any:
+    """Return a loop or an attribute around another body."""
+    if isinstance(statement, tirx.AttrStmt):
+        return tirx.AttrStmt(statement.node, statement.attr_key, statement.value, body)
+    loop = statement
+    return tirx.For(
+        loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step
+    )

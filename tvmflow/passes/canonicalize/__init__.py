@@ -1,0 +1,1 @@
+"""Graph passes that bring an imported network into one canonical form."""

@@ -1,0 +1,175 @@
+"""ChannelsFirst: let a network that was written channels-last compute channels-first throughout.
+
+Importers leave two layouts of it: convolutions in NHWC (TFLite), or in NCHW between pairs of transpositions (Keras). Here
+every 4-D value in NHWC gets a twin in NCHW; operators that do not care are computed on the twin, and the NHWC value is
+made only where something needs it. Transpositions then remain at most at the input and in front of a flatten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
+from tvmflow.ir.relax.emit import call_again, constant
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, joins, read_graph
+from tvmflow.passes.layout.layout_rewriter import TwoLayouts
+
+_TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
+_QUANTIZE = {"relax.quantize", "relax.dequantize"}
+
+
+@tvm.transform.module_pass(opt_level=0, name="ChannelsFirst")
+class ChannelsFirst:
+    """IRModule -> IRModule; unchanged where nothing is channels-last."""
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        graph = read_graph(mod)
+        if not any(_is_channels_last(step) for step in graph.steps):
+            return mod
+        return _Rewriter(graph).module()
+
+
+def _is_channels_last(step: Step) -> bool:
+    if step.op == "relax.permute_dims":
+        return _axes(step) in (_TO_FIRST, _TO_LAST)
+    layout = getattr(step.call.attrs, "data_layout", None) if step.op == "relax.nn.conv2d" else None
+    return str(layout) == "NHWC"
+
+
+def _axes(step: Step) -> list[int]:
+    axes = step.call.attrs.axes
+    return [int(a) for a in axes] if axes is not None else []
+
+
+class _Rewriter(TwoLayouts):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.first: dict[str, Any] = {}
+
+    def _emit(self, expression: Any, name: str) -> Any:
+        return self.builder.emit(expression, name)
+
+    def _as_plain(self, name: str) -> Any:
+        if name not in self.plain:
+            self.plain[name] = self._emit(relax.op.permute_dims(self.first[name], _TO_LAST), f"{name}_last")
+        return self.plain[name]
+
+    def _as_first(self, name: str) -> Any:
+        if name not in self.first:
+            self.first[name] = self._emit(relax.op.permute_dims(self.plain[name], _TO_FIRST), f"{name}_first")
+        return self.first[name]
+
+    def _step(self, step: Step) -> None:
+        if step.op == "relax.permute_dims" and _axes(step) == _TO_FIRST:
+            self.plain[step.name] = self._as_first(step.refs[0])
+            return
+        if step.op == "relax.permute_dims" and _axes(step) == _TO_LAST:
+            self.first[step.name] = self._as_plain(step.refs[0])
+            return
+        twin = self._twin(step)
+        if twin is not None:
+            result = self._emit(twin(), step.name)
+            if len(step.shape) == 4:
+                self.first[step.name] = result
+            else:
+                self.plain[step.name] = result
+            return
+        self._emit_plain(step)
+
+    def _twin(self, step: Step) -> Callable[[], Any] | None:
+        """Return how to compute the step channels-first, None where it has to stay as it is."""
+        if step.op == "relax.nn.conv2d" and str(step.call.attrs.data_layout) == "NHWC":
+            return lambda: self._convolution(step)
+        if step.op in ("relax.nn.max_pool2d", "relax.nn.avg_pool2d") and str(step.call.attrs.layout) == "NHWC":
+            return lambda: self._pool(step)
+        if not any(self._has_twin(name) for name in step.refs):
+            return None
+        if step.op in UNARY or (step.op in _QUANTIZE and all(_is_scalar(a) for a in step.args[1:])):
+            return lambda: call_again(step, self._as_first)
+        if step.op in BROADCASTING:
+            return self._binary(step)
+        if step.op in ("relax.mean", "relax.sum", "relax.max"):
+            return self._reduction(step)
+        if len(step.shape) == 4 and joins(step):
+            axis = {0: 0, 1: 2, 2: 3, 3: 1}[int(step.call.attrs.axis) % 4]
+            return lambda: relax.op.concat([self._as_first(name) for name in step.refs], axis=axis)
+        if step.op == "relax.nn.pad" and len(step.shape) == 4:
+            return lambda: self._pad(step)
+        if step.op == "relax.reshape" and len(step.shape) == 2 and self._is_pixel(step.refs[0]):
+            return lambda: relax.op.reshape(self._as_first(step.refs[0]), step.shape)
+        return None
+
+    def _has_twin(self, name: str) -> bool:
+        return name in self.first
+
+    def _is_pixel(self, name: str) -> bool:
+        return len(self.shapes[name]) == 4 and math.prod(self.shapes[name][1:3]) == 1
+
+    def _convolution(self, step: Step) -> Any:
+        attrs, weight = step.call.attrs, step.args[1]
+        order = {"HWIO": (3, 2, 0, 1), "OHWI": (0, 3, 1, 2), "OIHW": (0, 1, 2, 3), "HWOI": (2, 3, 0, 1)}[
+            str(attrs.kernel_layout)
+        ]
+        if isinstance(weight, np.ndarray):
+            kernel = constant(np.transpose(weight, order), str(weight.dtype))
+        else:
+            kernel = relax.op.permute_dims(self._as_plain(step.refs[1]), list(order))
+        return relax.op.nn.conv2d(
+            self._as_first(step.refs[0]), kernel, strides=list(attrs.strides), padding=list(attrs.padding),
+            dilation=list(attrs.dilation), groups=attrs.groups, out_dtype=step.dtype,
+        )  # fmt: skip
+
+    def _pool(self, step: Step) -> Any:
+        attrs = step.call.attrs
+        options: dict[str, Any] = {
+            "pool_size": list(attrs.pool_size), "strides": list(attrs.strides), "dilation": list(attrs.dilation),
+            "padding": list(attrs.padding), "ceil_mode": bool(attrs.ceil_mode),
+            "count_include_pad": bool(attrs.count_include_pad),
+        }  # fmt: skip
+        operator = relax.op.nn.max_pool2d if "max" in step.op else relax.op.nn.avg_pool2d
+        return operator(self._as_first(step.refs[0]), **options)
+
+    def _binary(self, step: Step) -> Callable[[], Any] | None:
+        if len(step.shape) != 4:
+            return None
+        for argument in step.args:
+            if isinstance(argument, Ref) and len(self.shapes[argument.name]) != 4:
+                return None
+        moved = tuple(_first_constant(argument) for argument in step.args)
+        again = Step(step.name, step.op, moved, step.call, step.shape, step.dtype)
+        return lambda: call_again(again, self._as_first)
+
+    def _reduction(self, step: Step) -> Callable[[], Any] | None:
+        attrs = step.call.attrs
+        if attrs.axis is None or len(self.shapes[step.refs[0]]) != 4:
+            return None
+        axes = sorted(int(a) % 4 for a in attrs.axis)
+        if axes != [1, 2]:
+            return None
+        operator = getattr(relax.op, step.op.split(".")[-1])
+        return lambda: operator(self._as_first(step.refs[0]), axis=[2, 3], keepdims=bool(attrs.keepdims))
+
+    def _pad(self, step: Step) -> Any:
+        attrs = step.call.attrs
+        widths = np.reshape([int(w) for w in attrs.pad_width], (4, 2))[_TO_FIRST].reshape(-1).tolist()
+        return relax.op.nn.pad(
+            self._as_first(step.refs[0]), widths, pad_mode=str(attrs.pad_mode), pad_value=float(attrs.pad_value)
+        )
+
+
+def _is_scalar(argument: Argument) -> bool:
+    return isinstance(argument, np.ndarray) and argument.size == 1
+
+
+def _first_constant(argument: Argument) -> Argument:
+    """Return a constant that broadcasts against NHWC as one that broadcasts against NCHW."""
+    if not isinstance(argument, np.ndarray) or argument.size == 1:
+        return argument
+    full: Array = argument.reshape((1,) * (4 - argument.ndim) + argument.shape)
+    return full.transpose(_TO_FIRST)

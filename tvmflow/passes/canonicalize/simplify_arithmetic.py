@@ -1,0 +1,130 @@
+"""SimplifyArithmetic: one clip for two, one matrix for a batch of the same, products in place of divisions by a number, as hard-swish and hard-sigmoid are imported, and of small
+powers, for which LLVM calls the C library.
+
+A product with the reciprocal differs from a division by a unit in the last place. What is rounded next, as quantized models do with what they divide by
+a scale, stays a division.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.dpl import is_const, is_op, rewrite_call, wildcard
+
+from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of, type_of
+
+_LEAST, _MOST = 1e-30, 1e30  # of divisors: reciprocals are normal numbers of float32
+_POWERS = (1.0, 2.0, 3.0, 4.0)
+
+
+def _bounds(call: Any) -> tuple[float, float]:
+    low, high = (float(argument.value) for argument in call.args[1:])
+    return low, high
+
+
+def _merge_clips(function: Any) -> Any:
+    data, inner_low, inner_high, low, high = (wildcard() for _ in range(5))
+    inner = is_op("relax.clip")(data, inner_low, inner_high)
+
+    def merged(call: Any, matches: Any) -> Any:
+        (first_low, first_high), (least, most) = _bounds(matches[inner]), _bounds(call)
+        if not (first_low <= first_high and least <= most):
+            return call
+        bounds = (min(max(bound, least), most) for bound in (first_low, first_high))
+        integral = np.issubdtype(np.dtype(str(type_of(call).dtype)), np.integer)
+        return relax.op.clip(matches[data], *(int(bound) if integral else bound for bound in bounds))
+
+    return rewrite_call(is_op("relax.clip")(inner, low, high), merged, function)
+
+
+def _multiply(function: Any) -> Any:
+    bindings = [binding for block in function.body.blocks for binding in block.bindings]
+    rounded = {binding.value.args[0] for binding in bindings if operator_of(binding.value) == "relax.round"}
+    kept = {binding.value for binding in bindings if binding.var in rounded}
+    data, number = wildcard(), is_const()
+
+    def multiplied(call: Any, matches: Any) -> Any:
+        divisor: Any = constant_value(matches[number])
+        values = divisor.numpy()
+        if values.dtype != np.float32 or values.size != 1 or call in kept:
+            return call
+        by = float(values.reshape(()))
+        if not _LEAST < abs(by) < _MOST:  # nor NaN
+            return call
+        return relax.op.multiply(matches[data], relax.const((1.0 / values.astype(np.float64)).astype(np.float32)))
+
+    return rewrite_call(is_op("relax.divide")(data, number), multiplied, function)
+
+
+def _power(x: Any, exponent: float) -> Any:
+    """Return a power as products, quotients and roots, as PyTorch computes it, where its exponent is one of theirs; else None."""
+    if exponent < 0:
+        made = _power(x, -exponent)
+        one = relax.const(np.ones((), str(type_of(x).dtype)))
+        return None if made is None else relax.op.divide(one, made)
+    if exponent == 0.5:
+        return relax.op.sqrt(x)
+    if exponent not in _POWERS:
+        return None
+    made = x
+    for _ in range(int(exponent) - 1):
+        made = relax.op.multiply(made, x)
+    return made
+
+
+def _multiply_powers(function: Any) -> Any:
+    data, number = wildcard(), is_const()
+
+    def multiplied(call: Any, matches: Any) -> Any:
+        exponent: Any = constant_value(matches[number])
+        values = exponent.numpy()
+        kind = type_of(matches[data])
+        if values.size != 1 or values.ndim > kind.ndim or not np.issubdtype(values.dtype, np.floating):
+            return call
+        made = _power(matches[data], float(values.reshape(())))
+        return call if made is None else made
+
+    return rewrite_call(is_op("relax.power")(data, number), multiplied, function)
+
+
+def _share_weights(function: Any) -> Any:
+    """Multiply with one matrix where a constant has the same one for each of a batch, as PyTorch expands the weights of a dense layer."""
+    data, number = wildcard(), is_const()
+
+    def shared(call: Any, matches: Any) -> Any:
+        weights: Any = constant_value(matches[number])
+        values = weights.numpy()
+        if values.ndim < 3 or values.ndim > type_of(matches[data]).ndim:
+            return call
+        matrices = values.reshape(-1, *values.shape[-2:])
+        if not (matrices == matrices[:1]).all():
+            return call
+        return relax.op.matmul(matches[data], relax.const(matrices[0].copy()), call.attrs.out_dtype)
+
+    return rewrite_call(is_op("relax.matmul")(data, number), shared, function)
+
+
+def _drop_broadcasts(function: Any) -> Any:
+    """Leave out broadcasts to the shape that a value has."""
+    data, shape = wildcard(), wildcard()
+
+    def dropped(call: Any, matches: Any) -> Any:
+        value = matches[data]
+        return value if shape_of(value) == shape_of(call) else call
+
+    return rewrite_call(is_op("relax.broadcast_to")(data, shape), dropped, function)
+
+
+@tvm.transform.module_pass(opt_level=0, name="SimplifyArithmetic")
+class SimplifyArithmetic:
+    """IRModule -> IRModule."""
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        main = mod["main"]
+        for step in (_merge_clips, _multiply_powers, _multiply, _share_weights, _drop_broadcasts):
+            main = step(main)
+        mod.update_func(mod.get_global_var("main"), main)
+        return relax.transform.DeadCodeElimination(["main"])(mod)

@@ -1,0 +1,1 @@
+"""Passes over lowered kernels (TIR): schedules, buffers, alignment."""

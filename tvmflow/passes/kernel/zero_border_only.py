@@ -1,0 +1,43 @@
+"""with_edges_filled: of an image that is made in a thread's own memory, only what lies around it is filled with zeros.
+
+TVM divides a padding into a block that fills all of it and one that writes what is inside; most of what the first one writes is written again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm_ffi import structural_map
+
+from tvmflow.ir.tir.blocks import kernels_changed
+from tvmflow.ir.tir.stmt_rewriter import is_marked, realize_in, rewritten, with_root_body
+from tvmflow.schedules.template import FILLED
+
+
+def with_edges_filled(mod: Any) -> Any:
+    """Return a module of scheduled kernels in which the loops that FILLED marks leave out the columns that are written again."""
+    return kernels_changed(
+        mod,
+        lambda kernel: is_marked(kernel, FILLED),
+        lambda kernel: with_root_body(kernel, lambda body: rewritten(body, _edges)),
+    )
+
+
+def _edges(statement: Any) -> Any:
+    """Return a loop over the columns of a row that is marked, or any other statement as it is."""
+    if not isinstance(statement, tirx.For) or FILLED not in statement.annotations:
+        return statement
+    top, height, left, width = (int(number) for number in statement.annotations[FILLED])
+    whole = tirx.For(statement.loop_var, statement.min, statement.extent, statement.kind, statement.body)
+    row = realize_in(statement.body).iter_values[2]
+    inside = tirx.all(row >= top, row < top + height)
+    edge = tirx.Var("edge", "int64")
+    column = tirx.Select(edge < left, edge, edge + width)
+    body = structural_map(
+        statement.body,
+        ((tirx.Var, lambda variable: column if variable.same_as(statement.loop_var) else variable),),
+    )
+    right = max(int(statement.extent) - left - width, 0)
+    edges = tirx.For(edge, statement.min, tirx.const(left + right, "int64"), statement.kind, body)
+    return tirx.IfThenElse(inside, edges, whole)

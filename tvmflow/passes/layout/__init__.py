@@ -1,0 +1,1 @@
+"""Passes that choose and rewrite data layouts: channel packing, weights, channels last."""

@@ -1,0 +1,118 @@
+"""Layer norm and RMS norm of packed channels, (N, C/b, H, W, b): over the channels of each pixel, without a change of layout before and behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.relax.graph import Ref, Step
+from tvmflow.ir.tvm_compat import shape_of, type_of
+from tvmflow.passes.legalize.batch_matmul import buffer_of, function_of
+
+AXES = [1, 4]  # of packed channels
+NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm")
+
+_TOTAL = """
+    total_of_lane = T.sblock_alloc_buffer(({N}, {H}, {W}, {L}))
+    total = T.sblock_alloc_buffer(({N}, {H}, {W}))
+    for n, h, w, l, c in T.grid({N}, {H}, {W}, {L}, {C}):
+        with T.sblock("packed_norm_total_of_lane"):
+            vn, vh, vw, vl, vc = T.axis.remap("SSSSR", [n, h, w, l, c])
+            with T.init():
+                total_of_lane[vn, vh, vw, vl] = T.float32(0)
+            total_of_lane[vn, vh, vw, vl] = total_of_lane[vn, vh, vw, vl] + x[vn, vc, vh, vw, vl]
+    for n, h, w, l in T.grid({N}, {H}, {W}, {L}):
+        with T.sblock("packed_norm_total"):
+            vn, vh, vw, vl = T.axis.remap("SSSR", [n, h, w, l])
+            with T.init():
+                total[vn, vh, vw] = T.float32(0)
+            total[vn, vh, vw] = total[vn, vh, vw] + total_of_lane[vn, vh, vw, vl] * T.float32({share!r})"""
+_SOURCE = """
+@T.prim_func(s_tir=True)
+def packed_norm({parameters}, out: {image}) -> None:
+    T.func_attr({{"tirx.noalias": True, "op_pattern": 4}}){total}
+    square_of_lane = T.sblock_alloc_buffer(({N}, {H}, {W}, {L}))
+    square = T.sblock_alloc_buffer(({N}, {H}, {W}))
+    factor = T.sblock_alloc_buffer(({N}, {H}, {W}))
+    for n, h, w, l, c in T.grid({N}, {H}, {W}, {L}, {C}):
+        with T.sblock("packed_norm_square_of_lane"):
+            vn, vh, vw, vl, vc = T.axis.remap("SSSSR", [n, h, w, l, c])
+            with T.init():
+                square_of_lane[vn, vh, vw, vl] = T.float32(0)
+            square_of_lane[vn, vh, vw, vl] = square_of_lane[vn, vh, vw, vl] + {value} * {value}
+    for n, h, w, l in T.grid({N}, {H}, {W}, {L}):
+        with T.sblock("packed_norm_square"):
+            vn, vh, vw, vl = T.axis.remap("SSSR", [n, h, w, l])
+            with T.init():
+                square[vn, vh, vw] = T.float32(0)
+            square[vn, vh, vw] = square[vn, vh, vw] + square_of_lane[vn, vh, vw, vl] * T.float32({share!r})
+    for n, h, w in T.grid({N}, {H}, {W}):
+        with T.sblock("packed_norm_factor"):
+            vn, vh, vw = T.axis.remap("SSS", [n, h, w])
+            factor[vn, vh, vw] = T.float32(1) / T.sqrt(square[vn, vh, vw] + T.float32({epsilon!r}))
+    for n, c, h, w, l in T.grid({N}, {C}, {H}, {W}, {L}):
+        with T.sblock("packed_norm"):
+            vn, vc, vh, vw, vl = T.axis.remap("SSSSS", [n, c, h, w, l])
+            out[vn, vc, vh, vw, vl] = {value} * factor[vn, vh, vw] * scale[vc, vl]{shift}
+"""
+
+
+def packed_norm(step: Step, packed: Any, block: int, axis: int = -1) -> Callable[[], Any] | None:
+    """Return how a norm over an axis is computed on packed channels that are that axis; None where they do not fill their blocks, or it is over others."""
+    weights, rank = step.args[1:], len(step.shape)
+    if not isinstance(step.args[0], Ref) or step.shape[axis] % block or step.dtype != "float32":
+        return None
+    if [int(one) % rank for one in step.call.attrs.axes] != [axis % rank]:
+        return None
+    arrays = [weight for weight in weights if isinstance(weight, np.ndarray) and weight.dtype == np.float32]
+    if len(arrays) != len(weights):
+        return None
+    factors = [constant(np.reshape(weight, (-1, block)), "float32") for weight in arrays]
+    operator = relax.op.nn.layer_norm if step.op == NORMS[0] else relax.op.nn.rms_norm
+    return lambda: operator(packed, *factors, AXES, float(step.call.attrs.epsilon))
+
+
+def _plain_rms_norm(builder: Any, call: Any) -> Any:
+    """Return the call of a kernel of an RMS norm over any axes; TVM's own are over the last ones."""
+    from tvm import topi
+
+    rank = len(shape_of(call))
+    axes = sorted(int(axis) % rank for axis in call.attrs.axes)
+    count = math.prod(shape_of(call)[axis] for axis in axes)
+    epsilon = float(call.attrs.epsilon)
+    dtype = str(type_of(call).dtype)
+
+    def rms_norm(x: Any, weight: Any) -> Any:
+        wide = topi.cast(x, "float32")
+        squares = topi.sum(topi.multiply(wide, wide), axes, keepdims=True)
+        factor = topi.divide(1.0, topi.sqrt(topi.add(topi.divide(squares, float(count)), epsilon)))
+        full = topi.reshape(weight, [extent if axis in axes else 1 for axis, extent in enumerate(shape_of(call))])
+        return topi.cast(topi.multiply(topi.multiply(wide, factor), topi.cast(full, "float32")), dtype)
+
+    return builder.call_te(rms_norm, *call.args, primfunc_name_hint="rms_norm")
+
+
+def legalize_norm(builder: Any, call: Any) -> Any:
+    """Return how relax.nn.layer_norm and relax.nn.rms_norm are lowered: of packed channels to one kernel, else as TVM does."""
+    attrs, shape = call.attrs, shape_of(call)
+    if len(shape) != 5 or [int(axis) for axis in attrs.axes] != AXES or str(type_of(call).dtype) != "float32":
+        centered = str(call.op.name) == NORMS[0]
+        return call.op.get_attr("FLegalize")(builder, call) if centered else _plain_rms_norm(builder, call)
+    batch, blocks, height, width, lanes = shape
+    centered = str(call.op.name) == NORMS[0]
+    image, weight = buffer_of(shape, "float32"), buffer_of((blocks, lanes), "float32")
+    sizes = {
+        "N": batch, "C": blocks, "H": height, "W": width, "L": lanes, "share": 1.0 / (blocks * lanes), "epsilon": float(attrs.epsilon),
+    }  # fmt: skip
+    parameters = f"x: {image}, scale: {weight}" + (f", shift: {weight}" if centered else "")
+    function = function_of(_SOURCE, {
+        **sizes, "image": image, "parameters": parameters, "total": _TOTAL.format(**sizes) if centered else "",
+        "value": "(x[vn, vc, vh, vw, vl] - total[vn, vh, vw])" if centered else "x[vn, vc, vh, vw, vl]",
+        "shift": " + shift[vc, vl]" if centered else "",
+    })  # fmt: skip
+    return relax.call_tir(builder.add_func(function, "packed_norm"), list(call.args), type_of(call))

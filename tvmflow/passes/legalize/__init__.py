@@ -1,0 +1,1 @@
+"""Passes that lower operators to TIR in the form that schedules expect."""

@@ -1,0 +1,260 @@
+"""Attention as one kernel: softmax(scale * Q K^T * factors + biases) V, whose scores never leave the cache of a core.
+
+K^T is packed once for each head, in blocks of columns that fill a vector, so that any number of keys has vectors; behind the last key lie zeros,
+whose scores are minus infinity. Rows of queries are filled up to whole tiles. What is read and written lies wherever its producers and
+consumers have it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvmflow.passes.legalize.batch_matmul import Operand, filled_rows, function_of, within
+from tvmflow.passes.legalize.bfloat16 import rounded_text
+
+LOWEST = "T.float32(-3.4028234663852886e38)"
+
+
+class Step(NamedTuple):
+    """What is added to scores or, if `multiplies`, multiplied by them. operand: (batch, queries, keys)."""
+
+    operand: Operand
+    multiplies: bool
+
+
+@dataclass(frozen=True)
+class Attention:
+    """q: (batch, queries, depth), k: (batch, keys, depth), v: (batch, keys, width), steps: of the scores, in order, out: (batch, queries, width).
+
+    safe: a row whose scores are all minus infinity gives zeros, and else no numbers. lanes: columns of a block. paired: both products are
+    of bfloat16, two neighbours at a time, and what they multiply is rounded to it.
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    depth: int
+    width: int
+    q: Operand
+    k: Operand
+    v: Operand
+    steps: tuple[Step, ...]
+    out: Operand
+    scale: float
+    safe: bool
+    lanes: int
+    paired: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Return the rows that are computed: queries, and perhaps a few more."""
+        return filled_rows(self.queries, self.lanes)
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Return how many blocks of columns the scores and the outputs have."""
+        return -(-self.keys // self.lanes), -(-self.width // self.lanes)
+
+
+_SOURCE = """
+@T.prim_func(s_tir=True)
+def attention({parameters}) -> None:
+    T.func_attr({{"tirx.noalias": True, "op_pattern": 8}})
+{arrays}
+    product = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}))
+    scores = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}))
+    most_of_lane = T.sblock_alloc_buffer(({G}, {M}, {L}))
+    most = T.sblock_alloc_buffer(({G}, {M}))
+    {weights}
+    total_of_lane = T.sblock_alloc_buffer(({G}, {M}, {L}))
+    total = T.sblock_alloc_buffer(({G}, {M}))
+    factor = T.sblock_alloc_buffer(({G}, {M}))
+    mixed = T.sblock_alloc_buffer(({G}, {M}, {DB}, {L}))
+{packed}
+    for g, m, d in T.grid({G}, {M}, {D}):
+        with T.sblock("attention_queries"):
+            vg, vm, vd = T.axis.remap("SSS", [g, m, d])
+            queries[vg, vm, vd] = {query}
+{product}
+    for g, m, b, l in T.grid({G}, {M}, {NB}, {L}):
+        with T.sblock("attention_scores"):
+            vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
+            scores[vg, vm, vb, vl] = {score}
+    for g, m, l, b in T.grid({G}, {M}, {L}, {NB}):
+        with T.sblock("attention_most_of_lane"):
+            vg, vm, vl, vb = T.axis.remap("SSSR", [g, m, l, b])
+            with T.init():
+                most_of_lane[vg, vm, vl] = {lowest}
+            most_of_lane[vg, vm, vl] = T.max(most_of_lane[vg, vm, vl], scores[vg, vm, vb, vl])
+    for g, m, l in T.grid({G}, {M}, {L}):
+        with T.sblock("attention_most"):
+            vg, vm, vl = T.axis.remap("SSR", [g, m, l])
+            with T.init():
+                most[vg, vm] = {lowest}
+            most[vg, vm] = T.max(most[vg, vm], most_of_lane[vg, vm, vl])
+    for g, m, b, l in T.grid({G}, {M}, {NB}, {L}):
+        with T.sblock("attention_weights"):
+            vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
+            weights[vg, vm, vb, vl] = {weight}
+    for g, m, l, b in T.grid({G}, {M}, {L}, {NB}):
+        with T.sblock("attention_total_of_lane"):
+            vg, vm, vl, vb = T.axis.remap("SSSR", [g, m, l, b])
+            with T.init():
+                total_of_lane[vg, vm, vl] = T.float32(0)
+            total_of_lane[vg, vm, vl] = total_of_lane[vg, vm, vl] + {added}
+    for g, m, l in T.grid({G}, {M}, {L}):
+        with T.sblock("attention_total"):
+            vg, vm, vl = T.axis.remap("SSR", [g, m, l])
+            with T.init():
+                total[vg, vm] = T.float32(0)
+            total[vg, vm] = total[vg, vm] + total_of_lane[vg, vm, vl]
+    for g, m in T.grid({G}, {M}):
+        with T.sblock("attention_factor"):
+            vg, vm = T.axis.remap("SS", [g, m])
+            factor[vg, vm] = {factor}
+{mixing}
+    for g, m, b, l in T.grid({G}, {M}, {DB}, {L}):
+        with T.sblock("attention"):
+            vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
+            {inside}out[{out}] = {mixed}
+"""
+
+_EXP = "T.exp(scores[vg, vm, vb, vl] - most[vg, vm])"
+_PLAIN = {
+    "arrays": """
+    keys = T.sblock_alloc_buffer(({G}, {NB}, {D}, {L}))
+    values = T.sblock_alloc_buffer(({G}, {DB}, {N}, {L}))
+    queries = T.sblock_alloc_buffer(({G}, {M}, {D}))""",
+    "weights": "weights = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}))",
+    "packed": """
+    for g, b, d, l in T.grid({G}, {NB}, {D}, {L}):
+        with T.sblock("attention_keys"):
+            vg, vb, vd, vl = T.axis.remap("SSSS", [g, b, d, l])
+            keys[vg, vb, vd, vl] = {key}
+    for g, b, n, l in T.grid({G}, {DB}, {N}, {L}):
+        with T.sblock("attention_values"):
+            vg, vb, vn, vl = T.axis.remap("SSSS", [g, b, n, l])
+            values[vg, vb, vn, vl] = {value}""",
+    "product": """
+    for g, m, b, l, d in T.grid({G}, {M}, {NB}, {L}, {D}):
+        with T.sblock("attention_product"):
+            vg, vm, vb, vl, vd = T.axis.remap("SSSSR", [g, m, b, l, d])
+            with T.init():
+                product[vg, vm, vb, vl] = T.float32(0)
+            product[vg, vm, vb, vl] = product[vg, vm, vb, vl] + queries[vg, vm, vd] * keys[vg, vb, vd, vl]""",
+    "mixing": """
+    for g, m, b, l, n in T.grid({G}, {M}, {DB}, {L}, {N}):
+        with T.sblock("attention_mixed"):
+            vg, vm, vb, vl, vn = T.axis.remap("SSSSR", [g, m, b, l, n])
+            with T.init():
+                mixed[vg, vm, vb, vl] = T.float32(0)
+            mixed[vg, vm, vb, vl] = mixed[vg, vm, vb, vl] + weights[vg, vm, vn // {L}, vn % {L}] * values[vg, vb, vn, vl]""",
+    "weight": _EXP,
+    "added": "weights[vg, vm, vb, vl]",
+}
+# Neighbours that are multiplied at once lie side by side: two channels of a key, two values of a channel.
+_PAIRED = {
+    "arrays": """
+    keys = T.sblock_alloc_buffer(({G}, {NB}, {DP}, {L}, 2), "bfloat16")
+    values = T.sblock_alloc_buffer(({G}, {DB}, {NP}, {L}, 2), "bfloat16")
+    queries = T.sblock_alloc_buffer(({G}, {M}, {D}), "bfloat16")""",
+    "weights": 'weights = T.sblock_alloc_buffer(({G}, {M}, {NB}, {L}), "bfloat16")',
+    "packed": """
+    for g, b, d, l, p in T.grid({G}, {NB}, {DP}, {L}, T.int64(2)):
+        with T.sblock("attention_keys"):
+            vg, vb, vd, vl, vp = T.axis.remap("SSSSS", [g, b, d, l, p])
+            keys[vg, vb, vd, vl, vp] = {key}
+    for g, b, n, l, p in T.grid({G}, {DB}, {NP}, {L}, T.int64(2)):
+        with T.sblock("attention_values"):
+            vg, vb, vn, vl, vp = T.axis.remap("SSSSS", [g, b, n, l, p])
+            values[vg, vb, vn, vl, vp] = {value}""",
+    "product": """
+    for g, m, b, l, d, p in T.grid({G}, {M}, {NB}, {L}, {DP}, T.int64(2)):
+        with T.sblock("attention_product"):
+            vg, vm, vb, vl, vd, vp = T.axis.remap("SSSSRR", [g, m, b, l, d, p])
+            with T.init():
+                product[vg, vm, vb, vl] = T.float32(0)
+            product[vg, vm, vb, vl] = product[vg, vm, vb, vl] + T.Cast("float32", queries[vg, vm, vd * 2 + vp]) * T.Cast("float32", keys[vg, vb, vd, vl, vp])""",
+    "mixing": """
+    for g, m, b, l, n, p in T.grid({G}, {M}, {DB}, {L}, {NP}, T.int64(2)):
+        with T.sblock("attention_mixed"):
+            vg, vm, vb, vl, vn, vp = T.axis.remap("SSSSRR", [g, m, b, l, n, p])
+            with T.init():
+                mixed[vg, vm, vb, vl] = T.float32(0)
+            mixed[vg, vm, vb, vl] = mixed[vg, vm, vb, vl] + T.Cast("float32", weights[vg, vm, vn // {L2}, vn % {L2} * 2 + vp]) * T.Cast("float32", values[vg, vb, vn, vl, vp])""",
+    "weight": rounded_text(_EXP),
+    "added": 'T.Cast("float32", weights[vg, vm, vb, vl])',
+}
+
+
+@cache
+def attention_kernel(attention: Attention) -> Any:
+    """Return the PrimFunc of q, k, v, the operands of the steps and the output."""
+    parts = _parts(attention)
+    ways = _PAIRED if attention.paired else _PLAIN
+    return function_of(_SOURCE, {**parts, **{name: text.format(**parts).lstrip("\n") for name, text in ways.items()}})
+
+
+def _parts(of: Attention) -> dict[str, Any]:
+    (score_blocks, out_blocks), lanes = of.blocks, of.lanes
+    steps = {f"{'factor' if step.multiplies else 'bias'}{at}": step for at, step in enumerate(of.steps)}
+    names = ["q", "k", "v", *steps, "out"]
+    arrays = (of.q, of.k, of.v, *(step.operand for step in of.steps), of.out)
+    row = "vm" if of.rows == of.queries else f"T.min(vm, {of.queries - 1})"
+    column = f"vb * {lanes} + vl"
+
+    multiplied = "bfloat16" if of.paired else "float32"
+    zero, scale = f"T.{multiplied}(0)", f" * T.float32({of.scale!r})"
+    depths, places = (2 * -(-count // 2) if of.paired else count for count in (of.depth, of.keys))
+    depth, place = ("vd * 2 + vp", "vn * 2 + vp") if of.paired else ("vd", "vn")
+    key = of.k.read("k", "vg", column, depth, dtype=multiplied) + ("" if of.paired else scale)
+    key = within(depth, of.depth, depths, key, zero)
+    value = within(place, of.keys, places, of.v.read("v", "vg", place, column, dtype=multiplied), zero)
+    score = "product[vg, vm, vb, vl]" + (scale if of.paired else "")
+    for name, step in steps.items():
+        read = step.operand.read(name, "vg", row, column)
+        score = f"({score}) * {read}" if step.multiplies else f"{score} + {read}"
+    extents = {
+        "G": of.batch, "M": of.rows, "N": of.keys, "D": depths, "L": lanes, "NB": score_blocks, "DB": out_blocks,
+        "DP": depths // 2, "NP": places // 2, "L2": lanes // 2,
+    }  # fmt: skip
+    mixed = "mixed[vg, vm, vb, vl] * factor[vg, vm]"
+    conditions = []
+    out = of.out.index.text("vg", "vm", column)
+    if not covers(of):
+        conditions = [f"vm < {of.queries}"] if of.rows > of.queries else []
+        conditions += [f"{column} < {of.width}"] if of.width % lanes else []
+    return {
+        "parameters": ", ".join(f"{name}: {one.buffer}" for name, one in zip(names, arrays, strict=True)),
+        **{name: f"T.int64({extent})" if of.paired else extent for name, extent in extents.items()},
+        "key": within(column, of.keys, score_blocks * lanes, key, zero),
+        "value": within(column, of.width, out_blocks * lanes, value, zero),
+        "query": within("vd", of.depth, depths, of.q.read("q", "vg", row, "vd", dtype=multiplied), zero),
+        "score": within(column, of.keys, score_blocks * lanes, score, 'T.float32("-inf")'), "lowest": LOWEST,
+        "factor": "T.Select(total[vg, vm] > T.float32(0), T.float32(1) / total[vg, vm], T.float32(0))" if of.safe else "T.float32(1) / total[vg, vm]",
+        "inside": f"if {' and '.join(conditions)}:\n                " if conditions else "", "out": out,
+        "mixed": _as_output(of, mixed),
+    }  # fmt: skip
+
+
+def _as_output(of: Attention, value: str) -> str:
+    if of.out.dtype == "float32":
+        return value
+    return rounded_text(value) if of.paired and of.out.dtype == "bfloat16" else f'T.Cast("{of.out.dtype}", {value})'
+
+
+@cache
+def covers(of: Attention) -> bool:
+    """Whether filled rows and columns have places in the output, each its own."""
+    sizes = (of.batch, of.rows, of.blocks[1] * of.lanes)
+    if int(np.prod(sizes)) != int(np.prod(of.out.shape)):
+        return False
+    index = of.out.index.at(*np.ogrid[: sizes[0], : sizes[1], : sizes[2]])
+    if any(int(at.max()) >= extent for at, extent in zip(index, of.out.shape, strict=True)):
+        return False
+    flat = np.ravel_multi_index(np.broadcast_arrays(*index), of.out.shape)
+    return bool(np.unique(flat).size == flat.size)

@@ -1,0 +1,89 @@
+"""Rounding float32 to bfloat16 by the processor's own instruction, where it has one.
+
+TVM's passes turn the cast into six integer operations. Here it is an operator of ours, which loops carry into their vectors
+like any other, and which becomes a call of a function in LLVM's language that is inlined: `vcvtneps2bf16` on x86,
+`bfcvtn` on arm64. Registered when this file is imported; kernels that are read back need that too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import te, tirx, topi
+
+from tvmflow.ir.tir.blocks import kernels_changed
+from tvmflow.ir.tir.custom_operators import register_operator
+from tvmflow.ir.tir.stmt_rewriter import has, with_llvm
+from tvmflow.ir.tvm_compat import constant_value, dtype_of, type_of
+from tvmflow.targets.cpu_features import computes_in_bfloat16
+
+_OPERATOR = "tvmflow.round_bfloat16"
+_FUNCTION = """
+define weak_odr <{lanes} x i16> @tvmflow_round_{lanes}(<{lanes} x float> %x) alwaysinline nounwind {{
+  %rounded = fptrunc <{lanes} x float> %x to <{lanes} x bfloat>
+  %bits = bitcast <{lanes} x bfloat> %rounded to <{lanes} x i16>
+  ret <{lanes} x i16> %bits
+}}
+"""
+_LANES = (2, 4, 8, 16, 32, 64)
+_ALONE = """
+define weak_odr i16 @tvmflow_round(float %x) alwaysinline nounwind {
+  %rounded = fptrunc float %x to bfloat
+  %bits = bitcast bfloat %rounded to i16
+  ret i16 %bits
+}
+"""
+
+
+def _call(call: Any) -> Any:
+    """Return what the operator becomes: the function for as many lanes as its loop was given, or integer operations."""
+    dtype, value = dtype_of(call), call.args[0]
+    lanes = dtype.removeprefix("uint16").lstrip("x")
+    if not lanes:
+        return tirx.call_pure_extern(dtype, "tvmflow_round", value)
+    if int(lanes) in _LANES:
+        return tirx.call_pure_extern(dtype, f"tvmflow_round_{lanes}", value)
+    wide = f"uint32x{lanes}"
+    bits = tirx.reinterpret(wide, value)
+    sixteen, one, half = (tirx.const(number, wide) for number in (16, 1, 0x7FFF))
+    return ((bits + ((bits >> sixteen) & one) + half) >> sixteen).astype(dtype)
+
+
+register_operator(_OPERATOR, "float32 to the bits of bfloat16, to the nearest, ties to even", 1, _call)
+
+
+def rounded(value: Any, dtype: str) -> Any:
+    """Return a float32 expression in another type; as bfloat16 by the instruction, where the target in scope has it."""
+    if dtype == "bfloat16" and computes_in_bfloat16(tvm.target.Target.current()):
+        return tirx.reinterpret(dtype, tirx.call_intrin("uint16", _OPERATOR, value))
+    return value.astype(dtype)
+
+
+def rounded_text(value: str) -> str:
+    """Return what rounds a float32 expression to bfloat16 by the instruction in TVMScript."""
+    return f'T.reinterpret(T.call_intrin("uint16", "{_OPERATOR}", {value}), dtype="bfloat16")'
+
+
+def legalize_astype(builder: Any, call: Any) -> Any:
+    """Lower relax.astype to a kernel, which TVM's passes fuse into the one that made the value."""
+    data, dtype = call.args[0], str(call.attrs.dtype)
+    if str(type_of(data).dtype) != "float32" or constant_value(data) is not None:
+        return builder.call_te(topi.cast, data, dtype, primfunc_name_hint="cast")
+    return builder.call_te(
+        lambda x: te.compute(x.shape, lambda *indices: rounded(x[indices], dtype), name="compute"),
+        data,
+        primfunc_name_hint="cast",
+    )
+
+
+def with_rounding(mod: Any, target: Any) -> Any:
+    """Return a module whose kernels that round bring the functions that do it."""
+    if not computes_in_bfloat16(target):
+        return mod
+    text = _ALONE + "".join(_FUNCTION.format(lanes=lanes) for lanes in _LANES)
+    return kernels_changed(mod, _rounds, lambda kernel: with_llvm(kernel, text))
+
+
+def _rounds(function: Any) -> bool:
+    return has(function, tvm.ir.Call, lambda call: getattr(call.op, "name", "") == _OPERATOR)

@@ -1,0 +1,108 @@
+"""Lower relu, clip, maximum and minimum with constants to arm64's instruction for them.
+
+TVM compares and selects, which is one instruction on x86 and two on arm64: a comparison says no where a value is no number, and so
+does fmaxnm, but LLVM may not assume it of both operands. One of them is a constant here, which is a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import te, tirx
+
+from tvmflow.ir.tir.custom_operators import register_operator
+from tvmflow.ir.tvm_compat import constant_value, dtype_of, type_of
+from tvmflow.targets.cpu_features import multiplies_by_lane
+
+_LARGER, _SMALLER, _LARGEST = "tvmflow.larger", "tvmflow.smaller", "tvmflow.largest"
+_LLVM = {_LARGER: "llvm.maxnum", _SMALLER: "llvm.minnum", _LARGEST: "llvm.maximum"}
+_FLOATS = ("float32", "float16")
+Legalize = Callable[[Any, Any], Any]
+
+
+def _lowering(name: str) -> Callable[[Any], Any]:
+    return lambda call: tirx.call_llvm_pure_intrin(dtype_of(call), _LLVM[name], *call.args)
+
+
+for _name in _LLVM:
+    register_operator(
+        _name, "the larger or the smaller of two numbers, the other one where one of them is none", 2, _lowering(_name)
+    )
+
+
+def largest(values: Any, axis: list[Any]) -> Any:
+    """Return the largest of values over te axes, no number where one of them is none; by fmax where arm64 computes it."""
+    dtype = dtype_of(values)
+    if dtype not in _FLOATS or not multiplies_by_lane(tvm.target.Target.current()):
+        return te.max(values, axis=axis)
+    reducer = te.comm_reducer(lambda x, y: tirx.call_intrin(dtype, _LARGEST, x, y), tirx.min_value, name="max")
+    return reducer(values, axis=axis)
+
+
+def _limited(value: Any, limit: Any, name: str, dtype: str) -> Any:
+    return tirx.call_intrin(dtype, name, value, limit)
+
+
+def clips() -> dict[str, Legalize]:
+    """Return how the operators are lowered; needs a target in scope. Others than arm64's are lowered as TVM does."""
+    return {
+        "relax.nn.relu": _where_it_pays(_relu), "relax.clip": _where_it_pays(_clip),
+        "relax.maximum": _where_it_pays(_with_constant(_LARGER)), "relax.minimum": _where_it_pays(_with_constant(_SMALLER)),
+    }  # fmt: skip
+
+
+def _where_it_pays(lower: Legalize) -> Legalize:
+    def legalize(builder: Any, call: Any) -> Any:
+        is_float = str(type_of(call.args[0]).dtype) in _FLOATS
+        found = lower(builder, call) if is_float and multiplies_by_lane(tvm.target.Target.current()) else None
+        return call.op.get_attr("FLegalize")(builder, call) if found is None else found
+
+    return legalize
+
+
+def _relu(builder: Any, call: Any) -> Any:
+    def relu(x: Any) -> Any:
+        return te.compute(
+            x.shape, lambda *at: _limited(x[at], tirx.const(0, x.dtype), _LARGER, str(x.dtype)), name="compute"
+        )
+
+    return builder.call_te(relu, call.args[0], primfunc_name_hint="relu")
+
+
+def _clip(builder: Any, call: Any) -> Any:
+    low, high = (float(getattr(argument, "value", argument)) for argument in call.args[1:])
+
+    def clip(x: Any) -> Any:
+        def at(*index: Any) -> Any:
+            below = _limited(x[index], tirx.const(high, x.dtype), _SMALLER, str(x.dtype))
+            return _limited(below, tirx.const(low, x.dtype), _LARGER, str(x.dtype))
+
+        return te.compute(x.shape, at, name="compute")
+
+    return builder.call_te(clip, call.args[0], primfunc_name_hint="tir_clip")
+
+
+def _with_constant(name: str) -> Legalize:
+    def legalize(builder: Any, call: Any) -> Any:
+        data, limit = call.args
+        values = constant_value(limit)
+        shape, wanted = [int(d) for d in type_of(data).shape], [int(d) for d in type_of(call).shape]
+        if values is None or shape != wanted or bool(np.isnan(values.numpy().astype(np.float32)).any()):
+            return None
+        extents = [int(d) for d in values.shape]
+        if len(extents) not in (0, len(shape)):
+            return None
+
+        def compute(x: Any, y: Any) -> Any:
+            def at(*index: Any) -> Any:
+                places = [0 if extent == 1 else i for i, extent in zip(index, extents, strict=False)]
+                return _limited(x[index], y[tuple(places)] if places else y(), name, str(x.dtype))
+
+            return te.compute(x.shape, at, name="compute")
+
+        return builder.call_te(compute, data, limit, primfunc_name_hint=call.op.name.removeprefix("relax."))
+
+    return legalize

@@ -1,0 +1,280 @@
+"""Lower conv2d to TensorIR, in NCHW and in packed layouts (which TVM's own table leaves out): with the weights that the target's instructions read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, topi
+
+from tvmflow.ir.tir.packed_words import BYTES, words_of_weight
+from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of, type_of
+from tvmflow.passes.legalize.packed_convolution import interleave, packed_conv2d
+from tvmflow.passes.legalize.padded_image import pair_columns
+from tvmflow.passes.legalize.winograd import transform_weight, winograd_conv2d
+from tvmflow.schedules.intrinsics.arm_mmla import PAIRED_BYTES, PAIRED_LANES
+from tvmflow.targets.cpu_features import (
+    computes_in_bfloat16,
+    is_cpu,
+    multiplies_by_lane,
+    multiplies_pairs,
+    only_multiplies_int16,
+    only_widens,
+    sums_tiles,
+    takes_words,
+)  # fmt: skip
+
+_MOST_DILATION = 4  # of Winograd's tiles: those of larger ones lie within so many others that no cache holds them
+_HALVED = 16  # channels of a block whose halves are summed one by one where the last one is all filling
+_OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
+
+
+def _out_dtype(call: Any) -> str | None:
+    dtype = call.attrs.out_dtype
+    return str(dtype) if dtype and str(dtype) != "void" else None
+
+
+def convolution_key(call: Any) -> str:
+    """Return what decides the algorithm of a packed convolution: shapes, padding, type. '' where there is no choice."""
+    attrs, weight = call.attrs, constant_value(call.args[1])
+    if weight is None or str(attrs.data_layout) == "NCHW" or str(attrs.out_layout) == "NCHW":
+        return ""
+    shape = tuple(int(d) for d in weight.shape)
+    ones = all(int(v) == 1 for v in (*attrs.strides, attrs.groups))
+    down, across = (int(d) for d in attrs.dilation)
+    dtype = str(weight.dtype)
+    if (
+        len(shape) != 6
+        or shape[2:4] != (3, 3)
+        or shape[4] != shape[5]
+        or not ones
+        or not down == across <= _MOST_DILATION
+    ):
+        return ""
+    if dtype != "float32" and (dtype != "bfloat16" or _out_dtype(call) != "float32"):
+        return ""
+    data = "x".join(str(int(d)) for d in type_of(call.args[0]).shape)
+    key = f"{data} {'x'.join(map(str, shape))} p{','.join(str(int(p)) for p in attrs.padding)}"
+    key = key if down == 1 else f"{key} d{down}"
+    return key if dtype == "float32" else f"{key} {dtype}"
+
+
+def convolutions(mod: Any) -> list[Any]:
+    """Return the calls of conv2d in a module's main."""
+    calls: list[Any] = []
+
+    def visit(expression: Any) -> None:
+        if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.nn.conv2d":
+            calls.append(expression)
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return calls
+
+
+def packed_convolutions(mod: Any) -> tuple[int, int]:
+    """Return how many of a module's convolutions write packed channels, and how many there are."""
+    layouts = [str(call.attrs.out_layout) for call in convolutions(mod)]
+    return sum(layout not in ("NCHW", "") for layout in layouts), len(layouts)
+
+
+def convolution_keys(mod: Any) -> list[str]:
+    """Return the keys of a module's convolutions that could be computed in another way, each once."""
+    return [key for key in dict.fromkeys(convolution_key(call) for call in convolutions(mod)) if key]
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """The kernel of a relax.nn.pad around images. before, after: rows, columns."""
+
+    before: tuple[int, int]
+    after: tuple[int, int]
+    filling: float
+
+
+def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[Any, Any], Any]]:
+    """Return how relax.nn.conv2d, relax.nn.pad and relax.add are lowered; needs a target in scope.
+
+    A padding in front of a convolution (by an integer's zero point) becomes the convolution's own, as all others are. On arm64 an
+    integer added to each channel of a sum is what the sum starts from.
+    winograd: convolution key -> tile size m of those that are computed as F(m x m, 3 x 3).
+    """
+    paddings: dict[str, _Padding] = {}
+    sums: dict[str, tuple[Any, ...]] = {}  # kernel -> arguments of packed_conv2d, of those that can start from integers
+
+    def pad(builder: Any, call: Any) -> Any:
+        found = call.op.get_attr("FLegalize")(builder, call)
+        widths = [int(w) for w in call.attrs.pad_width]
+        if len(widths) == 10 and not any(widths[:4] + widths[8:]) and str(call.attrs.pad_mode) == "constant":
+            top, bottom, left, right = widths[4:8]
+            paddings[_kernel_called(found)] = _Padding((top, left), (bottom, right), float(call.attrs.pad_value))
+        return found
+
+    def conv2d(builder: Any, call: Any) -> Any:
+        return _legalize_conv2d(builder, call, winograd, paddings, sums)
+
+    def add(builder: Any, call: Any) -> Any:
+        total, offset = call.args
+        made: Any = builder.lookup_binding(total) if isinstance(total, relax.Var) else None
+        how, shape, values = sums.get(_kernel_called(made)), shape_of(call), constant_value(offset)
+        if how is None or values is None or [int(d) for d in values.shape] != [1, shape[1], 1, 1, *shape[4:]]:
+            return call.op.get_attr("FLegalize")(builder, call)
+        data, weight = made.args[1]
+        return _packed(builder, data, weight, how, offset)
+
+    return {"relax.nn.conv2d": conv2d, "relax.nn.pad": pad, "relax.add": add}
+
+
+def _kernel_called(call: Any) -> str:
+    """Return the name of the kernel that relax.call_tir calls; '' for anything else."""
+    return str(call.args[0].name_hint) if operator_of(call) == "relax.call_tir" else ""
+
+
+def _legalize_conv2d(
+    builder: Any,
+    call: Any,
+    winograd: Mapping[str, int],
+    paddings: Mapping[str, _Padding],
+    sums: dict[str, tuple[Any, ...]],
+) -> Any:
+    attrs = call.attrs
+    strides, padding, dilation = ([int(v) for v in values] for values in (attrs.strides, attrs.padding, attrs.dilation))
+    group = _summed_together(call)
+    constant: Any = constant_value(call.args[1])
+    m = winograd.get(convolution_key(call), 0)
+    if m and (group or str(constant.dtype) == "float32"):
+        weight = transform_weight(constant.numpy(), m)
+        weight = interleave(weight, group) if group else weight
+        return builder.call_te(
+            winograd_conv2d, call.args[0], relax.const(weight, str(constant.dtype)), padding, m, dilation[0],
+            primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+        )  # fmt: skip
+    if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
+        in_parts = len(constant.shape) == 6 and constant.shape[4] < shape_of(call.args[0])[4]  # of blocks, by groups
+        tiled = (
+            group > 0 and not in_parts and _takes_tiles(constant.shape) and sums_tiles(_target(), str(constant.dtype))
+        )
+        data, padding, filling = _with_padding(builder, call.args[0], padding, paddings)
+        pairs = group > 0 and not in_parts and constant.shape[-1] == PAIRED_LANES
+        if pairs and multiplies_pairs(_target(), str(constant.dtype)):
+            weight, strides, padding = _in_pairs(constant.numpy(), group, shape_of(data)[3], strides, padding, dilation)
+        else:
+            weight = _weight_of(call, group, tiled)
+        if not group and not in_parts and int(attrs.groups) == 1:
+            weight = _without_filling(weight)
+        how = (strides, padding, dilation, int(attrs.groups), _out_dtype(call), tiled, filling)
+        found = _packed(builder, data, weight, how, None)
+        if _out_dtype(call) == "int32" and multiplies_by_lane(_target()):
+            sums[_kernel_called(found)] = how
+        return found
+    return builder.call_te(
+        topi.nn.conv, inp=call.args[0], filt=call.args[1], stride=strides, padding=padding, dilation=dilation,
+        groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout,
+        out_dtype=_out_dtype(call), primfunc_name_hint="conv2d",
+    )  # fmt: skip
+
+
+def _takes_tiles(weight: Sequence[int]) -> bool:
+    """Whether a weight (OC, IC, KH, KW, b of I, b of O) has blocks of 16 channels; of a first layer's image all channels are one block."""
+    return int(weight[-1]) == 16 and (int(weight[-2]) == 16 or int(weight[1]) == 1)
+
+
+def _without_filling(weight: Any) -> Any:
+    """Return a weight (OC, IC, KH, KW, b of I, b of O) without the half of its last block of input channels that are all filling, its blocks halved; else as it is.
+
+    Of 24 channels in blocks of 16 a quarter of all multiplications were by zero.
+    """
+    values: Any = constant_value(weight)
+    shape = tuple(int(d) for d in values.shape)
+    if len(shape) != 6 or shape[1] < 2 or shape[4:] != (_HALVED, _HALVED):
+        return weight
+    half, array = _HALVED // 2, values.numpy()
+    if array[:, -1, :, :, half:].any():
+        return weight
+    oc, ic, kh, kw = shape[:4]
+    halves = array.reshape(oc, ic, kh, kw, 2, half, _HALVED).transpose(0, 1, 4, 2, 3, 5, 6)
+    return relax.const(
+        np.ascontiguousarray(halves.reshape(oc, 2 * ic, kh, kw, half, _HALVED)[:, :-1]), str(array.dtype)
+    )
+
+
+def _in_pairs(
+    weight: Any, group: int, width: int, strides: list[int], padding: list[int], dilation: list[int]
+) -> tuple[Any, list[int], list[int]]:
+    """Return the weight of a convolution as products of pairs read it, or as those by a lane do, with strides and padding in pixels of its image."""
+    paired = pair_columns(weight, width, strides, padding, dilation)
+    weight, strides, padding = paired or (weight, strides, padding)
+    if weight.shape[4] == PAIRED_LANES:
+        group = PAIRED_BYTES // weight.itemsize
+    return relax.const(interleave(weight, group), str(weight.dtype)), strides, padding
+
+
+def _packed(builder: Any, data: Any, weight: Any, how: tuple[Any, ...], offset: Any) -> Any:
+    """Return the call of the kernel that computes packed_conv2d; how: its arguments between weight and offset."""
+    return builder.call_te(
+        packed_conv2d, data, weight, *how, offset, primfunc_name_hint="conv2d_nchwc",
+        primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+    )  # fmt: skip
+
+
+def _with_padding(
+    builder: Any, data: Any, padding: list[int], paddings: Mapping[str, _Padding]
+) -> tuple[Any, list[int], float]:
+    """Return what a convolution reads, its padding (top, left, bottom, right) and what fills it; a kernel that only pads is left out."""
+    found = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
+    around = paddings.get(_kernel_called(found)) if isinstance(found, relax.Call) else None
+    if around is None or any(padding):
+        return data, padding, 0.0
+    call: Any = found
+    return call.args[1][0], [*around.before, *around.after], around.filling
+
+
+def _summed_together(call: Any) -> int:
+    """Return how many neighbouring channels an instruction of the target sums at once: 4 of int8, 2 where it widens them; 2 of bfloat16; else 0."""
+    weight, data, total = constant_value(call.args[1]), str(type_of(call.args[0]).dtype), _out_dtype(call)
+    if weight is None or len(weight.shape) != 6 or not is_cpu(_target()):
+        return 0
+    dtype, inner = str(weight.dtype), int(weight.shape[4])
+    if dtype == "int8" and data in ("int8", "uint8") and total == "int32" and inner % 4 == 0:
+        return 2 if only_widens(_target()) or only_multiplies_int16(_target()) else 4
+    if dtype == data == "bfloat16" and total == "float32" and inner % 2 == 0:
+        return 2 if computes_in_bfloat16(_target()) else 0
+    return 0
+
+
+def _in_words(call: Any, weight: Any) -> bool:
+    """Whether a GPU computes a convolution by dot products of words."""
+    if weight is None or len(weight.shape) != 6 or int(weight.shape[4]) != BYTES or not takes_words(_target()):
+        return False
+    return str(weight.dtype) == str(type_of(call.args[0]).dtype) == "int8" and _out_dtype(call) == "int32"
+
+
+def _target() -> Any:
+    return tvm.target.Target.current()
+
+
+def _weight_of(call: Any, group: int, tiled: bool) -> Any:
+    """Return the weight of a packed convolution as its kernel reads it: interleaved by `group`, or widened, or as it is.
+
+    Depthwise ones are in float32, where that computes the same, and faster: sums of few products of int8 are exact in float32; products of
+    16-bit values are summed in float32 anyway. arm64 has int8 widened to 16 bits, and multiplies those into 32.
+    """
+    weight: Any = constant_value(call.args[1])
+    if _in_words(call, weight):
+        return relax.const(words_of_weight(weight.numpy()), "int32")
+    if group:
+        interleaved = interleave(weight.numpy(), group)
+        if tiled:
+            interleaved = np.ascontiguousarray(interleaved.transpose(0, 2, 3, 1, 4, 5, 6))
+        return relax.const(interleaved, str(weight.dtype))
+    if weight is None or len(weight.shape) != 5 or len(type_of(call.args[0]).shape) != 5:
+        return call.args[1]
+    data, dtype, taps = str(type_of(call.args[0]).dtype), str(weight.dtype), int(weight.shape[2]) * int(weight.shape[3])
+    of_int8 = (
+        data in ("int8", "uint8") and dtype == "int8" and taps * 255 * 128 < 2**24 and not multiplies_by_lane(_target())
+    )
+    if of_int8 or (data == dtype in ("bfloat16", "float16") and _out_dtype(call) == "float32"):
+        return relax.const(weight.numpy().astype(np.float32), "float32")
+    return call.args[1]

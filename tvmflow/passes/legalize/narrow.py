@@ -1,0 +1,239 @@
+"""NarrowByInstruction: round float32 to bytes by instructions of arm64 and of AVX-512 that do several steps at once.
+
+The end of a layer in 8 bits, clip(round(x) + zero point), takes nine instructions for four values where rounding, adding, limiting and
+narrowing are operations of their own. fcvtns rounds into 32 bits, sqxtn narrows to 16, sqadd adds the zero point to eight of them, and
+sqxtn or sqxtun narrows to 8. All of them saturate, so that limits of the type cost nothing, and others one instruction for
+eight bytes. AVX-512 rounds and converts 16 values in one instruction once they are limited, where rounding by itself takes two operations; bytes without a
+sign and a zero point need the lower limit only, since what is too large saturates. A byte that only integers are computed from, as where two
+branches of a network are added, is not narrowed at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmflow.ir.tir.custom_operators import halves_of, register_operator
+from tvmflow.ir.tvm_compat import constant_value, dtype_of, operator_of, reads_of, type_of
+from tvmflow.targets.cpu_features import has_wide_vectors, multiplies_by_lane
+
+_NEON, _AVX512 = "tvmflow.round_to_byte", "tvmflow.round_to_byte_512"  # of float32 and the zero point, int32
+_AS_INTEGER = {
+    "int8": "tvmflow.round_to_int8_as_integer",
+    "uint8": "tvmflow.round_to_uint8_as_integer",
+}  # the value of such a byte in 32 bits
+_LIMITS = {"int8": (-128, 127), "uint8": (0, 255)}
+_NARROW = {"int8": "llvm.aarch64.neon.sqxtn", "uint8": "llvm.aarch64.neon.sqxtun"}
+Array = np.ndarray[Any, Any]
+
+
+def _call(call: Any) -> Any:
+    """Return what the operator becomes: instructions for vectors of 4, 8 and more values, operations for anything else."""
+    value, zero = call.args
+    name, _, lanes = dtype_of(call).partition("x")
+    return _narrowed(value, int(getattr(zero, "value", zero)), name, int(lanes or 1))
+
+
+def _narrowed(value: Any, zero: int, dtype: str, lanes: int) -> Any:
+    if lanes % 8 and lanes != 4:
+        return _by_operations(value, zero, dtype, lanes)
+    if lanes > 8:
+        parts = (_narrowed(part, zero, dtype, lanes // 2) for part in halves_of(value))
+        return tirx.vectorcombine(f"{dtype}x{lanes}", *parts)
+    words = [
+        tirx.call_llvm_pure_intrin("int16x4", "llvm.aarch64.neon.sqxtn", tirx.call_llvm_pure_intrin("int32x4", "llvm.aarch64.neon.fcvtns", part))
+        for part in (halves_of(value) if lanes == 8 else (value, value))
+    ]  # fmt: skip
+    whole = tirx.vectorcombine("int16x8", *words)
+    if zero:
+        whole = tirx.call_llvm_pure_intrin("int16x8", "llvm.sadd.sat", whole, tirx.const(zero, "int16x8"))
+    narrow = tirx.call_llvm_pure_intrin(f"{dtype}x8", _NARROW[dtype], whole)
+    return narrow if lanes == 8 else tirx.vectorlow(f"{dtype}x4", narrow)
+
+
+def _by_operations(value: Any, zero: int, dtype: str, lanes: int, result: str = "") -> Any:
+    wide, result = dtype_of(value), result or dtype
+    low, high = (tirx.const(float(limit), wide) for limit in _LIMITS[dtype])
+    limited = tirx.max(tirx.min(tirx.nearbyint(value) + tirx.const(float(zero), wide), high), low)
+    return limited.astype(result if lanes == 1 else f"{result}x{lanes}")
+
+
+def _call_512(call: Any) -> Any:
+    """Return what the operator becomes: instructions for vectors of 16 values, operations for anything else."""
+    value, zero = call.args[0], int(getattr(call.args[1], "value", call.args[1]))
+    dtype, _, lanes = dtype_of(call).partition("x")
+    if lanes != "16":
+        return _by_operations(value, zero, dtype, int(lanes or 1))
+    if dtype == "uint8" and not zero:
+        words = _converted("llvm.x86.avx512.mask.cvtps2udq.512", tirx.max(value, tirx.const(0.0, "float32x16")))
+        none, all_lanes = tirx.const(0, "uint8x16"), tirx.const(-1, "int16")
+        return tirx.call_llvm_pure_intrin("uint8x16", "llvm.x86.avx512.mask.pmovus.db.512", words, none, all_lanes)
+    return _integers_512(value, zero, dtype).astype(f"{dtype}x16")
+
+
+def _integers_512(value: Any, zero: int, dtype: str) -> Any:
+    """Return 16 values of a byte in 32 bits."""
+    low, high = (tirx.const(float(limit - zero), "float32x16") for limit in _LIMITS[dtype])
+    words = _converted("llvm.x86.avx512.mask.cvtps2dq.512", tirx.max(tirx.min(value, high), low))
+    return words + tirx.const(zero, "int32x16")
+
+
+def _call_as_integer(dtype: str) -> Callable[[Any], Any]:
+    """Return what makes of a call its value in 32 bits. dtype: of the byte."""
+
+    def call_as_integer(call: Any) -> Any:
+        value, zero = call.args[0], int(getattr(call.args[1], "value", call.args[1]))
+        _, _, lanes = dtype_of(call).partition("x")
+        return (
+            _integers_512(value, zero, dtype)
+            if lanes == "16"
+            else _by_operations(value, zero, dtype, int(lanes or 1), "int32")
+        )
+
+    return call_as_integer
+
+
+def _converted(instruction: str, value: Any) -> Any:
+    none, all_lanes, as_set = tirx.const(0, "int32x16"), tirx.const(-1, "int16"), tirx.const(4, "int32")
+    return tirx.call_llvm_pure_intrin("int32x16", instruction, value, none, all_lanes, as_set)
+
+
+register_operator(_NEON, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call)
+register_operator(_AVX512, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call_512)
+for _dtype, _name in _AS_INTEGER.items():
+    register_operator(
+        _name,
+        "clip(round(x) + zero point), to the nearest, ties to even, of a byte's limits, as an integer of 32 bits",
+        2,
+        _call_as_integer(_dtype),
+    )
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """clip(round(value) + zero, low, high) as dtype; limits are numbers or arrays, None for the type's."""
+
+    value: Any
+    zero: int
+    low: Array | None
+    high: Array | None
+    dtype: str
+
+
+@mutator
+class _Narrower(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, mod: Any, operator: str) -> None:
+        super().__init__(mod)
+        self.operator = operator
+        self.uses: Counter[Any] = Counter()
+        self.emitted: list[tuple[Any, _Bytes]] = []
+
+    def narrowed(self, function: Any) -> Any:
+        """Return a function with its roundings to bytes narrowed."""
+        self.uses = reads_of(function)
+        return self.visit_expr(function)
+
+    def visit_call_(self, call: Any) -> Any:
+        given = call.args[0] if call.args else None
+        call = self.visit_expr_post_order(call)
+        if getattr(call.op, "name", "") != "relax.astype":
+            return call
+        if str(call.attrs.dtype) == "int32" and self.operator == _AVX512 and self.uses[given] == 1:
+            made = self._made(call.args[0])
+            byte = next((byte for one, byte in self.emitted if one.same_as(made)), None)
+            return call if byte is None else self._emit(byte, _AS_INTEGER[byte.dtype], "int32")
+        found = self._bytes(call)
+        if found is None:
+            return call
+        self.emitted.append((self._emit(found, self.operator, found.dtype), found))
+        return self.emitted[-1][0]
+
+    def _emit(self, found: _Bytes, operator: str, dtype: str) -> Any:
+        names = [name for name in ("low", "high") if getattr(found, name) is not None]
+
+        def narrow(x: Any, *limits: Any) -> Any:
+            of = dict(zip(names, limits, strict=True))
+
+            def at(*index: Any) -> Any:
+                value = tirx.call_intrin(dtype, operator, x[index], tirx.const(found.zero, "int32"))
+                if "high" in of:
+                    value = tirx.min(value, _value_at(of["high"], index))
+                return tirx.max(value, _value_at(of["low"], index)) if "low" in of else value
+
+            return te.compute(x.shape, at, name="compute")
+
+        limits = [relax.const(getattr(found, name).astype(dtype), dtype) for name in names]
+        return self.builder_.call_te(narrow, found.value, *limits, primfunc_name_hint="narrow")
+
+    def _bytes(self, call: Any) -> _Bytes | None:
+        """Return what a cast to bytes rounds and limits, None where it is made of anything else."""
+        dtype = str(call.attrs.dtype)
+        if dtype not in _LIMITS or str(type_of(call.args[0]).dtype) != "float32":
+            return None
+        limited = self._limits(self._made(call.args[0]))
+        if limited is None:
+            return None
+        value, low, high = limited
+        least, most = (np.float32(limit) for limit in _LIMITS[dtype])
+        if not all(np.all((limit == np.rint(limit)) & (limit >= least) & (limit <= most)) for limit in (low, high)):
+            return None
+        zero = 0.0
+        if operator_of(value) == "relax.add":
+            number = constant_value(value.args[1])
+            if number is None or number.numpy().size != 1:
+                return None
+            zero, value = float(number.numpy().reshape(())), self._made(value.args[0])
+        if operator_of(value) != "relax.round" or zero != int(zero) or abs(zero) > 255:
+            return None
+        kept = (None if np.all(low == least) else low, None if np.all(high == most) else high)
+        narrow = [None if limit is None else limit.astype(dtype) for limit in kept]
+        return _Bytes(value.args[0], int(zero), narrow[0], narrow[1], dtype)
+
+    def _limits(self, call: Any) -> tuple[Any, Array, Array] | None:
+        """Return what clip, or maximum of minimum with constants, limits, and the limits."""
+        if operator_of(call) == "relax.clip":
+            low, high = (np.asarray(float(getattr(one, "value", one)), np.float32) for one in call.args[1:])
+            return self._made(call.args[0]), low, high
+        if operator_of(call) != "relax.maximum":
+            return None
+        inner = self._made(call.args[0])
+        if operator_of(inner) != "relax.minimum":
+            return None
+        limits = [constant_value(one.args[1]) for one in (call, inner)]
+        if limits[0] is None or limits[1] is None:
+            return None
+        return self._made(inner.args[0]), limits[0].numpy(), limits[1].numpy()
+
+    def _made(self, value: Any) -> Any:
+        """Return the expression that a variable is bound to, the value itself where it is none."""
+        found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
+        return value if found is None else found
+
+
+def _value_at(limit: Any, index: tuple[Any, ...]) -> Any:
+    """Return a limit's value at a place of what it limits: of no axes, or of the same, those of extent 1 for all."""
+    if not limit.shape:
+        return limit()
+    return limit[tuple(0 if int(extent) == 1 else i for i, extent in zip(index, limit.shape, strict=True))]
+
+
+@tvm.transform.module_pass(opt_level=0, name="NarrowByInstruction")
+class NarrowByInstruction:
+    """IRModule -> IRModule; needs a target in scope, and changes nothing for those without NEON or AVX-512."""
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        target = tvm.target.Target.current()
+        if not multiplies_by_lane(target) and not has_wide_vectors(target):
+            return mod
+        narrower = _Narrower(mod, _NEON if multiplies_by_lane(target) else _AVX512)
+        for variable, function in mod.functions.items():
+            if isinstance(function, relax.Function):
+                narrower.builder_.update_func(variable, narrower.narrowed(function))
+        return narrower.builder_.get()

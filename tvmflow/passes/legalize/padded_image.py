@@ -1,0 +1,68 @@
+"""Images as convolutions and pools read them: with a border, as wide as tiles need, two columns as one where an instruction multiplies pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import te, tirx
+
+from tvmflow.schedules.intrinsics.arm_mmla import PAIRED_LANES
+
+
+def padded_image(
+    data: Any, before: list[int], after: list[int], dtype: str, filling: float = 0.0, columns: int = 1
+) -> Any:
+    """Return an image with a border, in another type. before: rows, columns; after: the same, less than 0 cuts.
+
+    columns: how many neighbours of (N, 1, H, W, c) become one pixel of (N, 1, H, W/columns, columns * c), in which the border counts.
+    """
+    n, c, height, width, *lanes = (int(d) for d in data.shape)
+    (top, left), (bottom, right) = before, after
+    width //= columns
+    inner = lanes[0] if lanes else 1
+
+    def at(*index: Any) -> Any:
+        b, o, h, w, *v = index
+        sides = ((top, h >= top), (bottom, h < height + top), (left, w >= left), (right, w < width + left))
+        inside = [condition for border, condition in sides if border > 0]
+        place = (w - left, *v) if columns == 1 else ((w - left) * columns + v[0] // inner, v[0] % inner)
+        value = data[b, o, h - top, *place].astype(dtype)
+        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(filling, dtype)) if inside else value
+
+    shape = (n, c, height + top + bottom, width + left + right, *(columns * lane for lane in lanes))
+    return te.compute(shape, at, name="pad")
+
+
+def tileable_width(width: int, narrow: bool = False) -> int:
+    """Return the least width, at most an eighth larger, that divides into tiles of 4 to 16 pixels; else the width itself.
+
+    A row of 71 pixels has no tiles; one of 72 has, and computing a column too many costs less than leaving registers idle. narrow:
+    tiles of more than 9 pixels do not fit into registers; else up to 28 do.
+    """
+    widest, whole = (9, 9) if narrow else (16, 28)
+    if width <= whole:
+        return width
+    for wide in range(width, width + width // 8 + 1):
+        if any(wide % tile == 0 for tile in range(4, widest + 1)):
+            return wide
+    return width
+
+
+def pair_columns(
+    weight: Any, width: int, strides: list[int], padding: list[int], dilation: list[int]
+) -> tuple[Any, list[int], list[int]] | None:
+    """Return weight, strides and padding of a first layer whose image has two columns of four channels as one pixel of eight.
+
+    weight: (OC, 1, KH, KW, 4, 8), which becomes (OC, 1, KH, KW/2, 8, 8), filled with columns of zeros. None where columns have no pairs.
+    """
+    if weight.shape[1] != 1 or 2 * weight.shape[4] != PAIRED_LANES or width % 2 or strides[1] % 2 or dilation[1] != 1:
+        return None
+    top, left, bottom, right = padding
+    outputs = (width + left + right - weight.shape[3]) // strides[1] + 1
+    in_front = left % 2
+    filled = np.pad(weight, [(0, 0)] * 3 + [(in_front, (weight.shape[3] + in_front) % 2)] + [(0, 0)] * 2)
+    oc, ic, kh, kw, inner, lanes = filled.shape
+    left, step = (left + in_front) // 2, strides[1] // 2
+    right = (outputs - 1) * step + kw // 2 - width // 2 - left
+    return filled.reshape(oc, ic, kh, kw // 2, 2 * inner, lanes), [strides[0], step], [top, left, bottom, right]

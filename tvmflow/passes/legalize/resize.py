@@ -1,0 +1,79 @@
+"""Lower resize2d with linear weights in two steps, along rows and then along columns, whose pixels and weights are tables.
+
+TVM computes four pixels and their places for each value anew. The second step reads and writes whole rows, so that it has no places to look up in a vector.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvmflow.ir.relax.graph import Array
+from tvmflow.ir.tvm_compat import shape_of, type_of
+from tvmflow.passes.legalize.batch_matmul import OPAQUE, buffer_of, function_of
+from tvmflow.passes.legalize.bfloat16 import legalize_astype
+
+_INJECTIVE = 2  # TVM's number for what is fused with what is computed of each value
+
+_SOURCE = """
+@T.prim_func(s_tir=True)
+def resize(x: {image}, first: {places}, second: {places}, share: {shares}, out: {made}) -> None:
+    T.func_attr({{"tirx.noalias": True, "op_pattern": {pattern}}})
+    for {loops} in T.grid({extents}):
+        with T.sblock("resize"):
+            {axes} = T.axis.remap("{kinds}", [{loops}])
+            out[{axes}] = {left} * (T.float32(1) - share[{at}]) + {right} * share[{at}]
+"""
+_FLOATS = {"float32", "float16", "bfloat16"}
+
+
+def legalize_resize2d(builder: Any, call: Any) -> Any:
+    """Return how relax.image.resize2d is lowered: linear weights of floats in layouts NCHW and NCHW{b}c, computed in float32; others as TVM does."""
+    attrs, mode = call.attrs, str(call.attrs.coordinate_transformation_mode)
+    linear = str(attrs.method) == "linear" and mode in _PLACES and str(attrs.layout).startswith("NCHW")
+    value, shape, dtype = call.args[0], shape_of(call), str(type_of(call).dtype)
+    if not linear or not {dtype, str(type_of(value).dtype)} <= _FLOATS:
+        return call.op.get_attr("FLegalize")(builder, call)
+    for axis, pattern in ((3, OPAQUE), (2, _INJECTIVE)):
+        if shape_of(value)[axis] != shape[axis]:
+            value = builder.emit(_along(builder, value, axis, shape[axis], mode, pattern))
+    if str(type_of(value).dtype) == dtype:
+        return value
+    return legalize_astype(builder, builder.normalize(relax.op.astype(value, dtype)))
+
+
+def _along(builder: Any, value: Any, axis: int, extent: int, mode: str, pattern: int) -> Any:
+    """Return a value in float32 with another extent along an axis."""
+    image, dtype = shape_of(value), str(type_of(value).dtype)
+    made = (*image[:axis], extent, *image[axis + 1 :])
+    first, second, share = tables(image[axis], extent, mode)
+    loops = [f"i{at}" for at in range(len(made))]
+    axes = [f"v{loop}" for loop in loops]
+    before, behind = "".join(f"{one}, " for one in axes[:axis]), "".join(f", {one}" for one in axes[axis + 1 :])
+    reads = (f"x[{before}{place}[{axes[axis]}]{behind}]" for place in ("first", "second"))
+    left, right = (read if dtype == "float32" else f'T.Cast("float32", {read})' for read in reads)
+    function = function_of(_SOURCE, {
+        "image": buffer_of(image, dtype), "made": buffer_of(made, "float32"), "places": buffer_of((extent,), "int32"),
+        "shares": buffer_of((extent,), "float32"), "loops": ", ".join(loops), "extents": ", ".join(map(str, made)), "axes": ", ".join(axes),
+        "kinds": "S" * len(axes), "at": axes[axis], "left": left, "right": right, "pattern": pattern,
+    })  # fmt: skip
+    given = [value, relax.const(first), relax.const(second), relax.const(share)]
+    return relax.call_tir(builder.add_func(function, "resize"), given, relax.TensorType(made, "float32"))
+
+
+_PLACES = {
+    "half_pixel": lambda at, pixels, extent: (at + 0.5) * pixels / extent - 0.5,
+    "pytorch_half_pixel": lambda at, pixels, extent: (at + 0.5) * pixels / extent - 0.5 if extent > 1 else at * 0.0,
+    "align_corners": lambda at, pixels, extent: at * (pixels - 1) / max(extent - 1, 1),
+    "asymmetric": lambda at, pixels, extent: at * pixels / extent,
+}
+
+
+def tables(pixels: int, extent: int, mode: str) -> tuple[Array, Array, Array]:
+    """Return for each of `extent` places the two pixels that it lies between, and the share of the second."""
+    places = _PLACES[mode](np.arange(extent, dtype=np.float64), pixels, extent)
+    first = np.floor(places)
+    near = [np.clip(one, 0, pixels - 1).astype(np.int32) for one in (first, first + 1)]
+    return near[0], near[1], (places - first).astype(np.float32)

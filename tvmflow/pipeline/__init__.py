@@ -1,0 +1,1 @@
+"""Stages, their recipe keys and records, the store of their outputs."""

@@ -1,0 +1,177 @@
+"""The recipe key: it decides whether a stage may be skipped.
+
+A recipe is what decides the bytes that a stage makes: the stage, the digests of its inputs, only the parameters that
+it reads, the versions of the tools it uses, and the source of the code it uses. The key is the sha256 of that.
+In it: everything that may change an output. Not in it: timeouts, retries, worker counts, paths, the clock, the host's name.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmflow.pipeline.record import digest_of
+
+RECIPE_SCHEMA = 1
+CODE_ROOT = Path(__file__).resolve().parents[2]
+RUNTIME = next(  # the sources in C: in a clone, and in an installed package
+    (place for place in (CODE_ROOT / "runtime", CODE_ROOT / "tvmflow" / "_runtime") if (place / "include").is_dir()),
+    CODE_ROOT / "runtime",
+)
+_OWN_PACKAGES = ("tasks", "tvmflow")
+# These run, watch, record or print what was made; they cannot change it. What params.yaml and the tools say is in the recipe
+# as values, so how it was read is not. What compares a GPU's kernels with the CPU's compiles both: the library that is judged is an input.
+_NOT_IN_KEY = (
+    "tasks.__main__", "tasks.table", "tvmflow.api", "tvmflow.config.value_types", "tvmflow.cli", "tvmflow.toolchain.compilers", "tvmflow.support.digests", "tvmflow.support.errors", "tvmflow.evaluation.kernel_agreement", "tvmflow.tracking", "tvmflow.config.model_params",
+    "tvmflow.config.options", "tvmflow.config.plugins", "tvmflow.config.keys", "tvmflow.config.params", "tvmflow.support.progress", "tvmflow.pipeline.recipe_key", "tvmflow.report",
+    "tvmflow.sandbox", "tvmflow.config.stage_params", "tvmflow.pipeline.stage", "tvmflow.targets.probed_processors", "tvmflow.toolchain.versions", "tvmflow.toolchain.triples", "tvmflow.config.workspace", "tvmflow.config.yaml_reader",
+)  # fmt: skip
+
+TABLES = BACKENDS, FRONTENDS = (
+    "tvmflow.backends.",
+    "tvmflow.frontends.registry",
+)  # whose rows import when they are called
+
+_IMPORT = re.compile(
+    rb"^(?P<indent>[ \t]*)(?P<statement>from[ \t]+[\w.]+[ \t]+import[ \t]+(?:\((?:[^)#]|#[^\n]*)*\)|[^\n(]+)|import[ \t][^\n]+)",
+    re.MULTILINE,
+)
+
+_ABSENT = object()
+
+
+def make_recipe(
+    stage: str,
+    inputs: Mapping[str, str],
+    settings: Mapping[str, Any],
+    toolchain: Mapping[str, str],
+    code: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the recipe as a JSON-able value; `recipe_key` of it is the key."""
+    return {
+        "schema": RECIPE_SCHEMA,
+        "stage": stage,
+        "inputs": dict(inputs),
+        "params": dict(settings),
+        "toolchain": dict(toolchain),
+        "code": dict(code),
+    }
+
+
+def recipe_key(recipe: Mapping[str, Any]) -> str:
+    return digest_of(recipe)
+
+
+@functools.cache
+def code_of(module: str, runs: tuple[str, ...] = TABLES) -> dict[str, str]:
+    """Return file -> sha256 of every source file of ours that a module imports, directly or not.
+
+    Found by reading import statements, also those inside functions, so a helper cannot be forgotten. runs: the tables whose rows are
+    put to work. Of the others a stage asks names and checks only: what their rows import inside functions is none of its code.
+    """
+    todo, seen, files = [module], set[str](), {}
+    while todo:
+        name = todo.pop()
+        if name in seen or _is_left_out(name) or (source := _source_of(name)) is None:
+            continue
+        seen.add(name)
+        if source.digest:
+            files[source.path] = source.digest
+        asked = any(name.startswith(table) and table not in runs for table in TABLES)
+        todo.extend(source.imports_when_loaded if asked else source.imports)
+    return dict(sorted(files.items()))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A file of ours. digest: sha256, '' of an empty file; imports: anywhere in it, and of those that run when it is loaded."""
+
+    path: str
+    digest: str
+    imports: tuple[str, ...]
+    imports_when_loaded: tuple[str, ...]
+
+
+def _is_left_out(module: str) -> bool:
+    return f"{module}.".startswith(tuple(f"{name}." for name in _NOT_IN_KEY))
+
+
+@functools.cache
+def _source_of(module: str) -> _Source | None:
+    if module.split(".")[0] not in _OWN_PACKAGES:
+        return None
+    base = CODE_ROOT.joinpath(*module.split("."))
+    path = next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+    if path is None:
+        return None
+    source = path.read_bytes()
+    digest = hashlib.sha256(source).hexdigest() if source.strip() else ""
+    return _Source(path.relative_to(CODE_ROOT).as_posix(), digest, *_imports_of(module, source))
+
+
+@functools.cache
+def _imports_of(module: str, source: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a module's source imports, anywhere in it and when it is loaded.
+
+    Only import statements are parsed, which stand on lines of their own: all of our sources take half a second. What looks like one
+    inside a text counts, too: it may be code that a process of its own runs.
+    """
+    anywhere, loaded = list[str](), list[str]()
+    for match in _IMPORT.finditer(source):
+        with contextlib.suppress(SyntaxError):  # a sentence that begins with one of the two words
+            names = list(_imports(module, ast.parse(match["statement"]).body))
+            anywhere += names
+            loaded += [] if match["indent"] else names
+    return tuple(anywhere), tuple(loaded)
+
+
+def forget_code() -> None:
+    """Let `code_of` read all files again; what has not changed since is not parsed again."""
+    code_of.cache_clear()
+    _source_of.cache_clear()
+
+
+def _imports(module: str, statements: Iterable[ast.AST]) -> Iterator[str]:
+    for node in statements:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise ValueError(f"{module} uses a relative import; write it in full, the recipe key reads it")
+            if node.module:
+                yield node.module
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Say which leaves of a recipe differ, as `params.trials: 16 -> 32`."""
+    lines = []
+    for name in sorted({*old, *new}):
+        before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
+        if before == after and type(before) is type(after):
+            continue
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += changed_parts(before, after, f"{prefix}{name}.")
+        elif prefix in ("code.", "inputs."):
+            lines.append(f"{prefix}{name}: {_how(before, after)}")
+        else:
+            lines.append(f"{prefix}{name}: {_short(before)} -> {_short(after)}")
+    return lines
+
+
+def _how(before: object, after: object) -> str:
+    if before is _ABSENT:
+        return "added"
+    return "removed" if after is _ABSENT else "changed"
+
+
+def _short(value: object) -> str:
+    text = "absent" if value is _ABSENT else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

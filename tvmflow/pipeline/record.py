@@ -1,0 +1,156 @@
+"""Records and digests: what a stage made, and from what.
+
+A record is the frozen value that a stage hands on. It names every output file with its size, sha256 (which we trust)
+and md5 (which is the file's name in DVC's cache), and the whole recipe that made it. It is written into the folder of
+the outputs, so that whoever brings back the folder brings back the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tvmflow.support.digests import Digests, OutputFile
+from tvmflow.support.errors import StoreError, first_line
+
+RECORD_NAME = "record.json"
+LIBRARIES = ("library.so", "network.so")  # of build: the form for TVM, and the one that ships where a library has it
+RECORD_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a stage made for a cell."""
+
+    stage: str
+    cell: str
+    key: str
+    recipe: dict[str, Any]
+    outputs: dict[str, OutputFile]
+    facts: dict[str, Any] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+    created: str = ""
+
+    def digest(self, only: Iterable[str] | None = None) -> str:
+        """Return the sha256 over the output files (all, or those named): what the next stage is made from."""
+        names = sorted(self.outputs if only is None else only)
+        return digest_of({name: self.outputs[name].sha256 for name in names})
+
+
+def canonical_json(value: Any) -> str:
+    """Return JSON that is equal exactly when the values are: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def digest_of(value: Any) -> str:
+    """Return the sha256 of a JSON-able value."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def describe_file(path: Path) -> OutputFile:
+    """Read a file once and return its digests and its size in bytes."""
+    return Digests().describe(path)
+
+
+def describe_folder(folder: Path, digests: Digests | None = None) -> dict[str, OutputFile]:
+    """Describe every file below a folder but the record itself, keyed by its path with forward slashes."""
+    digests = digests or Digests()
+    return {
+        path.relative_to(folder).as_posix(): digests.describe(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != RECORD_NAME
+    }
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old content or the new, and a crash leaves one of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def record_text(record: Record) -> str:
+    return json.dumps({"schema": RECORD_SCHEMA, **asdict(record)}, sort_keys=True, indent=1)
+
+
+def read_record(path: Path) -> Record:
+    """Read a record. Raises StoreError when it is missing or damaged."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return record_from(data)
+    except FileNotFoundError:
+        raise StoreError(f"no record at {path}") from None
+    except OSError as error:
+        raise StoreError(f"record {path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreError(f"damaged record {path}: {first_line(error)}") from None
+
+
+def record_from(data: Mapping[str, Any]) -> Record:
+    if data["schema"] != RECORD_SCHEMA:
+        raise ValueError(f"schema {data['schema']}, expected {RECORD_SCHEMA}")
+    outputs = {str(name): OutputFile(**fields) for name, fields in data["outputs"].items()}
+    for name in outputs:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"output {name!r} leaves its folder")
+    rest = {k: v for k, v in data.items() if k not in ("schema", "outputs")}
+    if digest_of(rest["recipe"]) != rest["key"]:
+        raise ValueError("the key is not the digest of the recipe")
+    return Record(outputs=outputs, **rest)
+
+
+def first_difference(
+    folder: Path, outputs: Mapping[str, OutputFile], digests: Digests, only: Iterable[str] | None = None
+) -> str | None:
+    """Compare files on disk (all, or those named) with their record. Return what is wrong with the first bad one, or None."""
+    for name in outputs if only is None else only:
+        path, expected = folder / name, outputs.get(name)
+        if expected is None:
+            return f"{name} was never made"
+        try:
+            if path.stat().st_size != expected.size or digests.sha256_of(path) != expected.sha256:
+                return f"{name} was altered"
+        except FileNotFoundError:
+            return f"{name} is gone"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+    return None
+
+
+def save_arrays(path: Path, **groups: Sequence[Any]) -> None:
+    """Write groups of numpy arrays to an .npz file: the first of a group under its name, the others as NAME.1, NAME.2, ..."""
+    import numpy as np
+
+    arrays = {
+        name if index == 0 else f"{name}.{index}": array
+        for name, group in groups.items()
+        for index, array in enumerate(group)
+    }
+    np.savez(path, **arrays)
+
+
+def load_arrays(path: Path, name: str) -> tuple[Any, ...]:
+    """Return a group of arrays that `save_arrays` wrote, empty where there is none."""
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as data:
+        count = sum(stored == name or stored.startswith(f"{name}.") for stored in data.files)
+        return tuple(np.asarray(data[name if index == 0 else f"{name}.{index}"]) for index in range(count))

@@ -1,0 +1,121 @@
+"""What a stage is: a row that says what it reads and what it leaves, and a function that fills an empty folder."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import TypeAdapter
+
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.recipe_key import TABLES
+from tvmflow.support.progress import Progress, silent
+
+S = TypeVar("S")  # a frozen dataclass: what of params.yaml can change the outputs
+L = TypeVar("L")  # another: what cannot
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StageContext(Generic[S, L]):
+    """All that a stage function gets to see.
+
+    `settings` holds only the parameters that the stage declared and that can change its outputs (they are in the recipe
+    key); `limits` those that cannot: timeouts, sizes, retries. `inputs` maps a stage name to its checked folder.
+    """
+
+    cell: Cell
+    settings: S
+    limits: L
+    inputs: Mapping[str, Path]
+    out: Path
+    root: Path
+    tuning_log: Path
+    progress: Progress = silent
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that a stage always leaves. plot: the axes and the title under which DVC draws it, where it does."""
+
+    name: str
+    is_metric: bool = False
+    plot: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Stage(Generic[S, L]):
+    """A row of the stage table in `tasks/`. dvc.yaml, the walk and the recipe key come from it.
+
+    inputs: stage name -> the output files that are read (None: all of them).
+    outputs: the files that it leaves, one by one; none where their names depend on the cell, then DVC takes the folder.
+    reads: keys of params.yaml that can change its outputs, as "targets.{target}.threads"; limit_reads: those that cannot.
+    settings, limits: (workspace, cell) -> the values of those keys; settings are the stage's part of the recipe key.
+    toolchain: settings -> names in `toolchain.version` whose versions can change the outputs.
+    run: fills `context.out` and returns facts worth showing (never needed by a later stage).
+    measures_device: it works on the device, which must have nothing else to do.
+    needs_quiet: where it measures, it takes times: on this machine no other process is started meanwhile.
+    keeps_log: adds to the cell's tuning log.
+    preview: "module:function" of what is measured and said before it runs, "" for none: a name, since its code is none of the stage's. It gets the stage's context.
+    runs: the tables of `recipe.TABLES` whose rows it puts to work, so that what these import is part of its code.
+    """
+
+    name: str
+    settings: Callable[[Workspace, Cell], S]
+    limits: Callable[[Workspace, Cell], L]
+    toolchain: Callable[[S], tuple[str, ...]]
+    run: Callable[[StageContext[S, L]], dict[str, Any]]
+    inputs: Mapping[str, tuple[str, ...] | None] = field(default_factory=dict)
+    outputs: tuple[Output, ...] = ()
+    reads: tuple[str, ...] = ()
+    limit_reads: tuple[str, ...] = ()
+    measures_device: bool = False
+    needs_quiet: bool = True
+    keeps_log: bool = False
+    preview: str = ""
+    runs: tuple[str, ...] = TABLES
+    is_cached: bool = True
+
+    @property
+    def module(self) -> str:
+        """Return the module whose imports are the stage's code."""
+        return self.run.__module__
+
+    @property
+    def has_metrics(self) -> bool:
+        """Say whether what it makes is a measurement, to be recorded with the numbers of all others."""
+        return any(output.is_metric for output in self.outputs)
+
+
+AnyStage = Stage[Any, Any]
+
+
+def no_limits(_workspace: Workspace, _cell: Cell) -> None:
+    """The limits of a stage that waits for nothing."""
+
+
+def taken(kind: type[T], block: Any, **given: Any) -> T:
+    """Return a dataclass whose fields are those of the same names in a block of params.yaml, but those that are given."""
+    names = [part.name for part in fields(kind) if part.name not in given]  # type: ignore[arg-type]
+    return kind(**given, **{name: getattr(block, name) for name in names})
+
+
+def settings_json(settings: Any) -> dict[str, Any]:
+    """Return settings as a JSON-able value that says everything in them: equal exactly when they are."""
+    plain: dict[str, Any] = _adapter(cast(Any, type(settings))).dump_python(settings, mode="json")
+    return plain
+
+
+def settings_from(kind: type[T], data: Mapping[str, Any]) -> T:
+    """Return the settings that `settings_json` wrote."""
+    settings: T = _adapter(cast(Any, kind)).validate_python(data)
+    return settings
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    return TypeAdapter(kind)

@@ -1,0 +1,390 @@
+"""Find, check, restore, make and keep what stages make.
+
+Each stage x cell has one folder in artifacts/, which DVC owns. A recipe key is looked for in that folder first, then in
+the index, which knows in which folder of this workspace, or under which md5 in DVC's cache, the same bytes are. A
+folder is believed only when every file in it has the digest that its record says. What cannot be found is made, in a
+folder beside it, and put in place whole. Two processes that want the same folder or the same key wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from filelock import FileLock, Timeout
+
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.check_params import packages_of
+from tvmflow.pipeline.recipe_key import changed_parts, code_of, make_recipe, recipe_key
+from tvmflow.pipeline.record import (
+    RECORD_NAME,
+    Record,
+    describe_folder,
+    first_difference,
+    read_record,
+    record_from,
+    record_text,
+    write_atomic,
+)
+from tvmflow.pipeline.stage import AnyStage, StageContext, settings_json
+from tvmflow.support import errors
+from tvmflow.support.digests import OutputFile
+from tvmflow.support.progress import Progress, silent
+from tvmflow.toolchain import versions as toolchain
+
+Outcome = Literal["hit", "restored", "made"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known about a stage before it runs. `record` is set on a hit; `reason` says why it is not one."""
+
+    stage: AnyStage
+    cell: Cell
+    key: str
+    recipe: dict[str, Any]
+    settings: Any
+    record: Record | None
+    reason: str
+    restorable: Record | None = None  # set where `Store.foresee` found the bytes of this key elsewhere
+
+    @property
+    def is_hit(self) -> bool:
+        return self.record is not None
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A stage whose key cannot be known yet, because a stage before it has to run first."""
+
+    stage: AnyStage
+    cell: Cell
+    waits_for: str
+    is_hit: ClassVar[bool] = False
+
+
+Known = dict[str, Plan | Undecided]
+
+
+class Store:
+    """The artifacts of one workspace."""
+
+    def __init__(self, workspace: Workspace, stages: Mapping[str, AnyStage]) -> None:
+        self.workspace = workspace
+        self.stages = stages
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def plan(self, name: str, cell: Cell, known: Known | None = None) -> Plan | Undecided:
+        """Compute the key of a stage from what lies on disk now and say whether its outputs can be believed.
+
+        Every output of the stage is looked at, and of those before it what the stage reads. `known` collects on the way what
+        the records say, so that none is read twice.
+        """
+        plan = self._keyed(name, cell, {} if known is None else known)
+        if isinstance(plan, Undecided) or plan.record is None:
+            return plan
+        wrong = self._difference(plan, None)
+        return replace(plan, record=None, reason=wrong) if wrong else plan
+
+    def foresee(self, cell: Cell) -> list[Plan | Undecided]:
+        """Plan every cached stage as a run would find it: what it would restore is known, and what follows from that."""
+        known: Known = {}
+        plans = []
+        for name, stage in self.stages.items():
+            if not stage.is_cached:
+                continue
+            plan = self.plan(name, cell, known)
+            if isinstance(plan, Plan) and not plan.is_hit:
+                record = self._find(plan)
+                plan = replace(plan, restorable=record)
+                if record is not None:
+                    known[name] = plan
+            plans.append(plan)
+        return plans
+
+    def _keyed(self, name: str, cell: Cell, known: Known) -> Plan | Undecided:
+        """Plan by records alone: the outputs are not looked at."""
+        if name not in known:
+            known[name] = self._key(self.stages[name], cell, known)
+        return known[name]
+
+    def _key(self, stage: AnyStage, cell: Cell, known: Known) -> Plan | Undecided:
+        settings = stage.settings(self.workspace, cell)  # first: what cannot be asked for is refused before any work
+        digests = {}
+        for source, only in stage.inputs.items():
+            source_plan = self._keyed(source, cell, known)
+            if isinstance(source_plan, Undecided):
+                return Undecided(stage, cell, source_plan.waits_for)
+            record = source_plan.restorable or source_plan.record
+            if record is None or (source_plan.restorable is None and self._difference(source_plan, only)):
+                return Undecided(stage, cell, source)
+            digests[source] = record.digest(only)
+        tools = toolchain.versions(stage.toolchain(settings)) | packages_of(self.workspace.params, cell, stage.reads)
+        recipe = make_recipe(stage.name, digests, settings_json(settings), tools, code_of(stage.module, stage.runs))
+        key = recipe_key(recipe)
+        record, reason = self._look(stage, cell, key, recipe)
+        return Plan(stage, cell, key, recipe, settings, record, reason)
+
+    def _difference(self, plan: Plan, only: tuple[str, ...] | None) -> str | None:
+        """Say what is wrong with the first bad file of a record (of those named), None when all are right."""
+        assert plan.record is not None
+        folder = self.workspace.folder(plan.stage.name, plan.cell)
+        return first_difference(folder, plan.record.outputs, self.workspace.digests, only)
+
+    def plan_all(self, cell: Cell) -> list[Plan | Undecided]:
+        """Plan every cached stage of a cell, in the order of the walk."""
+        known: Known = {}
+        return [self.plan(name, cell, known) for name, stage in self.stages.items() if stage.is_cached]
+
+    def record_of(self, name: str, cell: Cell) -> Record:
+        """Return the record in a stage's folder whatever its key. Raises StoreError when there is none."""
+        return read_record(self.workspace.folder(name, cell) / RECORD_NAME)
+
+    def _look(self, stage: AnyStage, cell: Cell, key: str, recipe: dict[str, Any]) -> tuple[Record | None, str]:
+        if not stage.is_cached:
+            return None, "never cached"
+        folder = self.workspace.folder(stage.name, cell)
+        try:
+            record = read_record(folder / RECORD_NAME)
+        except errors.StoreError as error:
+            return None, "never made" if not folder.exists() else str(error)
+        if record.key != key:
+            return None, "; ".join(changed_parts(record.recipe, recipe))
+        return record, ""
+
+    # -- doing -------------------------------------------------------------------------------------------------------
+
+    def ensure(
+        self, name: str, cell: Cell, *, progress: Progress = silent, again: bool = False
+    ) -> tuple[Record, Outcome]:
+        """Return the record of a stage, made only when it cannot be found. `again` makes it in any case.
+
+        The stages before it must be there: raises StoreError otherwise. A failure leaves what was there untouched.
+        """
+        try:
+            with self._folder_lock(name, cell, progress):
+                self._recover(name, cell)
+                plan = self.plan(name, cell)
+                if isinstance(plan, Undecided):
+                    raise errors.StoreError(
+                        f"{name} of {cell} needs {plan.waits_for}, which is not there or out of date",
+                        hint=f"run 'python -m tasks {plan.waits_for} {cell}' or 'tvmflow run {cell}'",
+                    )
+                if plan.record is not None and not again:
+                    return plan.record, "hit"
+                with self._lock(f"key-{plan.key[:40]}", progress, f"the same {name} of another cell"):
+                    restored = self._restore(plan) if plan.stage.is_cached and not again else None
+                    if restored is not None:
+                        return restored, "restored"
+                    return self._make(plan, progress), "made"
+        except OSError as error:
+            raise errors.from_os_error(error, f"writing {name} of {cell}") from error
+
+    def preview(self, name: str, cell: Cell, progress: Progress) -> None:
+        """Run what a stage has to be said before it, if the stage itself would run. Nothing is stored."""
+        plan = self.plan(name, cell)
+        if isinstance(plan, Undecided) or plan.is_hit or not plan.stage.preview or self._find(plan) is not None:
+            return
+        module, _, function = plan.stage.preview.partition(":")
+        with tempfile.TemporaryDirectory() as folder:
+            getattr(importlib.import_module(module), function)(self._context(plan, Path(folder), progress))
+
+    def _context(self, plan: Plan, folder: Path, progress: Progress) -> StageContext[Any, Any]:
+        stage, cell = plan.stage, plan.cell
+        return StageContext(
+            cell=cell,
+            settings=plan.settings,
+            limits=stage.limits(self.workspace, cell),
+            inputs={source: self.workspace.folder(source, cell) for source in stage.inputs},
+            out=folder,
+            root=self.workspace.root,
+            tuning_log=self.workspace.tuning_log(cell),
+            progress=progress,
+        )
+
+    def _make(self, plan: Plan, progress: Progress) -> Record:
+        cell, stage = plan.cell, plan.stage
+        with self._new_folder(stage.name, cell) as folder:
+            started = time.monotonic()
+            facts = stage.run(self._context(plan, folder, progress))
+            outputs = describe_folder(folder, self.workspace.digests)
+            _check_outputs(stage, set(outputs))
+            record = Record(
+                stage=stage.name,
+                cell=str(cell),
+                key=plan.key,
+                recipe=plan.recipe,
+                outputs=outputs,
+                facts=facts,
+                elapsed_s=round(time.monotonic() - started, 3),
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+            return self._publish(record, cell, folder)
+
+    def _known(self, plan: Plan) -> tuple[Record, list[Path]] | None:
+        """Return the record of a key that was made before, and the folders where its outputs may lie."""
+        stage, cell = plan.stage.name, plan.cell
+        try:
+            known = json.loads(self._index_path(stage, plan.key).read_text(encoding="utf-8"))
+            record = record_from(known["record"])
+            elsewhere = [self.workspace.artifacts / stage / str(slug) for slug in known["slugs"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            folder = self.workspace.folder(stage, cell)
+            try:  # the record survived its outputs, as in a clone without an index
+                record, elsewhere = read_record(folder / RECORD_NAME), [folder]
+            except errors.StoreError:
+                return None
+        return (record, elsewhere) if record.key == plan.key else None
+
+    def _find(self, plan: Plan) -> Record | None:
+        """Return the record that `_restore` would bring back, without bringing it."""
+        known = self._known(plan)
+        if known is None:
+            return None
+        record, elsewhere = known
+        for name, expected in record.outputs.items():
+            if not any(self._holds_file(place, expected) for place in self._places(name, expected, elsewhere)):
+                return None
+        return record
+
+    def _restore(self, plan: Plan) -> Record | None:
+        """Bring back the bytes of a key that was made before, from another folder or from DVC's cache."""
+        known = self._known(plan)
+        if known is None:
+            return None
+        record, elsewhere = known
+        with self._new_folder(plan.stage.name, plan.cell) as new:
+            for name, expected in record.outputs.items():
+                if not self._bring(new / name, expected, self._places(name, expected, elsewhere)):
+                    return None
+            return self._publish(replace(record, cell=str(plan.cell)), plan.cell, new)
+
+    def _places(self, name: str, expected: OutputFile, elsewhere: list[Path]) -> list[Path]:
+        cache = self.workspace.root / ".dvc" / "cache" / "files" / "md5"
+        return [*(place / name for place in elsewhere), cache / expected.md5[:2] / expected.md5[2:]]
+
+    def _holds_file(self, place: Path, expected: OutputFile) -> bool:
+        try:
+            return place.stat().st_size == expected.size and self.workspace.digests.sha256_of(place) == expected.sha256
+        except OSError:
+            return False
+
+    def _bring(self, target: Path, expected: OutputFile, places: list[Path]) -> bool:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for place in places:
+            try:
+                if place.stat().st_size != expected.size:
+                    continue
+                shutil.copyfile(place, target)
+            except OSError:
+                continue
+            if self._holds_file(target, expected):
+                return True
+        return False
+
+    def _publish(self, record: Record, cell: Cell, new: Path) -> Record:
+        """Put a finished folder in place of the old one; a crash in between is mended by `_recover`."""
+        (new / RECORD_NAME).write_text(record_text(record), encoding="utf-8")
+        _sync_folder(new)
+        folder, previous = self.workspace.folder(record.stage, cell), self._previous(record.stage, cell)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            os.rename(folder, previous)
+        os.rename(new, folder)
+        self.workspace.digests.moved(new, folder)
+        shutil.rmtree(previous, ignore_errors=True)
+        if self.stages[record.stage].is_cached:
+            self._write_index(record, cell)
+        return record
+
+    def _write_index(self, record: Record, cell: Cell) -> None:
+        path = self._index_path(record.stage, record.key)
+        slugs = {cell.slug}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            slugs |= set(json.loads(path.read_text(encoding="utf-8"))["slugs"])
+        write_atomic(
+            path, json.dumps({"record": json.loads(record_text(record)), "slugs": sorted(slugs)}, sort_keys=True)
+        )
+
+    def _recover(self, stage: str, cell: Cell) -> None:
+        """Undo what a process that was killed left behind. Called under the folder's lock."""
+        folder, previous = self.workspace.folder(stage, cell), self._previous(stage, cell)
+        if previous.exists():
+            if folder.exists():
+                shutil.rmtree(previous, ignore_errors=True)
+            else:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(previous, folder)
+        for left in self._temporary.glob(f"{stage}.{cell.slug}.new-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    # -- places and locks --------------------------------------------------------------------------------------------
+
+    @property
+    def _temporary(self) -> Path:
+        return self.workspace.artifacts / ".tmp"
+
+    def _previous(self, stage: str, cell: Cell) -> Path:
+        return self._temporary / f"{stage}.{cell.slug}.previous"
+
+    def _index_path(self, stage: str, key: str) -> Path:
+        return self.workspace.artifacts / ".index" / stage / f"{key}.json"
+
+    @contextlib.contextmanager
+    def _new_folder(self, stage: str, cell: Cell) -> Iterator[Path]:
+        folder = self._temporary / f"{stage}.{cell.slug}.new-{os.getpid()}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder_lock(self, stage: str, cell: Cell, progress: Progress) -> contextlib.AbstractContextManager[None]:
+        return self._lock(f"{stage}.{cell.slug}", progress, f"another process that makes {stage} of {cell}")
+
+    @contextlib.contextmanager
+    def _lock(self, name: str, progress: Progress, who: str) -> Iterator[None]:
+        path = self.workspace.artifacts / ".locks" / f"{name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            progress(f"waiting for {who}", 0, 0)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _check_outputs(stage: AnyStage, files: set[str]) -> None:
+    """Raise StageError where a stage left other files than its row says, or none."""
+    expected = {output.name for output in stage.outputs} or files
+    if files != expected or not files:
+        raise errors.StageError(
+            f"{stage.name} left {sorted(files)}", f"{sorted(expected) or 'outputs'}, as its row in tasks/ says"
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,219 @@
+"""Compute the integer convolutions of a graph by a library in C: exactly what the definition computes, several times as fast.
+
+Where the processor or a compiler lacks, or a step is no convolution of bytes, the definition computes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+import tempfile
+import threading
+import weakref
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.ir.relax.graph import Array, Graph, Step
+from tvmflow.ir.relax.numpy_interpreter import Compute, Watch, run_all, run_step
+from tvmflow.quantization.fused_layers import Fused, fused
+from tvmflow.support.errors import ToolchainError
+from tvmflow.targets.cpu_features import features_of
+from tvmflow.targets.resolve import host_target
+
+SOURCE = Path(__file__).with_name("integer_matmul.c")
+INSTRUCTIONS: tuple[tuple[str, ...], ...] = (
+    ("avx512f", "avx512bw", "avx512vnni"),
+    ("avx2",),
+    (),
+)  # products.c has a form for each, the fastest first
+_COMPILE = (
+    "-x",
+    "c",
+    "-std=c11",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-trapping-math",
+    "-fwrapv",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fPIC",
+    "-shared",
+)
+_MOST = 1 << 16  # products of bytes whose sum fits 32 bits
+
+
+class Products:
+    """The library, compiled when it is made, beside what is done meanwhile; each process has one. instructions: that it may use, of INSTRUCTIONS."""
+
+    def __init__(self, instructions: tuple[str, ...] | None = None) -> None:
+        self._instructions = instructions
+        self._library: Future[ctypes.CDLL | None] = Future()
+        self._packed: dict[int, tuple[Array, Array]] = {}
+        threading.Thread(target=self._make, daemon=True).start()
+
+    def _make(self) -> None:
+        try:
+            self._library.set_result(_compiled(self._instructions))
+        except BaseException as error:
+            self._library.set_exception(error)
+
+    @property
+    def is_there(self) -> bool:
+        return self._library.result() is not None
+
+    def run_step(self, step: Step, arguments: list[Any]) -> Any:
+        """Compute one step, as `definition.run_step` does."""
+        library = self._library.result() if isinstance(step, Fused) or step.op == "relax.nn.conv2d" else None
+        found = None
+        if library is not None and isinstance(step, Fused) and step.op == "fused.add":
+            found = self._add(library, step, *arguments)
+        elif library is not None:
+            found = self._convolve(library, step, *arguments[:2])
+        if found is not None:
+            return found
+        return step.run(arguments) if isinstance(step, Fused) else run_step(step, arguments)
+
+    def _add(self, library: ctypes.CDLL, step: Fused, a: Array, b: Array) -> Array | None:
+        if a.shape != b.shape or a.dtype.itemsize != 1 or b.dtype.itemsize != 1:
+            return None
+        a, b, result = np.ascontiguousarray(a), np.ascontiguousarray(b), np.empty(a.shape, step.dtype)
+        signs = (a.dtype == np.int8) + 2 * (b.dtype == np.int8)
+        library.products_add(
+            _at(a), _at(b), _at(result), ctypes.c_int64(result.size), *step.factor, step.offset, step.shift, step.low, step.high, signs
+        )  # fmt: skip
+        return result
+
+    def _convolve(self, library: ctypes.CDLL, step: Step, x: Array, weight: Array) -> Array | None:
+        attrs = step.call.attrs
+        groups, outputs, per_group = int(attrs.groups), int(weight.shape[0]), int(weight.shape[1])
+        layouts = str(attrs.data_layout), str(attrs.kernel_layout)
+        is_bytes = x.dtype in (np.uint8, np.int8) and weight.dtype == np.int8 and layouts == ("NCHW", "OIHW")
+        is_each = per_group == 1 and outputs == x.shape[1] == groups
+        if not is_bytes or not (is_each or groups == 1) or weight[0].size > _MOST:
+            return None
+        top, left = (int(size) for size in list(attrs.padding)[:2])
+        height, width = step.shape[2:]
+        shapes = (ctypes.c_int64 * 14)(
+            *x.shape[1:], outputs, height, width, *weight.shape[2:], *map(int, attrs.strides), *map(int, attrs.dilation), top, left
+        )  # fmt: skip
+        x, result = np.ascontiguousarray(x), np.empty((len(x), outputs, height, width), step.dtype)
+        is_signed = x.dtype == np.int8
+        packed, sums = self._packed_weight(library, weight, is_each)
+        scratch = np.empty(result.shape[1:], np.int32) if isinstance(step, Fused) else None
+        for image, out in zip(x, result, strict=True):
+            total = out if scratch is None else scratch
+            if is_each:
+                library.products_each(_at(image), _at(packed), _at(total), shapes, int(is_signed))
+            elif library.products_convolve(_at(image), _at(packed), _at(sums), _at(total), shapes, 128 * is_signed):
+                raise MemoryError
+            if isinstance(step, Fused):
+                _finish(library, step, total, out)
+        return result
+
+    def active_means(
+        self, values: Array, zero: float, factor: Array, correction: Array, limits: tuple[Array, Array]
+    ) -> Array | None:
+        """Return of (value - zero) * factor + correction, for each channel of (N, C, ...), the share between the limits and the mean within them."""
+        library = self._library.result()
+        if library is None or values.dtype != np.float32:
+            return None
+        values, channels = np.ascontiguousarray(values), values.shape[1]
+        given = [
+            np.ascontiguousarray(np.broadcast_to(x, (channels,)), np.float32) for x in (factor, correction, *limits)
+        ]
+        found, total = np.empty((2, channels)), np.zeros((2, channels))
+        sizes = ctypes.c_int64(channels), ctypes.c_int64(values[0, 0].size)
+        for sample in values:
+            library.products_means(_at(sample), *sizes, ctypes.c_float(zero), *map(_at, given), *map(_at, found))
+            total += found
+        return np.asarray(total / (values.size / channels))
+
+    def _packed_weight(self, library: ctypes.CDLL, weight: Array, is_each: bool) -> tuple[Array, Array]:
+        """Return a weight as the library takes it, kept as long as the weight is, and the sum of each output's."""
+        if is_each:
+            return np.ascontiguousarray(weight), np.empty(0, np.int32)
+        key = id(weight)
+        if key not in self._packed:
+            outputs, channels, *kernel = weight.shape
+            taps = int(np.prod(kernel))
+            sizes = (ctypes.c_int64(outputs), ctypes.c_int64(channels), ctypes.c_int64(taps))
+            packed, sums = np.empty(library.products_size(*sizes), np.int8), np.empty(outputs, np.int32)
+            library.products_pack(_at(np.ascontiguousarray(weight)), _at(packed), _at(sums), *sizes)
+            weakref.finalize(weight, self._packed.pop, key, None)
+            self._packed[key] = packed, sums
+        return self._packed[key]
+
+
+def _finish(library: ctypes.CDLL, step: Fused, sums: Array, out: Array) -> None:
+    channels, pixels = len(sums), sums[0].size
+    nothing = np.zeros(channels, np.float32)
+    low, high = (nothing if limit is None else limit for limit in (step.low, step.high))
+    library.products_finish(
+        _at(sums), _at(out), ctypes.c_int64(channels), ctypes.c_int64(pixels), _at(step.offset), _at(step.factor), ctypes.c_float(step.zero),
+        _at(low), _at(high), int(step.low is None),
+    )  # fmt: skip
+
+
+@functools.cache
+def _products() -> Products:
+    return Products()
+
+
+def start_products() -> None:
+    """Compile the library of this process, beside what is done meanwhile."""
+    _products()
+
+
+def run_fast(graph: Graph, inputs: Sequence[Any], watch: Watch | None = None) -> tuple[Any, ...]:
+    """As `definition.run_all`, of a graph that `fast` returned."""
+    return run_all(graph, inputs, watch, _products().run_step)
+
+
+def fast_step() -> Compute:
+    """Return what computes a step of a graph that `fast` returned."""
+    return _products().run_step
+
+
+def active_means(
+    values: Array, zero: float, factor: Array, correction: Array, limits: tuple[Array, Array]
+) -> Array | None:
+    """As `Products.active_means`, None where the library is not there or the values are no float32."""
+    return _products().active_means(values, zero, factor, correction, limits)
+
+
+def fast(graph: Graph, seen: Collection[str] = ()) -> Graph:
+    """Return a graph of the same outputs, in which several steps may be one. seen: names of values that a watch wants to see."""
+    return fused(graph, seen) if _products().is_there else graph
+
+
+def _at(array: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def known_instructions() -> list[tuple[str, ...]]:
+    """Return those of INSTRUCTIONS that this machine has, the fastest first."""
+    target = host_target()
+    known = features_of(target.mcpu, target.mtriple, target.mattr)
+    return [names for names in INSTRUCTIONS if known.issuperset(names)]
+
+
+def _compiled(instructions: tuple[str, ...] | None) -> ctypes.CDLL | None:
+    """Return the library for this machine, None without a compiler."""
+    used = known_instructions()[0] if instructions is None else instructions
+    with tempfile.TemporaryDirectory(prefix="tvmflow-products-") as folder:
+        path = Path(folder) / "products.so"
+        flags = (f"-m{name}" for name in used)
+        try:
+            command = host_target().compiler.line(*_COMPILE, *flags, "-o", str(path), str(SOURCE), "-lm")
+            subprocess.run(command, capture_output=True, timeout=300, check=True)
+        except (OSError, subprocess.SubprocessError, ToolchainError):
+            return None
+        library = ctypes.CDLL(str(path))
+    library.products_size.restype = ctypes.c_int64
+    return library

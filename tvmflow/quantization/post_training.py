@@ -1,0 +1,209 @@
+"""Post-training quantization of an imported network: calibrate, choose scales, correct, check, and say what it cost.
+
+In:  a float32 module whose batch norms are folded, and calibration samples
+Out: a module that computes in integers, and a report per layer
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tvmflow.ir.relax.graph import Array, Arrays, Graph, read_graph
+from tvmflow.ir.relax.layers import DENSE, PRODUCTS, Layer, Network, group_layers
+from tvmflow.ir.relax.scales import Scale, power_of_two, signed
+from tvmflow.quantization.bias_correction import correct_biases
+from tvmflow.quantization.calibration import Calibration, int8_scales, outputs_of, power_of_two_scales
+from tvmflow.quantization.cross_layer_equalization import equalize
+from tvmflow.quantization.int8 import Int8Arithmetic
+from tvmflow.quantization.layer_choice import Quantized
+from tvmflow.quantization.options import Int8Options, VtaOptions
+from tvmflow.quantization.qdq import strip_qdq
+from tvmflow.quantization.report import QuantizationReport, describe, has_scores, worst_sqnr_db, worst_to_move
+from tvmflow.quantization.vta_int8 import VtaArithmetic
+from tvmflow.support.errors import StageError, UnknownNameError
+from tvmflow.support.progress import Progress
+
+_TRIAL_SAMPLES = 32
+_WORTH_DB = 0.1  # what a correction has to win to be kept
+
+
+def quantize_int8(
+    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
+) -> tuple[Any, QuantizationReport]:
+    """Return the module of `choose_int8`, whose arguments these are, and its report."""
+    chosen, report = choose_int8(mod, samples, labels, options, progress)
+    return chosen.module, report
+
+
+def choose_int8(
+    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
+) -> tuple[Quantized, QuantizationReport]:
+    """Quantize to int8; a model that came quantized keeps its own scales and weights. Raises UnknownNameError.
+
+    samples: the calibration inputs, each (N, ...), or the one input. labels: (N,) or None. Lookups in tables, products of two
+    values and whatever else has no integer form stay in float.
+    """
+    samples = _arrays(samples)
+    graph, given = strip_qdq(read_graph(mod))
+    if options.activations == "int8":
+        given = {name: signed(scale) for name, scale in given.items()}
+    chosen: _Prepared | None = None
+    for base in _prepared(graph, given, samples, options, progress):
+        for correcting in (False, True) if options.bias_correction and not given and base.run.can_batch else (False,):
+            progress("choosing corrections", 0, 0)
+            trial = _corrected(base) if correcting else base
+            if chosen is None or trial.output_sqnr_db > chosen.output_sqnr_db + _WORTH_DB:
+                chosen = trial
+    assert chosen is not None
+    run, quantized = chosen.run, chosen.quantized
+    report = describe(run, quantized, labels)
+    moved: list[str] = []
+    goal = goal_within(options.max_drop, labels, len(samples[0])) if has_scores(run.outputs) else None
+    while goal is not None and report.quantized_score < _float_score(report) - goal:
+        if len(moved) >= options.max_float_layers:
+            break
+        progress("moving layers back to float", len(moved), options.max_float_layers)
+        worst = worst_to_move(run, quantized, report, labels)
+        if worst is None:
+            break
+        moved.append(worst)
+        quantized = Quantized(chosen.network, chosen.arithmetic, chosen.scales, quantized.kept | {worst})
+        report = describe(run, quantized, labels)
+    report.moved_to_float = moved
+    report.equalized_pairs, report.corrected_layers = chosen.equalized_pairs, chosen.corrected_layers
+    if goal is not None:
+        report.goal_met = report.quantized_score >= _float_score(report) - goal
+    return quantized, report
+
+
+def quantized_alike(chosen: Quantized, mod: Any, label: str) -> Any:
+    """Return the same network for inputs of other sizes with the scales, weights and layers in float of `chosen`. Raises StageError."""
+    network = group_layers(strip_qdq(read_graph(mod))[0])
+    for mine, theirs in itertools.zip_longest(network.items, chosen.network.items):
+        if mine is None or theirs is None or mine.name != theirs.name:
+            raise StageError(
+                f"the network at {label} has other layers than at its largest size: {mine and mine.name} in place of {theirs and theirs.name}",
+                "the same layers at all sizes, so that they share their scales", "quantize to bfloat16, or give the model one shape",
+            )  # fmt: skip
+        if isinstance(mine, Layer) and isinstance(theirs, Layer):
+            for name in ("weight", "bias", "low", "high"):
+                number = getattr(theirs, name)
+                if np.shape(number) == np.shape(getattr(mine, name)):
+                    setattr(mine, name, number)
+    return Quantized(network, chosen.arithmetic, chosen.scales, chosen.kept).module
+
+
+def goal_within(max_drop: float | None, labels: Array | None, samples: int) -> float | None:
+    """Return the drop to stay within, None for no goal.
+
+    Without labels a handful of samples cannot tell a small drop from a coin's toss between two classes; layers would go
+    back to float for nothing. One sample more or less has to be within the drop, unless none may be lost at all.
+    """
+    if max_drop is None or (labels is None and 0 < max_drop * samples < 1):
+        return None
+    return max_drop
+
+
+def quantize_vta(
+    mod: Any, samples: Array | Arrays, labels: Array | None, options: VtaOptions, progress: Progress = lambda *_: None
+) -> tuple[Any, QuantizationReport]:
+    """Quantize to the power-of-two form that VTA computes. samples, labels: as of `quantize_int8`."""
+    samples = _arrays(samples)
+    network = group_layers(read_graph(mod))
+    run = Calibration(network, samples, progress)
+    run.fill_histograms(None, {}, progress)
+    kept = _kept(network, options.keep_float)
+    any_scales = dict.fromkeys(run.seen, power_of_two(1.0))
+    integers = set(Quantized(network, VtaArithmetic(), any_scales, kept).integers)
+    scales = power_of_two_scales(network, run, integers, one=options.scale == "global")
+    chosen = 128 * max((scale.scale for scale in scales.values()), default=0.0)
+    if options.scale == "global" and options.global_scale != "auto":
+        scales = dict.fromkeys(scales, power_of_two(options.global_scale))
+    quantized = Quantized(network, VtaArithmetic(), scales, kept)
+    report = describe(run, quantized, labels)
+    if options.scale == "global":
+        report.best_global_scale = chosen
+    return quantized.module, report
+
+
+def _arrays(samples: Array | Arrays) -> Arrays:
+    return samples if isinstance(samples, tuple) else (samples,)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A calibrated network with its scales, before the goal is looked at."""
+
+    network: Network
+    run: Calibration
+    arithmetic: Int8Arithmetic
+    scales: dict[str, Scale]
+    kept: frozenset[str]
+    equalized_pairs: int = 0
+    corrected_layers: int = 0
+
+    @cached_property
+    def quantized(self) -> Quantized:
+        return Quantized(self.network, self.arithmetic, self.scales, self.kept)
+
+    @cached_property
+    def output_sqnr_db(self) -> float:
+        """Of the first samples."""
+        few = tuple(x[:_TRIAL_SAMPLES] for x in self.run.samples)
+        outputs = outputs_of(self.quantized.graph, self.run.chunks_of(few), len(few[0]))
+        return worst_sqnr_db(tuple(reference[:_TRIAL_SAMPLES] for reference in self.run.outputs), outputs)
+
+
+def _prepared(
+    graph: Graph, given: dict[str, Scale], samples: Arrays, options: Int8Options, progress: Progress
+) -> list[_Prepared]:
+    """Return the network as it is and, where that is asked for, equalized."""
+    network = group_layers(graph)
+    run, twin, equalized, factors = Calibration(network, samples, progress), None, network.copy(), dict[str, Array]()
+    if options.equalize and not given:
+        factors = equalize(equalized, run.channel_ranges() if options.per_channel else None)
+        twin = run.equalized(equalized, factors)
+    if options.observer != "minmax":
+        run.fill_histograms(twin, factors, progress)
+    kept = _kept(network, options.keep_float)
+    arithmetic = Int8Arithmetic(options.per_channel, bool(given))
+    known = {network.names[name]: scale for name, scale in given.items()}
+    prepared = [_Prepared(network, run, arithmetic, int8_scales(network, run, options) | known, kept)]
+    if twin is not None:
+        scales = int8_scales(equalized, twin, options)
+        prepared.append(_Prepared(equalized, twin, arithmetic, scales, kept, len(factors)))
+    return prepared
+
+
+def _corrected(base: _Prepared) -> _Prepared:
+    network = base.network.copy()
+    count = correct_biases(network, base.run, base.quantized)
+    return replace(base, network=network, corrected_layers=count)
+
+
+def _float_score(report: QuantizationReport) -> float:
+    return 1.0 if report.float_score is None else report.float_score
+
+
+def _kept(network: Network, requested: tuple[str, ...]) -> frozenset[str]:
+    """Resolve layer names, `first` (convolution or dense), `last`, `dense`. Raises UnknownNameError."""
+    products = [layer.name for layer in network.layers if layer.kind in PRODUCTS]
+    kept: set[str] = set()
+    for name in requested:
+        if name in ("first", "last"):
+            kept.update(products[:1] if name == "first" else products[-1:])
+        elif name == DENSE:
+            kept.update(layer.name for layer in network.layers if layer.kind == DENSE)
+        elif name in {layer.name for layer in network.layers}:
+            kept.add(name)
+        else:
+            raise UnknownNameError(
+                f"no layer {name!r} to keep in float", legal=["first", "last", "dense", *(x.name for x in network.layers)],
+                hint="correct keep_float: under quantize: in params.yaml",
+            )  # fmt: skip
+    return frozenset(kept)

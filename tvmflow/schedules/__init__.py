@@ -1,0 +1,1 @@
+"""Schedule templates for CPUs and GPUs and the intrinsics that they use."""

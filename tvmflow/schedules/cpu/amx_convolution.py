@@ -1,0 +1,148 @@
+"""Matrix tiles (x86 AMX): sums of up to 16 pixels x 16 channels, over up to 64 bytes of input channels at a time.
+
+One instruction multiplies a tile of pixels (rows) by a tile of weights. Both are read from memory with a constant step
+between rows, so the image is copied with all channels of a pixel side by side, beside its padding, and weights lie
+(OC, KH, KW, IC, ...). Neighbouring columns of the filter are then neighbours in both, and one instruction sums as many of them as
+fit: first layers are read from the image as it is. A whole tile of outputs is a tensor intrinsic (tile_intrinsics.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tvmflow.ir.relax.serialization import bytes_of
+from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
+from tvmflow.schedules.intrinsics.amx import (
+    LANES,
+    REGISTERS,
+    ROW_BYTES,
+    ROWS,
+    Tile,
+    intrinsic_of,
+    registers_of,
+    tile_depth,
+)
+from tvmflow.schedules.template import Knobs, divisors, steps_of, tensorize_tile
+from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
+
+TILED_CONVOLUTION = "conv2d_tiles"  # name of the block whose weights lie (OC, KH, KW, IC, ...)
+FLAT_CONVOLUTION = "conv2d_flat"  # of an image whose rows are one; names are part of the keys of records
+_CONVOLUTIONS = (TILED_CONVOLUTION, FLAT_CONVOLUTION)
+_LATENCY = 52  # cycles until a sum can be added to again (Intel's optimization manual, chapter on AMX)
+
+
+def _joined(columns: int, dilation: int, blocks: int, of_image: int) -> int:
+    """Return 1 where the columns of a filter's row are neighbours in an image of so many blocks, all of which are summed."""
+    return int(columns > 1 and dilation == 1 and blocks == of_image)
+
+
+def is_in_tiles(kernel: Kernel) -> bool:
+    """Whether a kernel's convolution has its weights as tiles read them."""
+    return kernel.anchor is not None and kernel.anchor.startswith(_CONVOLUTIONS)
+
+
+def is_flat(kernel: Kernel) -> bool:
+    """Whether the rows of a convolution's image are one."""
+    return kernel.anchor is not None and kernel.anchor.startswith(FLAT_CONVOLUTION)
+
+
+def _is_pixel_major(image: Any, block: Any) -> bool:
+    """Whether an image that a block on packed channels reads or writes is (N, H, W, C/16, 16), as its columns say."""
+    return steps_of(image, 2, block, (3, 4))[0] > 0
+
+
+def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) -> list[Knobs]:
+    """Return the tiles of outputs worth trying, the likelier first: c_tile, h_tile, w_tile. Empty where there are none."""
+    if reduced != 5 or not is_in_tiles(kernel):
+        return []
+    assert kernel.anchor is not None
+    block = schedule.get(block_ref(schedule, kernel.anchor))
+    image = block.reads[0]
+    data = str(region_buffer(image).dtype)
+    _, channels, height, width, lanes, _, columns, blocks, words, _ = extents(
+        schedule, schedule.get_loops(block_ref(schedule, kernel.anchor))
+    )
+    if TILES_FOR.get(data, "") not in cpu.dots or lanes != LANES:
+        return []
+    column, channel = (2, 3) if _is_pixel_major(image, block) else (3, 1)
+    joined = _joined(
+        columns, steps_of(image, column, block, (3, 6))[1], blocks, int(region_buffer(image).shape[channel])
+    )
+    rows = tile_depth((columns if joined else 1) * blocks * words)
+
+    def cycles(tile: tuple[int, int, int]) -> float:
+        """Cycles per useful row: an instruction takes one for each of its pixels, a register one for two of its rows; and what both load."""
+        c, h, w = tile
+        slowest = max(c * h * (w + 1), _LATENCY, 0.5 * h * w + 1.3 * c * rows)
+        return slowest / (c * h * w) + 0.5 * (c + h) / (c * h)
+
+    tiles = [
+        (c, h, w)
+        for c in divisors(channels, REGISTERS - 2)
+        for h in divisors(height, REGISTERS - 2)
+        for w in divisors(width, ROWS)
+        if registers_of(c, h) <= REGISTERS
+    ]
+    line = _blocks_of_line(schedule, kernel)
+    tiles.sort(
+        key=lambda tile: (channels % line == 0 and tile[0] % line > 0, cycles(tile), -tile[0] * tile[1] * tile[2])
+    )
+    return [{"c_tile": c, "h_tile": h, "w_tile": w} for c, h, w in tiles[:12]]
+
+
+def _blocks_of_line(schedule: Any, kernel: Kernel) -> int:
+    """Return how many blocks of a pixel's channels fill a line of the cache where the outputs are (N, H, W, C/16, 16), else 1."""
+    if not kernel.after:
+        return 1
+    last = schedule.get(block_ref(schedule, kernel.after[-1]))
+    output = last.writes[0]
+    if len(last.iter_vars) != 5 or not _is_pixel_major(output, last):
+        return 1
+    return max(ROW_BYTES // (LANES * bytes_of((1,), str(region_buffer(output).dtype))), 1)
+
+
+def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], bool]:
+    """Let a convolution read a copy of its image, (N, H, W, C/16, 16); return the names of the blocks that pad or copy, and whether it is plain.
+
+    An image of one block is plain: its pixels are together, and it is read as it is. One that came as (N, H, W, C/16, 16) is not copied again (PixelMajor).
+    """
+    assert kernel.anchor is not None
+    anchor = block_ref(schedule, kernel.anchor)
+    block = schedule.get(anchor)
+    if _is_pixel_major(block.reads[0], block):
+        return kernel.before, False
+    if int(region_buffer(block.reads[0]).shape[1]) == 1:
+        return kernel.before, True
+    copy = block_ref(schedule, kernel.before[-1]) if kernel.before else schedule.cache_read(anchor, 0, "global")
+    schedule.transform_layout(copy, ("write", 0), lambda n, c, h, w, v: (n, h, w, c, v))
+    # In the order in which they are written: a vector is a part of a line of the cache, which other threads would wait for.
+    schedule.transform_block_layout(copy, lambda n, c, h, w, v: (n, h, w, c, v))
+    return (str(schedule.get(copy).name_hint),), False
+
+
+def sum_in_tiles(schedule: Any, anchor: Any, outermost: Any, plain: bool) -> None:
+    """Let the innermost tile of a convolution's outputs be two intrinsics; its image is read pixel by pixel.
+
+    Of an image that does not stay near, all pixels of a window are read for a few channels before the next ones are. A copy's pixels are then an odd
+    number of lines of the cache apart: as many as a power of two are in few of its sets, which cannot hold them.
+    """
+    c, h, w, _, kh, kw, blocks, words, group = extents(schedule, schedule.get_loops(anchor)[-9:])
+    block = schedule.get(anchor)
+    image = block.reads[0]
+    (sh, dh), (sw, dw) = steps_of(image, 1 + plain, block, (2, 5)), steps_of(image, 2 + plain, block, (3, 6))
+    joined = _joined(kw, dw, blocks, int(region_buffer(image).shape[1 if plain else 3]))
+    data = str(region_buffer(image).dtype)
+    ph, py = steps_of(image, 2 + plain, block, (2, 5))
+    tile = Tile(data, c, h, w, kh, kw, blocks, words * group, int(plain), joined, sh, sw, dh, dw, ph, py)
+    if not (plain or tile.stays_near) and blocks * words * group * tile.size % ROW_BYTES == 0:
+        tile = replace(tile, joined=0)
+        copy = next(made for made in schedule.get_producers(anchor) if _writes(schedule, made, image))
+        schedule.storage_align(copy, 0, 2, 2 * ROW_BYTES // tile.size, ROW_BYTES // tile.size)
+    name = intrinsic_of(tile)
+    tensorize_tile(schedule, anchor, name, f"{name}_zero")
+    schedule.annotate(outermost, IMPORTED_LLVM, tile.imports)
+
+
+def _writes(schedule: Any, block: Any, image: Any) -> bool:
+    return bool(region_buffer(schedule.get(block).writes[0]).same_as(region_buffer(image)))

@@ -1,0 +1,94 @@
+"""Attention: the scores of a block of query rows stay in the cache of the thread that computes them.
+
+K^T is packed first, and V unless its columns lie in blocks already; then blocks of rows of all heads go to threads. Both products are
+tiles of sums in registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.ir.tvm_compat import load_class
+from tvmflow.schedules.cpu.batch_matmul import copy_rows, product_tiles, row_blocks, sum_in_registers, tiled
+from tvmflow.schedules.intrinsics.dot_product import dot_for, dot_numbered
+from tvmflow.schedules.template import Knobs, Template, distinct, parallel_first, spread, work_of
+from tvmflow.targets.cpu_features import CpuFeatures
+
+_NAME = "attention"
+_SOFTMAX = ("total", "total_of_lane", "weights", "most", "most_of_lane", "scores")
+_SCORE_BYTES = 8  # of a score and of the weight that is made of it
+_PACKED_AXES = 5  # (n, c, h, w, lane)
+
+
+def _covers(_schedule: Any, kernel: Kernel) -> bool:
+    return bool(kernel.after) and kernel.after[-1] == _NAME
+
+
+def _block(schedule: Any, name: str) -> Any:
+    return block_ref(schedule, f"{_NAME}_{name}")
+
+
+def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
+    _, rows, keys, lanes, _, *paired = extents(schedule, schedule.get_loops(_block(schedule, "product")))
+    dot = dot_for(cpu, "bfloat16", lanes, of_made=True) if paired else None
+    width = extents(schedule, schedule.get_loops(_block(schedule, "mixed")))[2]
+    values = schedule.get(_block(schedule, "values"))
+    stored = region_buffer(values.reads[0]).shape
+    in_blocks = len(stored) == _PACKED_AXES and int(stored[-1]) == lanes and isinstance(values.body.value, load_class())
+    most_rows = cpu.l2_bytes // (2 * _SCORE_BYTES * keys * lanes)
+    return distinct([
+        {"rows": count, "m_tile": m, "n_tile": b, "mixed_rows": mixed_m, "mixed_tile": mixed_b, "pack_values": pack, "parallel": parallel, **({"dot": dot.number} if dot else {})}
+        for m, b in product_tiles(cpu, rows, keys, lanes)[:6]
+        for mixed_m, mixed_b in [tile for tile in product_tiles(cpu, rows, width, lanes) if m % tile[0] == 0][:2]
+        for count in row_blocks(rows, m, most_rows)
+        for pack in ((0, 1) if in_blocks and not paired else (1,))
+        for parallel in parallel_first(work_of(schedule, f"{_NAME}_product") // lanes)
+    ])  # fmt: skip
+
+
+def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    rows, blocks = _rows(schedule, block_ref(schedule, kernel.after[-1]), knobs)
+    dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
+    sum_in_registers(schedule, _block(schedule, "mixed"), blocks, dot, rows)
+    schedule.compute_at(_block(schedule, "factor"), rows, preserve_unit_loops=True)
+    for name in _SOFTMAX:
+        schedule.compute_at(_block(schedule, name), rows, preserve_unit_loops=True)
+    sum_in_registers(
+        schedule,
+        _block(schedule, "product"),
+        tiled(schedule, _block(schedule, "scores"), knobs["m_tile"], knobs["n_tile"]),
+        dot,
+        rows,
+    )
+    for name in ("most_of_lane", "total_of_lane"):
+        row, lane, over = schedule.get_loops(_block(schedule, name))[-3:]
+        schedule.reorder(row, over, lane)
+        schedule.vectorize(lane)
+        schedule.decompose_reduction(_block(schedule, name), over)
+    schedule.vectorize(schedule.get_loops(_block(schedule, "weights"))[-1])
+    lanes = extents(schedule, schedule.get_loops(_block(schedule, "weights"))[-1:])[0]
+    copy_rows(schedule, _block(schedule, "queries"), rows, lanes)
+    if knobs["pack_values"]:
+        spread(schedule, f"{_NAME}_values", knobs["parallel"])
+    else:
+        schedule.compute_inline(_block(schedule, "values"))
+    spread(schedule, f"{_NAME}_keys", knobs["parallel"])
+
+
+def _rows(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any]:
+    """Divide the outputs into blocks of rows, these into tiles; return the loops around a block and around a tile."""
+    batch, row, block, lane = schedule.get_loops(out)
+    outer, tile, row = schedule.split(row, [None, knobs["rows"] // knobs["mixed_rows"], knobs["mixed_rows"]])
+    blocks, block = schedule.split(block, [None, knobs["mixed_tile"]])
+    schedule.reorder(batch, outer, tile, blocks, row, block, lane)
+    rows = schedule.fuse(batch, outer)
+    if knobs["parallel"]:
+        schedule.parallel(rows)
+    for axis in (row, block):
+        schedule.unroll(axis)
+    schedule.vectorize(lane)
+    return rows, blocks
+
+
+ATTENTION = Template(_NAME, _covers, _candidates, _apply)

@@ -1,0 +1,340 @@
+"""Convolutions and pools on packed channels: a tile of outputs stays in registers over the whole reduction.
+
+Where images are larger than weights, threads get rows of them in every kernel, so that a thread reads what it wrote itself: what another core wrote
+lies in that core's cache, and where cores share none, fetching it takes longer than multiplying it. Else threads get channels, and each its part of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, buffer_bytes, extents, region_buffer
+from tvmflow.schedules.cpu.amx_convolution import pixels_together, sum_in_tiles, tile_knobs
+from tvmflow.schedules.intrinsics.arm_first_layer import column_points, columns_for, columns_numbered, sum_by_columns
+from tvmflow.schedules.intrinsics.arm_lane_mla import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
+from tvmflow.schedules.intrinsics.arm_mmla import pair_points, pairs_for, pairs_numbered, sum_in_pairs
+from tvmflow.schedules.intrinsics.dot_product import dot_for, dot_numbered, sum_with
+from tvmflow.schedules.template import (
+    PREFETCHED,
+    SMALL_WORK,
+    Knobs,
+    Template,
+    decompose_sums,
+    distinct,
+    divisors,
+    image_bytes,
+    leaves_idle,
+    merge_epilogue,
+    order_of_tile,
+    parallel_first,
+    pixels_first,
+    points_of_sums,
+    spread_pixels,
+    spread_rows,
+    steps_of,
+    tile_image,
+    weight_bytes,
+    work_of,
+)
+from tvmflow.targets.cpu_features import CpuFeatures
+
+_WIDENED = 6  # channels of a depthwise convolution over those that a network widened by a 1x1 convolution before it
+_PREFETCHING = range(2, 33)  # tiles over which a thread spreads requests for weights
+
+
+def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
+    """Return loop extents and number of reduced axes of a convolution or pool on packed channels.
+
+    Loops are (n, c, h, w, lane) over 4 axes (convolution), 5 (with int8_dot4 or bf16_dot2), 3 (first layer) or 2 (depthwise, pools).
+    """
+    if kernel.anchor is None or len(kernel.before) > 1:
+        return None
+    block = schedule.get(block_ref(schedule, kernel.anchor))
+    kinds = [int(variable.iter_type) for variable in block.iter_vars]
+    reduced = len(kinds) - 5
+    if kinds[:5] != [0] * 5 or kinds[5:] != [2] * reduced or reduced not in (2, 3, 4, 5):
+        return None
+    if len(block.reads) > 3 or (len(block.reads) == 1 and reduced > 2):
+        return None
+    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
+    return (sizes, reduced) if sizes[4] in (4, 8, 16) else None
+
+
+def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
+    window = _window(schedule, kernel)
+    assert window is not None and kernel.anchor is not None
+    (images, channels, height, width, lanes, *_), reduced = window
+    by_channel = reduced == 2
+    order = parallel_first(work_of(schedule, kernel.anchor))
+    chunks = _chunks(height, cpu.threads)
+    if not kernel.before:
+        places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
+        if not by_channel and image_bytes(schedule, kernel) > weight_bytes(schedule, kernel):
+            places = [(1, 0, chunk) for chunk in chunks[1::-1]] + places[:1]
+    elif by_channel:
+        by_rows = (1, 0) if height * width * _WIDENED > channels * lanes else (0, 1)
+        places = [*((rows, 1, chunk) for chunk in chunks for rows in by_rows), (0, 0, chunks[0])]
+    else:
+        places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
+        if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:  # weights are read once, and every row for each of them
+            places.insert(0, (0, 0, chunks[0]))
+            places = list(dict.fromkeys(places))
+    shapes = tile_knobs(schedule, kernel, cpu, reduced)
+    tiles = [
+        {**tile, "rows_first": rows, "pad_inside": rows, "chunk": _rows_for(chunk, tile["h_tile"], height), "parallel": parallel, "tiles": 1}
+        for rows, chunk in dict.fromkeys((rows, chunk) for rows, _, chunk in places)
+        for tile in shapes
+        for parallel in order
+    ]  # fmt: skip
+    ways = _ways(schedule, kernel, cpu)
+    knobs = [
+        {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": _rows_for(chunk, h, height) if pairs_numbered(number) else max(chunk, h),
+         "unroll": unroll, "parallel": parallel, "dot": number, **(pixels_first((c, h, w), cpu) if reduced > 2 else {})}
+        for rows, inside, chunk in places
+        for unroll, number, (c, h, w) in ways
+        for parallel in order
+    ]  # fmt: skip
+    whole = [k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0]
+    whole = [{**k, **_prefetch(schedule, kernel, cpu, k)} for k in whole]
+    # Stable: where threads have something to do, the order above stays.
+    whole.sort(
+        key=lambda k: (
+            leaves_idle(_tasks((images, channels, height), k), cpu.threads) if k["parallel"] else order[0] == 1
+        )
+    )
+    return distinct(whole)
+
+
+def _tasks(sizes: tuple[int, int, int], knobs: Knobs) -> int:
+    """Return into how many pieces a schedule divides a convolution of so many images, blocks of channels and rows."""
+    images, channels, height = sizes
+    pieces = images * height // knobs["chunk"]
+    return pieces if knobs["rows_first"] else pieces * channels // knobs["c_tile"]
+
+
+def _prefetch(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs) -> Knobs:
+    """Return the knob `prefetch` where it pays to ask for the weights of the next blocks of channels: how many shares in a row have the same.
+
+    They are many, so that memory or a far cache has them, fit the cache of a core beside those that are multiplied, and there are some tiles to spread
+    them over; with many tiles the wait for the first is a small part. On x86; arm64's cores were not measured.
+    """
+    window = _window(schedule, kernel)
+    assert window is not None and kernel.anchor is not None
+    (_, channels, height, width, *_), reduced = window
+    if reduced < 4 or cpu.lanes < 8 or knobs.get("tiles"):
+        return {}
+    size = buffer_bytes(region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[-1]))
+    tiles = knobs["chunk"] // knobs["h_tile"] * width // knobs["w_tile"]
+    many = size > cpu.l2_bytes // 4 and size * knobs["c_tile"] // channels <= cpu.l2_bytes * 3 // 8
+    if not (many and tiles in _PREFETCHING):
+        return {}
+    return {"prefetch": 1 if knobs["rows_first"] else height // knobs["chunk"]}
+
+
+def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:
+    """Return how a tile may be summed, the likelier first: unrolled or not, number of the instruction, tile of blocks of channels, rows, columns."""
+    window = _window(schedule, kernel)
+    assert window is not None and kernel.anchor is not None
+    (_, channels, height, width, lanes, *_), reduced = window
+    pairs = pairs_for(schedule, kernel, cpu)
+    if pairs:
+        return [(0, pairs.number, point) for point in pair_points(schedule, kernel, pairs)]
+    by_channel = reduced == 2
+    part = _part(schedule, kernel.anchor, reduced)
+    held = lanes * max(cpu.lanes // part, 1)  # channels whose registers the sums of a block's pixel fill
+    # LLVM keeps in registers what several sums of a pixel are multiplied by, and then spills sums.
+    most, fewer = cpu.accumulators(held), cpu.accumulators(held, spare=max(cpu.registers * 3 // 16, 4))
+    points = [
+        (c, h, w)
+        for c in ([1] if by_channel or part < lanes else divisors(channels, 8))
+        for h in divisors(height, 4)
+        for w in divisors(width, 28)
+        if c * h * w <= (fewer if by_channel or c > 1 or part < lanes else most)
+    ]
+    points = points_of_sums(points, cpu, held, by_channel)
+    dot = None
+    if reduced == 5:
+        image = _factors(schedule.get(block_ref(schedule, kernel.anchor)))[0]
+        dot = dot_for(cpu, str(region_buffer(image).dtype), part)
+    unrolls = (0,) if dot else (1, 0) if part < lanes else (0, 1)
+    ways = [(unroll, dot.number if dot else 0, point) for unroll in unrolls for point in points[:24]]
+    row = _lane_row(schedule, kernel, cpu, lanes, reduced)
+    columns = columns_for(schedule, kernel, cpu) if reduced == 5 and part == lanes else None
+    if columns:
+        ways = [(0, columns.number, point) for point in column_points(schedule, kernel, columns)] + ways[:24]
+    elif row:
+        unrolls = (1, 0) if row.group > 1 else (0, 1)
+        tried = lane_points(row, channels, height, width, lanes, _columns(schedule, kernel))[:12]
+        ways = [(unroll, row.number, point) for point in tried for unroll in unrolls] + ways[:24]
+    return ways
+
+
+def _lane_row(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduced: int) -> ByLane | None:
+    """Return how the processor multiplies by a lane what a convolution of packed channels sums, None where it does not."""
+    if reduced not in (4, 5) or kernel.anchor is None:
+        return None
+    block = schedule.get(block_ref(schedule, kernel.anchor))
+    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
+    inner = sizes[-1 if reduced == 4 else -2 :]
+    data, weight = (str(region_buffer(region).dtype) for region in _factors(block))
+    dtypes = (data, weight, str(region_buffer(block.writes[0]).dtype))
+    grouped = (inner[0], inner[1] if reduced == 5 else 1)
+    return lane_for(cpu, dtypes, lanes, grouped)
+
+
+def _columns(schedule: Any, kernel: Kernel) -> tuple[int, int]:
+    """Return the columns of a filter on packed channels, and the stride between their windows."""
+    assert kernel.anchor is not None
+    block = block_ref(schedule, kernel.anchor)
+    node = schedule.get(block)
+    step, _ = steps_of(_factors(node)[0], 3, node, (3, 7))
+    return extents(schedule, schedule.get_loops(block))[7], step
+
+
+def _part(schedule: Any, anchor: str, reduced: int) -> int:
+    """Return how many neighbouring output channels read the same input channels: a block of them, or those of a group that is part of one.
+
+    Of several parts of blocks the outputs read all, one after the other.
+    """
+    block = block_ref(schedule, anchor)
+    sizes = extents(schedule, schedule.get_loops(block))
+    if reduced < 4:
+        return sizes[4]
+    read, inside = (
+        math.prod(sizes[-1 if reduced == 4 else -2 :]),
+        int(region_buffer(_factors(schedule.get(block))[0]).shape[-1]),
+    )
+    return sizes[4] if read == inside or sizes[5] > 1 else read
+
+
+def _factors(block: Any) -> list[Any]:
+    """Return what a convolution multiplies, an image and weights; before them it reads what its sums start from."""
+    return list(block.reads)[-2:]
+
+
+def _chunks(height: int, threads: int) -> list[int]:
+    """Return how many rows one thread may take at a time, the likelier first."""
+    shared = max(threads, 2)
+    wanted = (height // (2 * shared), height // shared, 1, height // (4 * shared))
+    return list(dict.fromkeys(max(divisors(height, max(rows, 1))) for rows in wanted))
+
+
+def _rows_for(chunk: int, tile: int, height: int) -> int:
+    """Return how many rows a thread takes at a time: the least that tiles divide, from a wish on."""
+    return min(rows for rows in divisors(height, height) if rows >= chunk and rows % tile == 0)
+
+
+def _image(schedule: Any, block: Any, reduced: int) -> list[int]:
+    """Return height and width of what a block computes on packed channels."""
+    loops = schedule.get_loops(block)
+    return extents(schedule, loops[len(loops) - reduced - 3 : len(loops) - reduced - 1])
+
+
+def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    """Keep a tile of outputs in registers over the whole reduction; write it once, epilogue included."""
+    assert kernel.anchor is not None
+    last = merge_epilogue(schedule, kernel)
+    anchor = block_ref(schedule, kernel.anchor)
+    reduced = len(schedule.get_loops(anchor)) - 5
+    part = _part(schedule, kernel.anchor, reduced)
+    tiles = knobs.get("tiles", 0)
+    before, plain = pixels_together(schedule, kernel) if tiles else (kernel.before, False)
+    behind = after = None
+    if last is not None:
+        computed, expected = _image(schedule, anchor, reduced), _image(schedule, block_ref(schedule, last), 0)
+        if computed != expected:  # cut from wider rows; or padded for the next layer, which is a pass of its own
+            if computed[0] == expected[0] and computed[1] > expected[1]:
+                behind = block_ref(schedule, last)
+            else:
+                after = last
+            last = None
+    out = schedule.cache_write(anchor, 0, "local") if last is None else block_ref(schedule, last)
+    rows, c_outer, h_outer, w_outer = tile_image(schedule, out, knobs)
+    schedule.compute_at(anchor, w_outer, preserve_unit_loops=True)
+    if last is not None:
+        schedule.set_scope(anchor, 0, "local")
+    for name in before:
+        # Where every channel is summed by itself, one channel's rows are padded at a time.
+        _pad(schedule, name, c_outer if reduced == 2 and knobs["rows_first"] else rows, knobs)
+    for tile in [] if tiles else schedule.get_loops(out)[-4:-1]:
+        schedule.unroll(tile)
+    if after is not None:
+        spread_rows(schedule, after, knobs["parallel"] or int(work_of(schedule, after) > SMALL_WORK))
+    if behind is not None:  # a row is computed whole tiles wide, then cut and finished
+        schedule.reverse_compute_at(behind, h_outer, preserve_unit_loops=True)
+        schedule.vectorize(schedule.get_loops(behind)[-1])
+    if tiles:
+        sum_in_tiles(schedule, anchor, rows, plain)
+    else:
+        outermost = schedule.get_loops(anchor)[-reduced]
+        _sum(schedule, anchor, reduced, rows, knobs, part)
+        if knobs.get("prefetch"):
+            schedule.annotate(outermost, PREFETCHED, [knobs["c_tile"], knobs["prefetch"]])
+
+
+def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
+    """Copy an image with its padding: beside the rows that need it, below the loop `place`, or once for all."""
+    padding = block_ref(schedule, name)
+    if not knobs["pad_inside"]:
+        spread_pixels(schedule, name, knobs["parallel"])
+        return
+    schedule.compute_at(padding, place, preserve_unit_loops=True)
+    axes = schedule.get_loops(padding)[1:]
+    if extents(schedule, axes[-1:])[0] <= 64:
+        schedule.vectorize(axes[-1])
+
+
+def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part: int) -> None:
+    """Sum a tile in registers, in vectors of at most `part` channels or by an instruction that sums neighbours."""
+    pairs = pairs_numbered(knobs.get("dot", 0))
+    if pairs:
+        sum_in_pairs(schedule, pairs, anchor, rows)
+        return
+    inner = schedule.get_loops(anchor)[-5 - reduced :]
+    n, c_inner, h_inner, w_inner, c_lane = inner[:5]
+    steps = inner[5:]
+    columns = columns_numbered(knobs.get("dot", 0))
+    if columns:
+        sum_by_columns(schedule, columns, anchor, inner, rows)
+        return
+    row = lane_numbered(knobs.get("dot", 0))
+    if row:
+        _sum_by_lane(schedule, row, anchor, inner, rows)
+        if knobs["unroll"]:
+            schedule.unroll(steps[2])  # columns of the filter
+        return
+    dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
+    byte = [steps.pop()] if dot else []
+    schedule.reorder(*steps, n, *order_of_tile(knobs, c_inner, (h_inner, w_inner)), c_lane, *byte)
+    for tile in (c_inner, h_inner, w_inner):
+        schedule.unroll(tile)
+    if dot:
+        sum_with(schedule, dot, anchor, c_lane, steps[0], rows)
+        return
+    if part < extents(schedule, [c_lane])[0]:
+        parts, c_lane = schedule.split(c_lane, [None, part])
+        schedule.unroll(parts)
+    schedule.vectorize(c_lane)
+    if knobs["unroll"]:
+        for step in steps[-1:] if reduced >= 4 else steps[-2:]:
+            schedule.unroll(step)
+    schedule.decompose_reduction(anchor, steps[0])
+
+
+def _sum_by_lane(schedule: Any, row: ByLane, anchor: Any, inner: list[Any], outermost: Any) -> None:
+    """Sum a tile in registers, a register of weights with every pixel of it before the next."""
+    n, c_inner, h_inner, w_inner, c_lane, *steps = inner
+    of_group = [steps.pop()] if row.group > 1 else []
+    words, word = schedule.split(steps.pop(), [None, row.words])
+    block, lane = schedule.split(c_lane, [None, row.lanes])
+    schedule.reorder(*steps, n, words, c_inner, block, h_inner, w_inner, lane, word, *of_group)
+    for tile in (c_inner, block, h_inner, w_inner):
+        schedule.unroll(tile)
+    init = decompose_sums(schedule, anchor, steps[0])
+    schedule.vectorize(schedule.get_loops(init)[-1])
+    schedule.tensorize(lane, lane_intrinsic(row))
+    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
+
+
+WINDOW = Template("packed_conv", lambda schedule, kernel: _window(schedule, kernel) is not None, _candidates, _apply)

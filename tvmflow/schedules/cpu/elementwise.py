@@ -1,0 +1,199 @@
+"""Kernels without a reduction, or with several (softmax): every element-wise block over threads and in vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm_ffi import structural_walk
+
+from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.ir.tvm_compat import added_constant, operator_of
+from tvmflow.schedules.template import (
+    SPREAD_LANES,
+    Knobs,
+    Template,
+    divisors,
+    merge_epilogue,
+    parallel_first,
+    spread,
+    work_of,
+)  # fmt: skip
+from tvmflow.targets.cpu_features import CpuFeatures
+
+_PACKED_AXES = 5  # (n, c, h, w, lane)
+_RESIZE = "resize"  # a block whose table of rows has one place for a vector that does not cross them
+_MOVES = ("transpose", "strided_slice", "split", "concat", "take")  # in names of blocks
+_FEW = 4  # values of a last axis that is too short for a vector: the axis before it goes into one
+
+
+@dataclass(frozen=True)
+class _Image:
+    """An image of few channels that is rounded to bytes, then padded and brought to packed channels.
+
+    block: that rounds; columns: before, in and behind the image, of each row.
+    """
+
+    block: str
+    columns: tuple[int, int, int]
+
+
+def _image(schedule: Any, kernel: Kernel) -> _Image | None:
+    """Return what a kernel rounds to bytes before it changes the layout, None where it does not."""
+    names = kernel.after
+    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, names[-1])))
+    if len(sizes) != _PACKED_AXES or sizes[-1] > _FEW:
+        return None
+    for name, following in pairwise(names):
+        rounded, moved = (schedule.get(block_ref(schedule, one)) for one in (name, following))
+        if str(region_buffer(rounded.writes[0]).dtype) in ("int8", "uint8"):
+            width = extents(schedule, schedule.get_loops(block_ref(schedule, name)))[-1]
+            shift = added_constant(moved.reads[0].region[-1].min, moved.iter_vars[-1].var)
+            fits = shift is not None and shift <= 0 and width - shift <= sizes[-2]
+            return _Image(name, (-shift, width, sizes[-2] - width + shift)) if fits and shift is not None else None
+    return None
+
+
+def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
+    work = max((work_of(schedule, name) for name in kernel.after), default=0) * len(kernel.after)
+    order = parallel_first(work)
+    if kernel.reductions or not kernel.after:
+        return [{"parallel": parallel, "rows": 0, "rows_first": 0} for parallel in order]
+    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[-1])))
+    if not sizes:  # a number
+        return [{"parallel": 0, "rows": 0, "rows_first": 0}]
+    packed_image = len(sizes) == _PACKED_AXES and sizes[2] > 1 and SPREAD_LANES % sizes[-1] == 0
+    by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after or (_moves(kernel) and not packed_image)
+    ways = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
+    if len(sizes) == _PACKED_AXES and sizes[1] > 1:
+        ways.insert(0 if packed_image and not by_rows else len(ways), (1, 1))
+    knobs = [{"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in ways for parallel in order]
+    if len(sizes) != _PACKED_AXES or len(_outputs(schedule, kernel)) > 1:
+        return knobs
+    if any(_joined(schedule, name) for name in kernel.after):
+        knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "joined": 1} for parallel in order] + knobs
+    if "neon" in cpu.dots and _image(schedule, kernel):  # it stores vectors of four channels, pixel by pixel
+        knobs = [{"parallel": parallel, "rows": 1, "rows_first": 0, "rounded": 1} for parallel in order] + knobs
+    return knobs
+
+
+def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    if knobs.get("rounded"):
+        _rounded_first(schedule, kernel, knobs)
+    elif knobs.get("joined"):
+        _part_by_part(schedule, kernel, knobs)
+    elif not kernel.reductions:
+        outputs = _outputs(schedule, kernel)
+        for name in kernel.after:
+            if name not in outputs:
+                schedule.compute_inline(block_ref(schedule, name))
+        for name in outputs:
+            if knobs["rows"] and len(schedule.get_loops(block_ref(schedule, name))) > 2:
+                _by_rows(schedule, name, knobs)
+            else:
+                spread(schedule, name, knobs["parallel"])
+    for name in kernel.after if kernel.reductions else ():
+        if name not in kernel.reductions:
+            spread(schedule, name, knobs["parallel"])
+
+
+def _rounded_first(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    """Round a row of an image in vectors, then give its columns their padding and their places, those of the image in a loop of their own."""
+    image, last = _image(schedule, kernel), kernel.after[-1]
+    assert image is not None
+    for name in kernel.after[:-1]:
+        if name != image.block:
+            schedule.compute_inline(block_ref(schedule, name))
+    *outer, column, channel = schedule.get_loops(block_ref(schedule, last))
+    schedule.unroll(channel)
+    rows = schedule.fuse(*outer)
+    if knobs["parallel"]:
+        schedule.parallel(rows)
+    rounded = block_ref(schedule, image.block)
+    schedule.compute_at(rounded, rows, preserve_unit_loops=True)
+    place = schedule.get_loops(rounded)[-1]
+    _, lanes = schedule.split(place, [None, max(divisors(image.columns[1], SPREAD_LANES))])
+    schedule.vectorize(lanes)
+    parts = [columns for columns in image.columns if columns]
+    if len(parts) > 1:
+        schedule.loop_partition(column, [*parts[:-1], None])
+
+
+def _joined(schedule: Any, name: str) -> list[int]:
+    """Return where on its axis of channel blocks what a block joins begins, all but the first; none where it joins nothing else along it."""
+    node = schedule.get(block_ref(schedule, name))
+    found: set[int] = set()
+    if len(node.iter_vars) != _PACKED_AXES:
+        return []
+
+    def look(call: Any) -> None:
+        if operator_of(call).endswith("if_then_else") and isinstance(condition := call.args[0], tirx.LE):
+            if isinstance(condition.a, tirx.IntImm) and condition.b.same_as(node.iter_vars[1].var):
+                found.add(int(condition.a.value))
+
+    structural_walk(node.body, (tvm.ir.Call, look))
+    return sorted(found)
+
+
+def _part_by_part(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    """Go through the parts of a concatenation one after the other, each in a loop of its own, row by row: nothing is asked for each value."""
+    begins = sorted({begin for name in kernel.after for begin in _joined(schedule, name)})
+    last = merge_epilogue(schedule, kernel)
+    assert last is not None
+    batch, channels, height, _, lane = schedule.get_loops(block_ref(schedule, last))
+    schedule.vectorize(lane)
+    schedule.reorder(batch, height, channels)
+    rows = schedule.fuse(batch, height)
+    if knobs["parallel"]:
+        schedule.parallel(rows)
+    schedule.loop_partition(channels, [end - begin for begin, end in pairwise([0, *begins])] + [None])
+
+
+def _outputs(schedule: Any, kernel: Kernel) -> list[str]:
+    """Return the blocks that write the outputs of a kernel, several where it splits a tensor."""
+    root = schedule.get_sblock("root", "main")
+    names = {str(schedule.get(block).name_hint) for block in schedule.get_output_blocks(root)}
+    return [name for name in kernel.after if name in names]
+
+
+def _moves(kernel: Kernel) -> bool:
+    """Whether a kernel reads elements in another order than it writes them."""
+    return any(move in name for name in kernel.after for move in _MOVES)
+
+
+def _by_rows(schedule: Any, name: str, knobs: Knobs) -> None:
+    """Keep the last axes apart, so that indices of a padding or a change of layout stay simple within a vector.
+
+    rows_first: of packed channels, rows of the image go to threads, as convolutions give them.
+    """
+    *outer, row, last = schedule.get_loops(block_ref(schedule, name))
+    if knobs["rows_first"]:
+        batch, channels, height = outer
+        schedule.reorder(batch, height, channels)
+        outer = [batch, height, channels]
+    inner: list[Any] = []
+    if extents(schedule, [last])[0] <= _FEW:
+        inner, last = [last], row
+    else:
+        outer.append(row)
+    [size] = extents(schedule, [last])
+    width = max(divisors(size, SPREAD_LANES))
+    rows = schedule.fuse(*outer)
+    if knobs["parallel"]:
+        schedule.parallel(rows)
+    if width < SPREAD_LANES // 2 and size > SPREAD_LANES and not inner:  # whole vectors, and what is left over
+        whole, rest = schedule.loop_partition(last, [size // SPREAD_LANES * SPREAD_LANES, None])
+        schedule.vectorize(schedule.split(whole, [None, SPREAD_LANES])[-1])
+        schedule.vectorize(rest)
+        return
+    left, lanes = schedule.split(last, [None, width])
+    schedule.reorder(left, *inner, lanes)
+    for axis in inner:
+        schedule.unroll(axis)
+    schedule.vectorize(lanes)
+
+
+ELEMENTWISE = Template("elementwise", lambda _schedule, _kernel: True, _candidates, _apply)

@@ -1,0 +1,1 @@
+"""Schedule templates for GPU kernels."""

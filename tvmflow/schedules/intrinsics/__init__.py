@@ -1,0 +1,1 @@
+"""Tensor intrinsics: dot products, AMX, Arm MMLA and lane multiply-accumulate."""

@@ -1,0 +1,206 @@
+"""First layers by a lane (arm64): the pixels of a row of a tile, under all columns of the filter, from registers that hold neither twice.
+
+Each pixel is one group of four channels, the lanes of a register are four columns of the image. A tensor intrinsic sums a row of pixels
+into a register of outputs each; what a pixel reads is a lane of one of few registers, wherever it begins.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
+from tvmflow.schedules.template import decompose_sums, divisors, register_intrinsic, steps_of
+from tvmflow.targets.cpu_features import CpuFeatures
+
+_LANES = 4  # outputs of a register, and columns of the image in one
+_MOST_COLUMNS = 7
+_REGISTERS = 32
+
+_SOURCE = """
+@T.prim_func(s_tir=True)
+def function(a: T.handle, b: T.handle, c: T.handle) -> None:
+    step, unit, pixel = T.int64(), T.int64(), T.int64()
+    A = T.match_buffer(a, ({reach}, 4), "{data}", strides=[4, 1], offset_factor=1)
+    B = T.match_buffer(b, ({columns}, 1, 4, 4), "int8", strides=[step, unit, 4, 1], offset_factor=1)
+    C = T.match_buffer(c, ({pixels}, 4), "int32", strides=[pixel, 1], offset_factor=1, scope="local")
+    with T.sblock("root"):
+        T.reads(C[0:{pixels}, 0:4], A[0:{reach}, 0:4], B[0:{columns}, 0:1, 0:4, 0:4])
+        T.writes(C[0:{pixels}, 0:4])
+{body}
+"""
+_MEANING = """
+        for {loops}i, x, q in T.grid({extents}4, {columns}, 4):
+            with T.sblock("update"):
+                {axes}vi, vx, vq = T.axis.remap("{kinds}SRR", [{loops}i, x, q])
+                C[{vw}, vi] = C[{vw}, vi] + T.Cast("int32", A[{vw} * {stride} + vx, vq]) * T.Cast("int32", B[vx, 0, vi, vq])
+"""
+_FUNCTION = """
+define weak_odr <4 x i32> @tvmflow_columns_{name}_{lane}(<4 x i32> %sum, <4 x i32> %a, <16 x i8> %b, ptr %0) alwaysinline nounwind {{
+  %s = shufflevector <4 x i32> %a, <4 x i32> poison, <4 x i32> <i32 {lane}, i32 {lane}, i32 {lane}, i32 {lane}>
+  %x = bitcast <4 x i32> %s to <16 x i8>
+  %r = call <4 x i32> @llvm.aarch64.neon.{name}.v4i32.v16i8(<4 x i32> %sum, <16 x i8> {factors})
+  ret <4 x i32> %r
+}}
+"""
+_DECLARE = "declare <4 x i32> @llvm.aarch64.neon.{name}.v4i32.v16i8(<4 x i32>, <16 x i8>, <16 x i8>)\n"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """number: value of the knob `dot`; name: of the instruction; needs: see CpuFeatures.dots; data: dtype of the image; columns: of the filter."""
+
+    number: int
+    name: str
+    needs: str
+    data: str
+    columns: int
+
+    @property
+    def imports(self) -> str:
+        """Return LLVM's text of the functions that the kernel calls."""
+        factors = (
+            "%x, <16 x i8> %b" if self.data == "uint8" else "%b, <16 x i8> %x"
+        )  # usdot takes the unsigned one first
+        functions = [_FUNCTION.format(name=self.name, lane=lane, factors=factors) for lane in range(_LANES)]
+        return "".join(functions) + _DECLARE.format(name=self.name)
+
+
+_ROWS = tuple(
+    Columns(number + columns, name, needs, data, columns)
+    for number, name, needs, data in ((20, "sdot", "dotprod", "int8"), (40, "usdot", "i8mm", "uint8"))
+    for columns in range(2, _MOST_COLUMNS + 1)
+)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of pixels, their windows so many columns apart."""
+
+    number: int
+    pixels: int
+    stride: int
+
+    @property
+    def of(self) -> Columns:
+        return next(row for row in _ROWS if row.number == self.number)
+
+    @property
+    def intrinsic_name(self) -> str:
+        return f"tvmflow.columns_{self.number}_{self.pixels}_{self.stride}"
+
+    @property
+    def reach(self) -> int:
+        """Return how many columns of the image the row reads."""
+        return (self.pixels - 1) * self.stride + self.of.columns
+
+    def instructions(self) -> str:
+        """Return the body in TVMScript."""
+        starts = [min(at, self.reach - _LANES) for at in range(0, self.reach, _LANES)]
+        lines = [
+            f'a{at} = T.reinterpret(A.vload([{start}, 0], dtype="{self.of.data}x16"), dtype="int32x4")'
+            for at, start in enumerate(starts)
+        ]
+        for x in range(self.of.columns):
+            lines.append(f'b{x} = B.vload([{x}, 0, 0, 0], dtype="int8x16")')
+            for w in range(self.pixels):
+                column = w * self.stride + x
+                at = min(column // _LANES, len(starts) - 1)
+                lines.append(
+                    f'C[{w}, T.ramp(0, 1, 4)] = T.call_extern("int32x4", "tvmflow_columns_{self.of.name}_{column - starts[at]}", '
+                    f'C.vload([{w}, 0], dtype="int32x4"), a{at}, b{x}, A.data)'
+                )
+        return "\n".join(" " * 8 + line for line in lines)
+
+
+def columns_numbered(number: int) -> Columns | None:
+    return next((row for row in _ROWS if row.number == number), None)
+
+
+def columns_for(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Columns | None:
+    """Return the row for a first layer of int8 or uint8 in one group, whose columns lie side by side; None for all others."""
+    assert kernel.anchor is not None
+    loops = schedule.get_loops(block_ref(schedule, kernel.anchor))
+    block = schedule.get(block_ref(schedule, kernel.anchor))
+    *_, lanes, groups, _, columns, words, group = extents(schedule, loops)
+    if (groups, words, group) != (1, 1, 4) or lanes % _LANES or len(loops) != 10:
+        return None
+    data = str(region_buffer(list(block.reads)[-2]).dtype)
+    found = next((row for row in _ROWS if (row.data, row.columns) == (data, columns) and row.needs in cpu.dots), None)
+    return found if found and _steps(block)[1] == 1 else None
+
+
+def _steps(block: Any) -> list[int]:
+    """Return how many columns of the image lie between neighbouring outputs, and between columns of the filter."""
+    return steps_of(list(block.reads)[-2], 3, block, (3, 7))
+
+
+def column_points(schedule: Any, kernel: Kernel, row: Columns) -> list[tuple[int, int, int]]:
+    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of least instructions first."""
+    assert kernel.anchor is not None
+    block = block_ref(schedule, kernel.anchor)
+    _, channels, height, width, lanes, *_ = extents(schedule, schedule.get_loops(block))
+    stride, registers = _steps(schedule.get(block))[0], lanes // _LANES
+
+    def loads(w: int) -> int:
+        return -(-_Row(row.number, w, stride).reach // _LANES)
+
+    def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
+        """Instructions per product. Too few sums do not hide the latency."""
+        c, h, w = point
+        sums = c * registers * h * w
+        operands = h * loads(w) / 2 + (c - 0.5) * registers * row.columns
+        return ((1 + operands / (sums * row.columns)) / min(sums, 8), h, -w)
+
+    points = [
+        (c, h, w)
+        for c in divisors(channels, 4)
+        for h in divisors(height, 4)
+        for w in divisors(width, 28)
+        if c * registers * h * w + h * loads(w) + 2 <= _REGISTERS and _Row(row.number, w, stride).reach >= _LANES
+    ]
+    return sorted(points, key=cost)[:12]
+
+
+def sum_by_columns(schedule: Any, row: Columns, anchor: Any, inner: list[Any], outermost: Any) -> None:
+    """Sum a tile in registers, a row of its pixels at a time."""
+    n, c_inner, h_inner, w_inner, c_lane, i, y, x, u, q = inner
+    stride = _steps(schedule.get(anchor))[0]
+    block, lane = schedule.split(c_lane, [None, _LANES])
+    schedule.reorder(i, y, n, u, c_inner, block, h_inner, w_inner, lane, x, q)
+    for tile in (c_inner, block, h_inner):
+        schedule.unroll(tile)
+    pixels = extents(schedule, [w_inner])[0]
+    init = decompose_sums(schedule, anchor, i)
+    schedule.vectorize(schedule.get_loops(init)[-1])
+    schedule.tensorize(w_inner if pixels > 1 else lane, _intrinsic(_Row(row.number, pixels, stride)))
+    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
+
+
+def register_columns_in(trace: str) -> None:
+    """Register the intrinsics that a trace names."""
+    for row in columns_in(trace):
+        _intrinsic(row)
+
+
+def columns_in(trace: str) -> list[_Row]:
+    """Return the rows that a trace names, without those that no template makes."""
+    names = set(re.findall(r"tvmflow\.columns((?:_\d{1,3}){3})\b", trace))
+    rows = [_Row(*(int(value) for value in sizes.split("_")[1:])) for sizes in names]
+    return [
+        row for row in rows if columns_numbered(row.number) and 0 < row.pixels <= _REGISTERS and row.reach >= _LANES
+    ]
+
+
+@cache
+def _intrinsic(row: _Row) -> str:
+    """Register a row with TVM and return its name."""
+    several = row.pixels > 1
+    values = {
+        "reach": row.reach, "columns": row.of.columns, "pixels": row.pixels, "stride": row.stride, "data": row.of.data,
+        "loops": "w, " if several else "", "axes": "vw, " if several else "", "kinds": "S" if several else "",
+        "extents": f"{row.pixels}, " if several else "", "vw": "vw" if several else "0",
+    }  # fmt: skip
+    return register_intrinsic(row.intrinsic_name, _SOURCE, _MEANING, row.instructions(), values)

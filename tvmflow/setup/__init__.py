@@ -1,0 +1,1 @@
+"""Before anything runs: doctor, preflight checks, new projects, editing of params.yaml."""

@@ -1,0 +1,273 @@
+"""Look for what is known to break, and say what to do about each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from tvmflow.config.params import TargetEntry
+from tvmflow.config.workspace import find_workspace
+from tvmflow.support.errors import TvmflowError, UsageError, first_line
+from tvmflow.toolchain.compilers import compiler_named, debian_package
+from tvmflow.toolchain.versions import installed
+
+Level = Literal["ok", "warning", "broken"]
+# What was seen to work together; the reasons are in README.md, "Limits".
+_FFI_FOR_TVM = {"0.27.0.post1": "0.1.14.post1", "0.26.0": "0.1.14.post1"}
+_TRACKER_PORTS = range(9190, 9200)
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: Level
+    what: str
+    found: str
+    hint: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return {key: str(value) for key, value in asdict(self).items()}
+
+
+def examine(root: Path | None = None) -> list[Finding]:
+    """Return everything that was looked at, good and bad: the machine and, where there is one, the workspace."""
+    return [*_versions(root), *_threads(), *_tools(root), *_runtime(), *_sandbox(), *_ports(), *_workspace(root)]
+
+
+def _below(version: str, bound: tuple[int, ...]) -> bool:
+    numbers = tuple(int(part) for part in version.split(".")[: len(bound)] if part.isdigit())
+    return numbers < bound
+
+
+def check_versions(versions: dict[str, str]) -> Iterator[Finding]:
+    """Judge versions by name: the pairs that are known to break each other."""
+    tvm, ffi = versions["apache-tvm"], versions["apache-tvm-ffi"]
+    if tvm not in _FFI_FOR_TVM:
+        yield Finding("warning", "apache-tvm", tvm, f"tvmflow was tested with {', '.join(_FFI_FOR_TVM)}")
+    elif ffi != _FFI_FOR_TVM[tvm]:
+        yield Finding(
+            "broken",
+            "apache-tvm-ffi",
+            f"{ffi} beside apache-tvm {tvm}",
+            f"pip install apache-tvm-ffi=={_FFI_FOR_TVM[tvm]}",
+        )
+    else:
+        yield Finding("ok", "apache-tvm and apache-tvm-ffi", f"{tvm} and {ffi}")
+    for name, bound, why in (
+        ("fastapi", (0, 151), "Prefect's server does not start with it"),
+        ("sqlalchemy", (2, 1), "Prefect's schedules silently never fire with it"),
+    ):
+        text, limit = versions[name], ".".join(map(str, bound))
+        if text != "absent" and not _below(text, bound):
+            yield Finding("broken", name, f"{text}: {why}", f"pip install '{name}<{limit}'")
+        else:
+            yield Finding("ok", name, text)
+
+
+def _versions(root: Path | None) -> Iterator[Finding]:
+    yield from check_versions(
+        {name: installed(name) for name in ("apache-tvm", "apache-tvm-ffi", "fastapi", "sqlalchemy")}
+    )
+    for name in ("prefect", "mlflow", "dvc", "xgboost-cpu"):
+        found = installed(name)
+        yield Finding(
+            "broken" if found == "absent" else "ok", name, found, "pip install tvmflow" if found == "absent" else ""
+        )
+    yield from _frameworks(root)
+
+
+def _frameworks(root: Path | None) -> Iterator[Finding]:
+    """Look at what the models of params.yaml need; of the others say only that they are not there."""
+    try:
+        wanted = {model.framework for model in find_workspace(root).params.models.values()}
+        unneeded = "absent; no model of this workspace needs it"
+    except TvmflowError:
+        wanted, unneeded = set(), "absent; only models of this framework need it"
+    for name, extra in (
+        ("torch", "torch"),
+        ("keras", "keras"),
+        ("onnxruntime", "onnx"),
+        ("ai-edge-litert", "tensorflow"),
+    ):
+        found = installed(name)
+        if found != "absent":
+            yield Finding("ok", name, found)
+        elif extra in wanted:
+            yield Finding("warning", name, "absent", f"pip install 'tvmflow[{extra}]'")
+        else:
+            yield Finding("ok", name, unneeded)
+
+
+def _threads() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    named = os.environ.get("TVM_NUM_THREADS")
+    if named and named.isdigit() and int(named) > cores:
+        yield Finding(
+            "warning",
+            "TVM_NUM_THREADS",
+            f"{named} on {cores} cores",
+            "unset it: tvmflow sets the threads of each target itself",
+        )
+    yield Finding("ok", "cores", str(cores))
+
+
+def _tools(root: Path | None) -> Iterator[Finding]:
+    for tool, who in (("g++", "every target"), ("git", "records")):
+        path = shutil.which(tool)
+        if path:
+            yield Finding("ok", tool, path)
+        else:
+            hint = f"install it (Debian: apt-get install {debian_package(tool)}); {who} needs it"
+            yield Finding("broken" if tool == "g++" else "warning", tool, "not on PATH", hint)
+    try:
+        targets = find_workspace(root).params.targets
+    except TvmflowError:
+        return
+    for name, target in targets.items():
+        yield from _compiler(name, target)
+
+
+def _compiler(name: str, target: TargetEntry) -> Iterator[Finding]:
+    """Say what links the libraries of a target, where it is not this machine's own compiler."""
+    from tvmflow.backends.registry import backend_for
+
+    try:
+        resolved = backend_for(target).target
+        if resolved.cc != "g++":
+            resolved.compiler  # noqa: B018  (raises where something lacks)
+            compiler = compiler_named(resolved.cc)
+            found = f"{compiler.version()}; {compiler.lacks}" if compiler.lacks else compiler.version()
+            yield Finding("ok", f"compiler of {name}", found)
+    except TvmflowError as error:
+        yield Finding("warning", f"compiler of {name}", error.found, error.hint)
+
+
+def _runtime() -> Iterator[Finding]:
+    try:
+        from tvmflow.toolchain.versions import probe
+
+        facts = probe()
+        yield Finding(
+            "ok", "TVM starts", f"LLVM {facts['llvm']}, this CPU is {facts['host_cpu']}{facts['host_attributes']}"
+        )
+    except (TvmflowError, metadata.PackageNotFoundError) as error:
+        yield Finding("broken", "TVM starts", first_line(error), "reinstall with constraints.txt")
+    missing = [name for name in ("tornado", "psutil", "cloudpickle") if installed(name) == "absent"]
+    if missing:
+        yield Finding("broken", "TVM RPC", f"without {', '.join(missing)}", "pip install 'apache-tvm[rpc]'")
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Say what protects this user from the model files that are read, by starting a sandbox and asking it."""
+    from tvmflow.sandbox.process import Policy, Sandbox
+
+    try:
+        with Sandbox("os:getpid", {}, Policy(60.0)) as sandbox:
+            held = sandbox.held
+    except TvmflowError as error:
+        yield Finding("broken", "sandbox", first_line(error), "report this with the versions of Linux and Python")
+        return
+    yield from judge_sandbox(held)
+
+
+def judge_sandbox(held: list[str]) -> Iterator[Finding]:
+    """Judge the protections that a sandbox reported."""
+    lost = []
+    if "landlock" not in held:
+        files = (
+            "are not kept from reading files of this user"
+            if "namespaces" in held
+            else "may read and write all files of this user"
+        )
+        lost.append(f"no Landlock: model files {files}")
+    if "seccomp" not in held:
+        lost.append(
+            "no seccomp filter: model files may use the network" if "namespaces" not in held else "no seccomp filter"
+        )
+    if lost:
+        yield Finding(
+            "warning",
+            "sandbox",
+            "; ".join(lost),
+            "Linux 5.13 or later on x86_64 or arm64 with Landlock among its security modules (lsm=)",
+        )
+    else:
+        yield Finding("ok", "sandbox", ", ".join(held))
+
+
+def _listening_beyond_loopback(port: int) -> bool:
+    """Say whether something responds on this machine's own outward address; connects to nothing else."""
+    try:
+        address = next(
+            info[4][0]
+            for info in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET)
+            if not str(info[4][0]).startswith("127.")
+        )
+    except (StopIteration, OSError):
+        return False
+    with socket.socket() as probe_socket:
+        probe_socket.settimeout(0.2)
+        return probe_socket.connect_ex((str(address), port)) == 0
+
+
+def _ports() -> Iterator[Finding]:
+    exposed = [port for port in (*_TRACKER_PORTS, 4200, 5000) if _listening_beyond_loopback(port)]
+    if exposed:
+        yield Finding(
+            "warning", "exposed ports", ", ".join(map(str, exposed)),
+            "TVM's RPC, Prefect and MLflow have no password as shipped: bind them to 127.0.0.1 and use an SSH tunnel",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "exposed ports", "none of the tracker's, Prefect's and MLflow's")
+
+
+def _outside(root: Path | None) -> bool:
+    """Say whether no workspace was named and the current folder is in none."""
+    try:
+        find_workspace(root)
+    except UsageError:
+        return root is None and not os.environ.get("TVMFLOW_ROOT")
+    return False
+
+
+def _free_disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    enough = free > 5e9
+    return Finding(
+        "ok" if enough else "warning", "free disk", f"{free / 1e9:.1f} GB", "" if enough else "free some space"
+    )
+
+
+def _workspace(root: Path | None) -> Iterator[Finding]:
+    if _outside(root):
+        yield _free_disk(Path.cwd())
+        yield Finding("ok", "workspace", "none in this folder or above it", "tvmflow new DIR")
+        return
+    try:
+        workspace = find_workspace(root)
+        params = workspace.params
+    except TvmflowError as error:
+        yield Finding(
+            "broken", "params.yaml", error.found.splitlines()[0], "see 'tvmflow status' for the whole message"
+        )
+        return
+    yield Finding(
+        "ok", "params.yaml", f"{len(params.models)} models, {len(params.targets)} targets, {len(params.cells)} cells"
+    )
+    yield _free_disk(workspace.root)
+    for folder in (workspace.root / ".dvc", workspace.root / "mlruns"):
+        if not folder.exists():
+            yield Finding("warning", folder.name, "not there yet", "tvmflow init")
+    from tvmflow.devices.registry import transport_of
+
+    for name, target in params.targets.items():
+        try:
+            state = transport_of(target.device).state(target.device)
+            yield Finding("ok" if state.is_there else "warning", f"device of {name}", state.text)
+        except TvmflowError as error:
+            yield Finding("warning", f"device of {name}", error.found, error.hint)

@@ -1,0 +1,261 @@
+"""Workspaces of a user's own: the files of a new one, and the entry of a model in params.yaml, read from the model's file.
+
+Nothing here overwrites: a file that is there stays, an entry of the same name is refused, and what a person wrote into
+params.yaml stays as it is, comments too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tvmflow.config.options import explain
+from tvmflow.config.params import LOCAL_CPU, PRECISIONS, Cell, ModelEntry, Params
+from tvmflow.config.value_types import NAME_PATTERN
+from tvmflow.config.workspace import Workspace
+from tvmflow.config.yaml_reader import load_yaml
+from tvmflow.frontends.registry import FRONTENDS
+from tvmflow.pipeline.record import write_atomic
+from tvmflow.setup.preflight import check_model, read_model_header
+from tvmflow.setup.yaml_editor import with_entry
+from tvmflow.support.errors import ModelFileError, ParamsError, SourceError, UnknownNameError, UsageError
+
+_PARAMS = """\
+# yaml-language-server: $schema=params.schema.json
+# The models, targets and cells of this workspace. What is not written here has its default:
+# models are brought to this machine ("local-cpu") in float32. 'tvmflow add MODEL_FILE' adds a model.
+models:
+"""
+_README = """\
+# {name}
+
+Models compiled, tuned, measured and released with tvmflow.
+
+    tvmflow add MODEL_FILE     # its entry in params.yaml
+    tvmflow run NAME           # all stages: a library, a scorecard
+    tvmflow report             # a page with everything
+    tvmflow promote NAME       # release it, if the gate lets it pass
+
+params.yaml is the only file to edit; dvc.yaml, code.json and params.schema.json are written by tvmflow. After an upgrade of tvmflow run
+'tvmflow init', so that 'dvc repro' knows of it.
+"""
+_IGNORED = """\
+.venv/
+__pycache__/
+.prefect/
+artifacts/
+mlruns/
+report.html
+/dvc_storage/
+"""
+_DVC_IGNORED = "__pycache__\n.venv\n.prefect\nmlruns\n"
+
+
+def new_files(folder: Path) -> dict[str, str]:
+    """Return name -> text of the files of a new workspace that tvmflow never touches again."""
+    name = folder.resolve().name
+    return {
+        "params.yaml": _PARAMS, "README.md": _README.format(name=name), "prefect.yaml": _deployments(name),
+        ".gitignore": _IGNORED, ".dvcignore": _DVC_IGNORED,
+    }  # fmt: skip
+
+
+def _deployments(name: str) -> str:
+    text = (Path(__file__).parent / "deployments.yaml").read_text(encoding="utf-8")
+    return text.replace("name: tvmflow\n", f"name: {json.dumps(name)}\n", 1)
+
+
+def make_workspace(folder: Path) -> Path:
+    """Write the files of a new workspace and return its folder. Raises UsageError where there is one already."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file", "the name of a folder", "choose another name")
+    for name in ("params.yaml", "dvc.yaml"):
+        if (folder / name).exists():
+            raise UsageError(
+                f"{folder} has a {name} already", "a new or empty folder, or one without params.yaml and dvc.yaml",
+                "change into it and use 'tvmflow add MODEL_FILE', or name another folder",
+            )  # fmt: skip
+    for name, text in new_files(folder).items():
+        if not (folder / name).exists():
+            write_atomic(folder / name, text)
+    return folder.resolve()
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user says of a model to add; None: as the file says, or the default."""
+
+    name: str | None = None
+    target: str = LOCAL_CPU
+    precision: str = "float32"
+    shape: tuple[int, ...] | None = None
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class Added:
+    """name, entry: the model as it stands in params.yaml now; cell_name, cell: its cell."""
+
+    name: str
+    entry: dict[str, Any]
+    cell_name: str
+    cell: Cell
+
+
+def add_model(workspace: Workspace, path: Path, wish: Wish) -> Added:
+    """Read a model file's header and write its entry and cell into params.yaml. Raises what forbids it; then nothing is written."""
+    params = workspace.params
+    name = wish.name or re.sub(r"[^A-Za-z0-9_-]+", "-", _stem(path)).strip("-_")[:64] or "model"
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(
+            f"name {name!r} is not safe: names reach a shell and the file system",
+            "letters, digits, '-' and '_', starting with a letter or digit, at most 64",
+        )
+    if name in params.models:
+        raise UsageError(f"models.{name} is there already", "a name that is not", "choose one with --name")
+    for word, wanted, legal in (("target", wish.target, params.targets), ("precision", wish.precision, PRECISIONS)):
+        if wanted not in legal:
+            raise UnknownNameError(f"unknown {word} {wanted!r}", legal=legal, name=wanted)
+    entry = _entry(name, _file(path), workspace.root, wish)
+    cell = Cell.model_validate({"model": name, "target": wish.target, "precision": wish.precision})
+    before = workspace.params_path.read_text(encoding="utf-8")
+    after = with_entry(before, "models", name, entry)
+    cell_name = _free_name(params, cell)
+    for listed, value in _cells_to_write(before, params, cell_name, cell):
+        after = with_entry(after, "cells", listed, value.model_dump(mode="json"), compact=True)
+    _check(load_yaml(before) or {}, load_yaml(after), name, entry)
+    write_atomic(workspace.params_path, after)
+    try:
+        check_model(workspace, name)
+    except BaseException:
+        write_atomic(workspace.params_path, before)
+        raise
+    return Added(name, entry, cell_name, cell)
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix("-symbol.json") if path.name.endswith("-symbol.json") else path.name.split(".")[0]
+
+
+def _file(path: Path) -> Path:
+    if path.is_dir():
+        is_saved_model = (path / "saved_model.pb").is_file()
+        raise SourceError(
+            f"{path} is a folder", "a model file",
+            f"zip it: python -m zipfile -c {path.name}.zip {path.name}/" if is_saved_model else "name the file in it",
+        )  # fmt: skip
+    if not path.is_file():
+        raise SourceError(f"no file {path}", "a model file", "correct its name")
+    return path.resolve()
+
+
+def _entry(name: str, file: Path, root: Path, wish: Wish) -> dict[str, Any]:
+    """Return the entry of a model file, as it is to be written. Raises ModelFileError."""
+    header = read_model_header(file)
+    endings = "; ".join(f"{name}: {', '.join(row.files.suffixes)}" for name, row in FRONTENDS.items())
+    if header is None:
+        raise ModelFileError(f"{file.name} is no model file that is known here", f"one of {endings}")
+    if not header["is_whole"]:
+        raise ModelFileError(
+            f"{file.name} is {header['kind']}: weights without the network", "a file that holds the whole model",
+            "export the model (torch.export.save, model.save('x.keras'), torch.onnx.export), or write the entry by hand "
+            "with network: the function that builds it",
+        )  # fmt: skip
+    framework = header["frameworks"][0]
+    if not file.name.lower().endswith(FRONTENDS[framework].files.suffixes):
+        raise ModelFileError(
+            f"{file.name} is {header['kind']}", f"a name that ends in {', '.join(FRONTENDS[framework].files.suffixes)}",
+            "rename it",
+        )  # fmt: skip
+    inside = file.relative_to(root) if file.is_relative_to(root) else file
+    entry: dict[str, Any] = {"framework": framework, "weights": {"file": str(inside)}}
+    entry |= _inputs(file, header, wish)
+    try:
+        ModelEntry.model_validate(entry)
+    except ValidationError as error:
+        lines = "\n".join(explain(error, ModelEntry, f"models.{name}"))
+        raise ModelFileError(f"{file.name} does not make a valid entry:\n{lines}") from None
+    return entry
+
+
+def _inputs(file: Path, header: dict[str, Any], wish: Wish) -> dict[str, Any]:
+    """Return `input:` of the entry, or `inputs:` where there are several."""
+    inputs, shape = header["inputs"], wish.shape
+    if inputs is None or not all(one["shape"] for one in inputs):
+        if shape is None:
+            raise ModelFileError(
+                f"{file.name} does not say the shape of its input", "--shape, batch first: --shape 1,3,224,224",
+                "run the same command with --shape",
+            )  # fmt: skip
+        return {"input": {"shape": list(shape)}}
+    tensors = {}
+    for one in inputs:
+        sizes = _sizes(file, one, shape if len(inputs) == 1 else None)
+        if header["channels_last"] and len(sizes) == 4 and shape is None:  # entries are (N, C, H, W)
+            sizes = [sizes[0], sizes[3], sizes[1], sizes[2]]
+        is_float = one["dtype"] in ("", "float32") or (header["frameworks"] == ("tensorflow",))
+        tensors[str(one["name"])] = {"shape": sizes, **({} if is_float else _integers(file, one, wish.high))}
+    return {"input": next(iter(tensors.values()))} if len(tensors) == 1 else {"inputs": tensors}
+
+
+def _integers(file: Path, tensor: dict[str, Any], high: int | None) -> dict[str, Any]:
+    """Return dtype and bound of an input of integers."""
+    high = high if high is not None else tensor["high"]
+    if high is None and tensor["dtype"] in ("int32", "int64"):
+        raise ModelFileError(
+            f"input {tensor['name']} of {file.name} takes {tensor['dtype']}, and the file does not say how large they may be",
+            "--high, one more than the largest: the size of the vocabulary", "run the same command with --high",
+        )  # fmt: skip
+    return {"dtype": tensor["dtype"], **({} if high is None else {"high": high})}
+
+
+def _sizes(file: Path, tensor: dict[str, Any], shape: tuple[int, ...] | None) -> list[int]:
+    if shape is not None:
+        return list(shape)
+    sizes = [1 if index == 0 and size <= 0 else size for index, size in enumerate(tensor["shape"])]
+    if any(size <= 0 for size in sizes):
+        raise ModelFileError(
+            f"input {tensor['name']} of {file.name} leaves sizes open: {['?' if size <= 0 else size for size in sizes]}",
+            "every size but the batch fixed",
+            f"say them: --shape {','.join('224' if size <= 0 else str(size) for size in sizes)}; for any size write the entry by hand, "
+            "with buckets: (docs/params.md)",
+        )  # fmt: skip
+    return sizes
+
+
+def _free_name(params: Params, cell: Cell) -> str:
+    """Return a name for the cell that no other has: the model's, with what is not the default behind it."""
+    parts = [cell.model]
+    parts += [cell.target] if cell.target != LOCAL_CPU else []
+    parts += [cell.precision.replace("_", "-")] if cell.precision != "float32" else []
+    name = "-".join(parts)[:60]
+    return next(n for n in (name, *(f"{name}-{i}" for i in range(2, 1000))) if n not in params.cells)
+
+
+def _cells_to_write(text: str, params: Params, cell_name: str, cell: Cell) -> Iterator[tuple[str, Cell]]:
+    """Yield the cells to list: none where the default is what is wanted, all where that would be lost by listing one."""
+    if (load_yaml(text) or {}).get("cells") is None:
+        if cell.target == LOCAL_CPU and cell.precision == "float32":
+            return
+        yield from params.cells.items()
+    yield cell_name, cell
+
+
+def _check(before: dict[str, Any], after: dict[str, Any], name: str, entry: dict[str, Any]) -> None:
+    """Make sure that the edit did what it should and nothing else; a valid file stays valid."""
+    expected = {**before, "models": {**(before.get("models") or {}), name: entry}}
+    if {**after, "cells": None} != {**expected, "cells": None}:
+        raise UsageError(
+            "params.yaml is written in a way that this command cannot add to", "plain blocks",
+            f"put this below models: by hand: {name}: {entry}",
+        )  # fmt: skip
+    try:
+        Params.model_validate(after)
+    except ValidationError as error:
+        raise ParamsError(f"models.{name} would not be valid:\n" + "\n".join(explain(error, Params))) from None

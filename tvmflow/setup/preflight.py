@@ -1,0 +1,187 @@
+"""Look at what a cell needs before anything runs: packages, files, the model's header, compiler, device, disk. Takes no second.
+
+Only what the stages that are to be done need is looked at. Starts neither Prefect nor TVM.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from tvmflow.backends.registry import backend_for
+from tvmflow.config.model_params import Tensor
+from tvmflow.config.params import DTYPES, Cell, DeviceEntry, ModelEntry
+from tvmflow.config.workspace import Workspace
+from tvmflow.devices.probe_processor import ask_processor
+from tvmflow.devices.registry import transport_of
+from tvmflow.frontends.registry import FRONTENDS
+from tvmflow.pipeline.stage import AnyStage
+from tvmflow.sandbox.process import Policy, run_in_sandbox
+from tvmflow.sources.weights import local_file
+from tvmflow.support.errors import (
+    DeviceError,
+    DeviceUnknownError,
+    ModelFileError,
+    SourceError,
+    StoreError,
+    ToolchainError,
+    TvmflowError,
+    UsageError,
+)
+from tvmflow.targets.probed_processors import DEVICE, recorded
+from tvmflow.toolchain.compilers import compiler_named
+from tvmflow.toolchain.versions import version
+
+MAX_BYTES = 2 << 30  # files over that are left to the import, which reads them in parts
+_TIMEOUT_S = 60.0
+_CHANNELS_FIRST = ("onnx", "torch")  # the entry's shape is the file's own; the others may lie channels last
+
+
+MIN_FREE_BYTES = 1 << 30  # a small network's artifacts, DVC's copy of them, the tuner's builds
+
+
+def ask_processors(workspace: Workspace, cells: Collection[Cell]) -> dict[str, TvmflowError]:
+    """Ask the devices of targets with `mcpu: device` what they are. Returns cell -> why it cannot be run: never asked, and not there now."""
+    why: dict[str, TvmflowError] = {}
+    for name in {cell.target: None for cell in cells if workspace.params.targets[cell.target].mcpu == DEVICE}:
+        entry = workspace.params.targets[name]
+        try:
+            ask_processor(entry, workspace.params.deploy.device_wait_s)
+        except TvmflowError as error:
+            if recorded(entry) is None or not isinstance(error, DeviceError):
+                hint = f"attach the device once, what it says is kept; or name its processor with targets.{name}.mcpu"
+                why[name] = type(error)(
+                    f"{error.found} (asked for mcpu: device)", error.expected, f"{error.hint}; {hint}"
+                )
+    return {str(cell): why[cell.target] for cell in cells if cell.target in why}
+
+
+def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> None:
+    """Raise what would end a run of these stages of a cell later on: a TvmflowError that says what to do."""
+    model, target = workspace.params.models[cell.model], workspace.params.targets[cell.target]
+    names = {stage.name for stage in todo}
+    if names & {"fetch", "import_model"}:
+        _check_packages(cell.model, model)
+        _check_files(workspace, cell.model, model)
+        check_model(workspace, cell.model)
+    resolved = backend_for(target).target
+    tools = {tool for stage in todo for tool in stage.toolchain(stage.settings(workspace, cell))}
+    if f"cc:{resolved.cc}" in tools:
+        try:
+            compiler_named(resolved.cc).command(resolved.mtriple)
+        except ToolchainError as error:
+            raise ToolchainError(
+                f"{error.found}, which target {cell.target!r} links with", error.expected,
+                f"{error.hint}; or name another one with targets.{cell.target}.cc",
+            ) from None  # fmt: skip
+    if any(stage.measures_device for stage in todo):
+        _check_device(cell.target, target.device)
+    free = shutil.disk_usage(workspace.root).free
+    if free < MIN_FREE_BYTES:
+        raise StoreError(
+            f"{free >> 20} MiB are free on the disk of {workspace.root}", f"at least {MIN_FREE_BYTES >> 20} MiB",
+            "free some space: 'dvc gc --workspace' removes what no commit names",
+        )  # fmt: skip
+
+
+def _check_packages(name: str, model: ModelEntry) -> None:
+    """Raise UsageError where the model's framework is not installed."""
+    needed = [tool for tool in FRONTENDS[model.framework].tools[:1] if not tool.startswith("tool:")]
+    if (model.network or "").startswith("torchvision/"):
+        needed.append("torchvision")
+    absent = [tool for tool in needed if version(tool) == "absent"]
+    if absent:
+        raise UsageError(
+            f"{' and '.join(absent)} not installed, which models.{name} needs", f"the packages of {model.framework}",
+            f"pip install 'tvmflow[{model.framework}]'",
+        )  # fmt: skip
+
+
+def _check_files(workspace: Workspace, name: str, model: ModelEntry) -> None:
+    """Raise SourceError where a file that the entry names is not there."""
+    path = model.labels
+    if path is not None and Path(path).suffix and not (workspace.root / path).exists():
+        raise SourceError(
+            f"no labels file {workspace.root / path}",
+            f"the file that models.{name}.labels names",
+            "correct its name or bring it",
+        )
+
+
+def _check_device(name: str, device: DeviceEntry) -> None:
+    state = transport_of(device).state(device)
+    if not state.is_there:
+        raise DeviceUnknownError(
+            f"no device with key {device.key!r} for target {name!r} ({state.text})", "one at least",
+            (state.hint or f"start the RPC server on the device with --key {device.key}") + "; 'tvmflow devices' shows what is there",
+        )  # fmt: skip
+
+
+def check_model(workspace: Workspace, name: str) -> None:
+    """Compare a local model file with the model's entry: framework, number, type and shape of inputs."""
+    entry = workspace.params.models[name]
+    if entry.weights.file is None:
+        return
+    file = local_file(entry.weights.file, workspace.root)
+    header = read_model_header(file)
+    if header is not None:
+        _compare(name, file, header, entry)
+
+
+def read_model_header(file: Path) -> dict[str, Any] | None:
+    """Return a `headers.Header` as plain data, None where the format is not recognized. Raises ModelFileError."""
+    policy = Policy(_TIMEOUT_S, reads=(file.parent, file.resolve()))
+    found: dict[str, Any] | None = run_in_sandbox(
+        "tvmflow.frontends.file_headers:read_header", {"path": str(file), "size": MAX_BYTES}, policy
+    )
+    return found
+
+
+def _compare(name: str, file: Path, header: dict[str, Any], entry: ModelEntry) -> None:
+    framework = entry.framework
+    if framework not in header["frameworks"]:
+        raise ModelFileError(
+            f"{file.name} is {header['kind']}", f"a file for {framework}, as models.{name}.framework says",
+            f"set models.{name}.framework to {header['frameworks'][0]}",
+        )  # fmt: skip
+    inputs = header["inputs"]
+    if inputs is None:
+        return
+    wanted = entry.tensors
+    if len(inputs) == len(wanted) == 1:
+        pairs = [(inputs[0], "input", *wanted.values())]
+    else:
+        _check_names(name, file, [str(found["name"]) for found in inputs], entry)
+        pairs = [(found, f"inputs.{found['name']}", wanted[found["name"]]) for found in inputs]
+    for found, key, tensor in pairs:
+        _compare_input(f"input {found['name']} of {file.name}", found, f"models.{name}.{key}", tensor, framework)
+
+
+def _check_names(name: str, file: Path, found: list[str], entry: ModelEntry) -> None:
+    if sorted(found) != sorted(entry.tensors):
+        key = "input" if entry.input is not None else "inputs"
+        raise ModelFileError(
+            f"{file.name} has {len(found)} inputs: {', '.join(found)}", f"{', '.join(entry.tensors)}, as models.{name}.{key} says",
+            f"give models.{name} inputs: with a block of shape and dtype for each",
+        )  # fmt: skip
+
+
+def _compare_input(what: str, found: dict[str, Any], key: str, wanted: Tensor, framework: str) -> None:
+    """Compare one input of the file with its block in params.yaml."""
+    is_quantized = framework == "tensorflow" and found["dtype"] in ("int8", "uint8") and wanted.dtype == "float32"
+    if found["dtype"] not in ("", wanted.dtype) and not is_quantized:
+        fix = (
+            f"set {key}.dtype to {found['dtype']}"
+            if found["dtype"] in DTYPES
+            else "export the model with a float32 input"
+        )
+        raise ModelFileError(f"{what} is {found['dtype']}", f"{wanted.dtype}, as {key}.dtype says", fix)
+    shape, sizes = found["shape"], wanted.shape
+    fits = len(shape) == len(sizes) and all(have in (-1, want) for have, want in zip(shape, sizes, strict=False))
+    if framework in _CHANNELS_FIRST and shape and not fits:
+        raise ModelFileError(
+            f"{what} has shape {['?' if size < 0 else size for size in shape]}",
+            f"{list(sizes)}, as {key}.shape says", "correct one of the two",
+        )  # fmt: skip

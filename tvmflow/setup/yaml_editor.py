@@ -1,0 +1,70 @@
+"""Add an entry to a YAML file that a person wrote: a line or a few are put in, every other character stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from tvmflow.support.errors import UsageError
+
+
+def with_entry(text: str, block: str, name: str, entry: dict[str, Any], compact: bool = False) -> str:
+    """Return the text with `name: entry` at the end of a top-level block, which is made where there is none.
+
+    compact: on one line. Raises UsageError where the block is written such that lines cannot be added.
+    """
+    newline = "\r\n" if "\r\n" in text else "\n"
+    lines = text.splitlines()
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    pair = next(((key, value) for key, value in pairs if key.value == block), None)
+    if isinstance(root, yaml.MappingNode) and root.flow_style:
+        raise _not_a_block("params.yaml", name, entry)
+    if pair is None:
+        lines += [*([""] if lines and lines[-1].strip() else []), f"{block}:", *_lines(name, entry, 2, compact)]
+    elif isinstance(pair[1], yaml.MappingNode) and not pair[1].flow_style:
+        indent = pair[1].value[0][0].start_mark.column
+        line = _last_line(pair[1]) + 1
+        lines[line:line] = _lines(name, entry, indent, compact)
+    elif pair[1].tag.endswith(":null") or (isinstance(pair[1], yaml.MappingNode) and not pair[1].value):
+        key = pair[0]
+        line = key.end_mark.line
+        start, end = pair[1].start_mark, pair[1].end_mark
+        if end.line == line and end.column > start.column:  # {}, null or ~
+            lines[line] = (lines[line][: start.column].rstrip() + lines[line][end.column :]).rstrip()
+        lines[line + 1 : line + 1] = _lines(name, entry, 2, compact)
+    else:
+        raise _not_a_block(f"{block}: in params.yaml", name, entry)
+    return newline.join(lines) + newline
+
+
+def _not_a_block(what: str, name: str, entry: dict[str, Any]) -> UsageError:
+    return UsageError(
+        f"{what} is not written as a block, one name a line", "lines of 'name: ...' below it",
+        "put this in by hand: " + " ".join(line.strip() for line in _lines(name, entry, 0, True)),
+    )  # fmt: skip
+
+
+def _lines(name: str, entry: dict[str, Any], indent: int, compact: bool) -> list[str]:
+    if compact:
+        return [f"{' ' * indent}{name}: {_flow(entry)}"]
+    return [f"{' ' * indent}{name}:", *(f"{' ' * (indent + 2)}{key}: {_flow(value)}" for key, value in entry.items())]
+
+
+def _flow(value: Any) -> str:
+    """Return a value on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _last_line(node: yaml.Node) -> int:
+    """Return the line on which the last value of a block ends; its own end is behind the comments that follow."""
+    while isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        node = last[1] if isinstance(last, tuple) else last
+        if isinstance(last, tuple) and node.tag.endswith(":null") and node.start_mark.index == node.end_mark.index:
+            node = last[0]  # nothing is written there; its mark is that of what follows
+    mark = node.end_mark
+    # Text in several lines (| and >) ends at the start of the next line.
+    return mark.line - 1 if mark.column == 0 and mark.line > node.start_mark.line else mark.line

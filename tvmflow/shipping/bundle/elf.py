@@ -1,0 +1,160 @@
+"""Look into a shared object of a bundle: what it asks of the system, what it offers, how it is laid out.
+
+Every answer is held against an allowlist of its ABI. Knows nothing of bundles; a file here may come from anybody, so it is read in
+a sandbox (`verify.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from elftools.elf.dynamic import DynamicSegment
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+
+from tvmflow.shipping.bundle.abis import Abi
+from tvmflow.support.errors import BundleError, first_line
+
+_EXECUTE, _WRITE = 1, 2
+_ENTRY = "tvmflow_network"
+# Tags of the dynamic section that a library may have; those with a meaning of their own are looked at below.
+_TAGS = frozenset(
+    f"DT_{name}" for name in (
+        "NEEDED SONAME SYMBOLIC INIT FINI INIT_ARRAY INIT_ARRAYSZ FINI_ARRAY FINI_ARRAYSZ GNU_HASH HASH STRTAB SYMTAB STRSZ SYMENT PLTGOT "
+        "PLTRELSZ PLTREL JMPREL RELA RELASZ RELAENT REL RELSZ RELENT RELR RELRSZ RELRENT ANDROID_RELA ANDROID_RELASZ ANDROID_REL ANDROID_RELSZ FLAGS FLAGS_1 "
+        "VERNEED VERNEEDNUM VERDEF VERDEFNUM VERSYM RELACOUNT RELCOUNT DEBUG NULL AARCH64_VARIANT_PCS AARCH64_BTI_PLT AARCH64_PAC_PLT"
+    ).split()
+)  # fmt: skip
+_SEGMENTS = frozenset(
+    f"PT_{name}"
+    for name in "LOAD DYNAMIC NOTE TLS GNU_STACK GNU_RELRO GNU_EH_FRAME GNU_PROPERTY PHDR ARM_EXIDX".split()
+)
+_TEXTREL = 4
+# DF_SYMBOLIC, DF_BIND_NOW, DF_STATIC_TLS; DF_1_NOW: the flags that a library may have.
+_FLAGS = {"DT_FLAGS": 2 | 8 | 16, "DT_FLAGS_1": 1}
+
+
+def check_shared_object(path: Path, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
+    """Return what a library needs of its system, by name. Raises BundleError for what a library of this ABI may not be."""
+    try:
+        with path.open("rb") as file:
+            return _check(ELFFile(file), abi, soname, symbol)
+    except BundleError as error:
+        raise BundleError(f"{soname}: {error.found}", error.expected, error.hint) from None
+    except Exception as error:  # of damaged files pyelftools raises whatever its parsers do
+        raise BundleError(
+            f"{soname} is no shared object that can be read: {first_line(error)}", f"one for {abi.name}"
+        ) from None
+
+
+def versions_of(path: Path) -> tuple[str, ...]:
+    """Return the newest version of each set of symbols that a library asks for, as GLIBC_2.34."""
+    with path.open("rb") as file:
+        newest: dict[str, tuple[tuple[int, ...], str]] = {}
+        for section in ELFFile(file).iter_sections():
+            if isinstance(section, GNUVerNeedSection):
+                for _, parts in section.iter_versions():
+                    for part in parts:
+                        family, _, number = part.name.rpartition("_")
+                        key = tuple(int(x) for x in number.split(".") if x.isdigit())
+                        newest[family] = max(newest.get(family, ((), "")), (key, part.name))
+    return tuple(sorted(name for _, name in newest.values()))
+
+
+def _check(elf: Any, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
+    header = elf.header
+    if (header.e_machine, elf.elfclass, elf.little_endian) != (
+        abi.machine,
+        abi.bits,
+        True,
+    ) or header.e_type != "ET_DYN":
+        raise BundleError(
+            f"a file of {elf.elfclass} bits for {header.e_machine}, type {header.e_type}",
+            f"a shared object of {abi.bits} bits for {abi.machine}, as {abi.name} has it",
+        )
+    mask, wanted = abi.flags
+    if int(header.e_flags) & mask != wanted:
+        raise BundleError(
+            f"the flags {header.e_flags:#x} in its header: another version of EABI, or floats in other registers",
+            f"{wanted:#x} of {mask:#x}, as {abi.name} has them",
+        )
+    _check_segments(elf, abi)
+    dynamic = [segment for segment in elf.iter_segments() if isinstance(segment, DynamicSegment)]
+    if len(dynamic) != 1:
+        raise BundleError(f"{len(dynamic)} dynamic segments", "one")
+    needed = _check_tags(dynamic[0], abi, soname)
+    undefined, defined = _symbols(dynamic[0])
+    _refuse(
+        undefined - abi.symbols, "asks for the functions", f"those of the C library that a network needs on {abi.name}"
+    )
+    if not {_ENTRY, symbol} <= defined:
+        raise BundleError(f"it offers {', '.join(sorted(defined)) or 'nothing'}", f"{_ENTRY} and {symbol}")
+    _refuse(defined - {_ENTRY, symbol, "_init", "_fini"}, "offers", f"{_ENTRY} and {symbol} alone")
+    return {"needed": sorted(needed), "undefined": sorted(undefined)}
+
+
+def _check_segments(elf: Any, abi: Abi) -> None:
+    kinds: list[str] = []
+    for segment in elf.iter_segments():
+        kind, flags = str(segment["p_type"]), int(segment["p_flags"])
+        kinds.append(kind)
+        if kind == "PT_GNU_STACK" and flags & _EXECUTE:
+            raise BundleError("it wants a stack that can be executed", "a stack of data")
+        if kind != "PT_LOAD":
+            continue
+        align = int(segment["p_align"])
+        if align % abi.page or (int(segment["p_vaddr"]) - int(segment["p_offset"])) % abi.page:
+            raise BundleError(
+                f"a segment aligned to {align} bytes", f"multiples of {abi.page}, the pages of {abi.name}"
+            )
+        if flags & _EXECUTE and flags & _WRITE:
+            raise BundleError("a segment that can be written and executed", "either")
+    _refuse(set(kinds) - _SEGMENTS, "has segments of the kind", "those of a shared object")
+    if "PT_GNU_STACK" not in kinds:
+        raise BundleError("it does not say that its stack is data", "a segment PT_GNU_STACK")
+
+
+def _check_tags(dynamic: Any, abi: Abi, soname: str) -> set[str]:
+    needed: set[str] = set()
+    names: list[str] = []
+    tags: set[str] = set()
+    flags: set[tuple[str, int]] = set()
+    for tag in dynamic.iter_tags():
+        kind = str(tag.entry.d_tag)
+        tags.add(kind)
+        if kind == "DT_NEEDED":
+            needed.add(tag.needed)
+        elif kind == "DT_SONAME":
+            names.append(tag.soname)
+        elif kind in _FLAGS:
+            flags |= {(kind, 1 << bit) for bit in range(64) if int(tag.entry.d_val) >> bit & 1}
+    if "DT_TEXTREL" in tags or ("DT_FLAGS", _TEXTREL) in flags:
+        raise BundleError(
+            "it wants its code changed when it is loaded (DT_TEXTREL)", "code that is the same everywhere"
+        )
+    if path := tags & {"DT_RPATH", "DT_RUNPATH"}:
+        raise BundleError(f"it names folders to search for libraries ({', '.join(sorted(path))})", "no such path")
+    _refuse(tags - _TAGS, "has entries of the kind", "those of a library that tvmflow links")
+    odd = {f"{kind} {value:#x}" for kind, value in flags if not value & _FLAGS[kind]}
+    _refuse(odd, "has the flags", "bind now, symbolic, static thread-local storage")
+    _refuse(needed - abi.needed, "needs the libraries", f"no other than {', '.join(sorted(abi.needed))}")
+    if names != [soname]:
+        raise BundleError(f"its SONAME is {names[0] if names else 'missing'}", f"{soname}, the name of its file")
+    return needed
+
+
+def _symbols(dynamic: Any) -> tuple[set[str], set[str]]:
+    """Return the names that a library asks for, and those that it offers."""
+    undefined: set[str] = set()
+    defined: set[str] = set()
+    for symbol in dynamic.iter_symbols():
+        if symbol.name and symbol.entry.st_info.bind != "STB_LOCAL":
+            (undefined if symbol.entry.st_shndx == "SHN_UNDEF" else defined).add(symbol.name)
+    return undefined, defined
+
+
+def _refuse(names: set[str], what: str, expected: str) -> None:
+    if names:
+        shown = ", ".join(ascii(name)[1:-1][:80] for name in sorted(names)[:8])
+        raise BundleError(f"it {what} {shown}", expected)

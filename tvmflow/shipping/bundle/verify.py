@@ -1,0 +1,188 @@
+"""Decide whether a bundle may be used: who signed it, that every byte is what was signed, that every library is what it says.
+
+The bundle may come from anybody. First the archive's structure, then the signature, then every digest; only then is anything
+unpacked, and each library is looked into and run in a sandbox of its own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from tvmflow.codegen.network.runtime_sources import RUNTIME
+from tvmflow.pipeline.record import sha256_of
+from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
+from tvmflow.shipping.bundle import aar, signing
+from tvmflow.shipping.bundle.abis import abi_named
+from tvmflow.shipping.bundle.archive import MAX_TEXT_BYTES, Archive
+from tvmflow.shipping.bundle.manifest import ENVELOPE, MANIFEST, Library, Manifest, read_manifest
+from tvmflow.shipping.bundle.statement import subjects
+from tvmflow.shipping.bundle.wheel import BESIDE, SUFFIX, package_of
+from tvmflow.support.errors import BundleError, ModelFileError, SignatureError, UsageError
+
+if TYPE_CHECKING:
+    from tvmflow.shipping.bundle.run_on_device import DeviceTrial
+
+_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whom to believe. key: the public key that must have signed; None, with unsigned, to look at everything else alone.
+
+    at_least: the lowest version of a release that will do, against being given an old one.
+    """
+
+    key: Ed25519PublicKey | None
+    unsigned: bool = False
+    at_least: int | None = None
+
+
+@dataclass(frozen=True)
+class CheckedLibrary:
+    """needed: the system's libraries that it asks for; ran, ran_on_device: what running the golden inputs gave, or why they were not run.
+
+    ran_on_device is "" where no device was asked for.
+    """
+
+    cell: str
+    abi: str
+    file: str
+    needed: tuple[str, ...]
+    ran: str
+    ran_on_device: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "needed": list(self.needed)}
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a bundle that was found good is. signer: the key's id, None where nobody's signature was asked for."""
+
+    name: str
+    version: int | None
+    signer: str | None
+    files: int
+    libraries: tuple[CheckedLibrary, ...]
+    manifest: Manifest
+
+    def to_json(self) -> dict[str, Any]:
+        own = {"name": self.name, "version": self.version, "signer": self.signer, "files": self.files}
+        return {**own, "libraries": [one.to_json() for one in self.libraries]}
+
+
+def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verified:
+    """Check a bundle. Raises SignatureError or BundleError for the first thing that is wrong, UsageError for no key.
+
+    device: where to run its libraries too; raises DeviceError for what goes wrong there.
+    """
+    if trust.key is None and not trust.unsigned:
+        raise UsageError(
+            "no key to trust", "the public key of those who sign your bundles",
+            "name it with --key FILE.pub; --unsigned checks everything but who made the bundle",
+        )  # fmt: skip
+    if device is not None and trust.key is None:
+        raise UsageError(
+            f"running a bundle on {device.name} that nobody has to have signed",
+            "a key: what runs there runs without a sandbox",
+            "name the public key of those who sign your bundles with --key FILE.pub",
+        )
+    try:
+        archive = Archive(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "a bundle") from None
+    with archive:
+        if path.suffix in (aar.SUFFIX, SUFFIX):
+            _check_whole(path, trust)
+            archive = (
+                aar.bundle_in(archive)
+                if path.suffix == aar.SUFFIX
+                else archive.below(package_of(list(archive.entries)))
+            )
+        manifest = _check_digests(archive, signing.opened(archive.read(ENVELOPE), trust.key))
+        _check_version(manifest, trust.at_least)
+        with tempfile.TemporaryDirectory(prefix="tvmflow-verify-") as folder:
+            libraries = tuple(_check_library(archive, library, Path(folder), device) for library in manifest.libraries)
+        signer = None if trust.key is None else signing.keyid(trust.key)
+        return Verified(manifest.name, manifest.version, signer, len(archive.entries), libraries, manifest)
+
+
+def _check_whole(path: Path, trust: Trust) -> None:
+    """Hold a wheel or an AAR against the signed statement that lies beside it."""
+    if trust.key is None:
+        return
+    beside = path.with_name(path.name + BESIDE)
+    try:
+        if beside.stat().st_size > MAX_TEXT_BYTES:
+            raise BundleError(f"{beside.name} has {beside.stat().st_size} bytes", f"at most {MAX_TEXT_BYTES}")
+        data = beside.read_bytes()
+    except OSError:
+        raise SignatureError(f"no {beside.name} beside {path.name}", "the envelope that was written with it") from None
+    _compare("the statement beside it", {path.name: sha256_of(path)}, subjects(signing.opened(data, trust.key)))
+
+
+def _check_digests(archive: Archive, statement: bytes) -> Manifest:
+    """Hold every file against statement and manifest; none may lack in one of them, and none may be more than they name."""
+    digests = {name: archive.sha256(name) for name in archive.entries}
+    signed = subjects(statement)
+    _compare("the statement", {name: digest for name, digest in digests.items() if name != ENVELOPE}, signed)
+    manifest = read_manifest(archive.read(MANIFEST))
+    others = {name: digest for name, digest in digests.items() if name not in (ENVELOPE, MANIFEST)}
+    _compare("the manifest", others, {name: file.sha256 for name, file in manifest.files.items()})
+    for name, file in manifest.files.items():
+        if archive.entries[name].size != file.size:
+            raise BundleError(f"{name} has {archive.entries[name].size} bytes", f"{file.size}, as the manifest says")
+    return manifest
+
+
+def _compare(where: str, digests: dict[str, str], named: dict[str, str]) -> None:
+    for name in sorted(digests.keys() | named.keys()):
+        if name not in named:
+            raise BundleError(f"{name} has no digest in {where}", "no file but those that it names")
+        if name not in digests:
+            raise BundleError(f"{name!a} is missing", f"every file that {where} names")
+        if digests[name] != named[name]:
+            raise BundleError(f"{name} was altered: its digest is not that of {where}", "the bytes that were written")
+
+
+def _check_version(manifest: Manifest, at_least: int | None) -> None:
+    if at_least is not None and (manifest.version is None or manifest.version < at_least):
+        what = f"version {manifest.version}" if manifest.version else "no release: it has no version"
+        raise BundleError(
+            f"{manifest.name} is {what}",
+            f"at least version {at_least}",
+            "an older bundle may have been put in place of a newer one",
+        )
+
+
+def _check_library(archive: Archive, library: Library, folder: Path, device: DeviceTrial | None) -> CheckedLibrary:
+    """Unpack a library and its golden arrays, look into it, and run them where it is for this machine, all in a sandbox."""
+    abi, place = abi_named(library.abi), folder / library.soname
+    if library.file != f"lib/{abi.name}/{library.soname}":
+        raise BundleError(f"{library.cell} lies in {library.file}", f"lib/{abi.name}/{library.soname}")
+    arrays = library.golden.inputs + library.golden.outputs
+    for name in (library.file, library.scorecard, library.card, *(one.file for one in arrays)):
+        if name not in archive.entries:
+            raise BundleError(f"{name} is missing", f"every file that the manifest names for {library.cell}")
+    archive.extract(library.file, place)
+    for one in arrays:
+        archive.extract(one.file, folder / one.file)
+    policy = Policy(
+        _TIMEOUT_S,
+        (folder, RUNTIME / "python"),
+        (),
+        memory_for(place),
+        what=f"{library.soname}, a library of the bundle,",
+    )
+    arguments = {"library": library.model_dump(mode="json"), "folder": str(folder)}
+    try:
+        trial: dict[str, Any] = run_in_sandbox("tvmflow.shipping.bundle.run_in_sandbox:try_library", arguments, policy)
+    except ModelFileError as error:
+        raise BundleError(error.found, "a library that runs its golden inputs") from None
+    ran_there = device.run(library, folder) if device else ""
+    return CheckedLibrary(library.cell, library.abi, library.file, tuple(trial["needed"]), trial["ran"], ran_there)

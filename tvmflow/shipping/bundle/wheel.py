@@ -1,0 +1,121 @@
+"""A bundle as a Python wheel for one platform: `pip install` of a model. Its only dependency is numpy.
+
+The package has the files of the bundle in `bundle/`, as they are in the archive, and a module that opens its networks. A wheel has no room for
+a signature over itself, so that one lies beside it: WHEEL.dsse.json, a statement about the whole file.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tvmflow.pipeline.record import describe_file
+from tvmflow.shipping.bundle.abis import abi_named
+from tvmflow.shipping.bundle.archive import write_archive
+from tvmflow.shipping.bundle.manifest import File, Manifest
+from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.signing import envelope
+from tvmflow.shipping.bundle.statement import statement
+from tvmflow.shipping.bundle.write import Content, Wish, contents, described
+from tvmflow.support.errors import BundleError
+from tvmflow.toolchain.triples import ARM32
+
+_MACHINES = {ARM32: "armv7l"}  # architecture of a triple -> Python's name
+SUFFIX, BESIDE = ".whl", ".dsse.json"
+INSIDE = "bundle"  # folder of the package
+
+_MODULE = '''\
+"""{name}: networks that tvmflow compiled. `load()` opens one: numpy in, numpy out."""
+
+from pathlib import Path
+
+from .{inside}.python.tvmflow_network import Network, NetworkError, Tensor
+
+__all__ = ["LIBRARIES", "Network", "NetworkError", "Tensor", "load"]
+__version__ = "{version}"
+
+LIBRARIES = {libraries}
+
+
+def load(cell=None, threads=0, cpu_mask=0):
+    """Return a network; cell: which of LIBRARIES, the only one by default; threads: 0 for as many as it was tuned for."""
+    if cell is None and len(LIBRARIES) == 1:
+        cell = next(iter(LIBRARIES))
+    if cell not in LIBRARIES:
+        raise ValueError(f"no network {{cell!r}}; there are {{', '.join(LIBRARIES)}}")
+    return Network(Path(__file__).parent / "{inside}" / LIBRARIES[cell], threads, cpu_mask)
+'''
+
+
+def write_wheel(
+    folder: Path, parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None
+) -> tuple[Path, Manifest]:
+    """Write a wheel, and with a key the envelope beside it. Returns where it is. Raises BundleError for cells of several ABIs."""
+    manifest, files = contents(parts, wish, key)
+    package, version = re.sub(r"[^a-z0-9]+", "_", manifest.name.lower()), str(manifest.version or 0)
+    info, tag = f"{package}-{version}.dist-info", _tag(manifest)
+    inside: Content = {f"{package}/{INSIDE}/{name}": content for name, content in files.items()}
+    inside[f"{package}/__init__.py"] = _MODULE.format(
+        name=manifest.name, version=version, inside=INSIDE, libraries={one.cell: one.file for one in manifest.libraries}
+    ).encode()
+    readme = files["README.md"]
+    assert isinstance(readme, bytes)
+    inside[f"{info}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nSummary: Networks that tvmflow compiled\nRequires-Python: >=3.9\n"
+        "Requires-Dist: numpy\nDescription-Content-Type: text/markdown\n\n"
+    ).encode() + readme
+    inside[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: tvmflow {manifest.tvmflow}\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    )
+    inside[f"{info}/RECORD"] = _record(inside, f"{info}/RECORD")
+    path = folder / f"{package}-{version}-{tag}{SUFFIX}"
+    write_archive(path, inside)
+    beside = path.with_name(path.name + BESIDE)
+    beside.unlink(missing_ok=True)
+    if key is not None:
+        whole = describe_file(path)
+        about = {path.name: File(sha256=whole.sha256, size=whole.size)}
+        beside.write_bytes(envelope(statement(manifest, about, parts), key))
+    return path, manifest
+
+
+def _tag(manifest: Manifest) -> str:
+    """Return the tag of the platform: the oldest C library that has what all libraries ask for."""
+    if len(manifest.abis) != 1:
+        raise BundleError(
+            f"cells for {', '.join(manifest.abis)}",
+            "one ABI: a wheel is for one platform",
+            "make a wheel for each with --abi",
+        )
+    abi = abi_named(manifest.abis[0])
+    if abi.system != "gnu":
+        raise BundleError(f"a wheel for {abi.name}", "an ABI of Linux with glibc")
+    versions = [(2, 17), *(_glibc(text) for one in manifest.libraries for text in one.made.system)]
+    major, minor = max(versions)
+    return f"py3-none-manylinux_{major}_{minor}_{_MACHINES.get(abi.architecture, abi.architecture)}"
+
+
+def _glibc(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"GLIBC_(\d+)\.(\d+)(\.\d+)?", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _record(files: Content, own: str) -> bytes:
+    lines = []
+    for name in sorted(files):
+        file = described(files[name])
+        digest = base64.urlsafe_b64encode(bytes.fromhex(file.sha256)).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{file.size}")
+    return "\n".join([*lines, f"{own},,", ""]).encode()
+
+
+def package_of(names: Sequence[str]) -> str:
+    """Return the folder of a wheel's files that are the bundle's. Raises BundleError where there is none, or more than one."""
+    packages = {f"{name.split('/')[0]}/{INSIDE}/" for name in names if name.split("/")[1:2] == [INSIDE]}
+    if len(packages) != 1:
+        raise BundleError(f"{len(packages)} bundles in a wheel", "one, as tvmflow writes it")
+    return packages.pop()

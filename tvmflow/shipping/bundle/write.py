@@ -1,0 +1,191 @@
+"""Put a bundle together from the parts of its cells. The same parts give the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tvmflow import __version__
+from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME
+from tvmflow.pipeline.record import describe_file, load_arrays
+from tvmflow.shipping.bundle import texts
+from tvmflow.shipping.bundle.abis import abi_named, abi_of
+from tvmflow.shipping.bundle.archive import write_archive
+from tvmflow.shipping.bundle.arrays import STORED, npy_bytes
+from tvmflow.shipping.bundle.elf import check_shared_object, versions_of
+from tvmflow.shipping.bundle.manifest import (
+    ENVELOPE,
+    MANIFEST,
+    README,
+    SBOM,
+    File,
+    Golden,
+    Library,
+    Made,
+    Manifest,
+    Preprocessing,
+    StoredArray,
+    Tensor,
+)
+from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.sbom import sbom
+from tvmflow.shipping.bundle.signing import envelope
+from tvmflow.shipping.bundle.statement import statement
+from tvmflow.sources.data.labels import names_of
+from tvmflow.support.errors import BundleError
+
+Content = dict[str, bytes | Path]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a bundle is to be. name: of the app; version: of its release, None by hand; abis: those that it must have, all of its cells' where None."""
+
+    name: str
+    version: int | None = None
+    abis: tuple[str, ...] | None = None
+
+
+def write_bundle(path: Path, parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None) -> Manifest:
+    """Write a bundle; returns its manifest. Raises BundleError for a cell that cannot be in it."""
+    manifest, files = contents(parts, wish, key)
+    write_archive(path, files)
+    return manifest
+
+
+def contents(parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None) -> tuple[Manifest, Content]:
+    """Return the files of a bundle by their names, with its manifest. Raises BundleError for a cell that cannot be in it."""
+    _check_abis(parts, wish)
+    files: Content = {
+        "include/tvmflow.h": RUNTIME / "include" / "tvmflow.h", "include/tvmflow.hpp": RUNTIME / "include" / "tvmflow.hpp",
+        "python/tvmflow_network.py": RUNTIME / "python" / "tvmflow_network.py",
+        "java/tvmflow/Network.java": RUNTIME / "java" / "tvmflow" / "Network.java", "java/tvmflow_jni.c": RUNTIME / "jni" / "tvmflow_jni.c",
+    }  # fmt: skip
+    libraries = tuple(_add(part, files) for part in parts)
+    manifest = _manifest(wish, libraries, files)
+    for library, part in zip(libraries, parts, strict=True):
+        files[library.card] = texts.card(library, part)
+    files[README], files["examples/app.c"] = texts.readme(manifest), texts.example(libraries[0])
+    files[SBOM] = sbom(_manifest(wish, libraries, files), parts)
+    manifest = _manifest(wish, libraries, files)
+    files[MANIFEST] = manifest.to_bytes()
+    every = {name: described(content) for name, content in files.items()}
+    files[ENVELOPE] = envelope(statement(manifest, every, parts), key)
+    return manifest, files
+
+
+def _manifest(wish: Wish, libraries: tuple[Library, ...], files: Content) -> Manifest:
+    every = {name: described(content) for name, content in sorted(files.items())}
+    return Manifest(
+        schema=1, name=wish.name, version=wish.version, tvmflow=__version__, libraries=libraries, files=every
+    )
+
+
+def described(content: bytes | Path) -> File:
+    """Return digest and size of a file of a bundle."""
+    if isinstance(content, Path):
+        found = describe_file(content)
+        return File(sha256=found.sha256, size=found.size)
+    return File(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+
+
+def _check_abis(parts: Sequence[Part], wish: Wish) -> None:
+    """Refuse cells without a library of their own, twice the same, and ABIs that are not those asked for."""
+    for part in parts:
+        network = part.manifest.get("network")
+        if network is None or "soname" not in network:
+            raise BundleError(f"{part.cell} was built by an older tvmflow", "a library with a SONAME of its own",
+                              f"run 'tvmflow run {part.cell}' and 'tvmflow promote {part.cell}'")  # fmt: skip
+    cells = [part.cell for part in parts]
+    if len(set(cells)) < len(cells):
+        raise BundleError(f"a cell twice among {', '.join(cells)}", "each cell once")
+    found = {part.cell: abi_of(part.manifest["target"]["mtriple"]).name for part in parts}
+    if wish.abis is None:
+        return
+    for name in wish.abis:
+        abi_named(name)
+    odd = [f"{cell} is for {abi}" for cell, abi in found.items() if abi not in wish.abis]
+    missing = sorted(set(wish.abis) - set(found.values()))
+    if odd or missing:
+        raise BundleError(
+            "; ".join([*odd, *(f"no cell is for {abi}" for abi in missing)]),
+            f"a library for each of {', '.join(wish.abis)}, and no other",
+        )
+
+
+def _add(part: Part, files: Content) -> Library:
+    """Add a cell's files; returns what the manifest says of it."""
+    built, network = part.manifest, part.manifest["network"]
+    abi = abi_of(built["target"]["mtriple"])
+    library, folder = part.path("build", "network.so"), f"cells/{part.slug}"
+    gpu = network.get("gpu")
+    check_shared_object(library, abi.with_gpu if gpu else abi, network["soname"], network["symbol"])
+    files[f"lib/{abi.name}/{network['soname']}"] = library
+    files[f"{folder}/scorecard.json"] = part.path("evaluate", "scorecard.json")
+    outputs = tuple(_tensor(one) for one in built["outputs"])
+    build = part.records["build"]
+    made = Made(
+        version=part.version, library_sha256=build.outputs["library.so"].sha256, recipe={stage: record.key for stage, record in part.records.items()},
+        toolchain=dict(built["toolchain"]), runtime=build.recipe["params"]["runtime"], mcpu=built["target"]["mcpu"], mattr=tuple(built["target"]["mattr"]),
+        mtriple=built["target"]["mtriple"], system=versions_of(library),
+    )  # fmt: skip
+    return Library(
+        cell=part.cell, abi=abi.name, file=f"lib/{abi.name}/{network['soname']}", soname=network["soname"], symbol=network["symbol"],
+        abi_version=ABI_VERSION, threads=built["target"]["threads"], arena_bytes=network["arena_bytes"],
+        constant_bytes=network["constant_bytes"], kernel_calls=network["kernel_calls"], device=network.get("device"), gpu=gpu,
+        inputs=tuple(_tensor(one) for one in built["inputs"]), outputs=outputs, sizes=_sizes(built.get("sizes")), preprocessing=_preprocessing(part), task=part.source["task"],
+        labels=_labels(part, outputs[0]), golden=_golden(part, files), scorecard=f"{folder}/scorecard.json", card=f"{folder}/card.md", made=made,
+    )  # fmt: skip
+
+
+def _tensor(found: dict[str, Any]) -> Tensor:
+    return Tensor(name=found["name"], shape=tuple(found["shape"]), dtype=found["dtype"])
+
+
+def _sizes(found: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
+    return dict(zip(found["names"], map(tuple, found["buckets"]), strict=True)) if found else {}
+
+
+def _preprocessing(part: Part) -> Preprocessing | None:
+    """Return how images become the input, None of a model that has another input than images."""
+    inputs = part.manifest["inputs"]
+    if len(inputs) != 1 or len(inputs[0]["shape"]) != 4 or inputs[0]["shape"][1] not in (1, 3):
+        return None
+    how = part.entry["preprocess"]
+    names = ("scale", "white", "channels", "fit", "resize", "interpolation")
+    return Preprocessing(mean=tuple(how["mean"]), std=tuple(how["std"]), **{name: how[name] for name in names})
+
+
+def _labels(part: Part, output: Tensor) -> tuple[str, ...]:
+    if len(output.shape) != 2:
+        return ()
+    return tuple(names_of(part.folder / "fetch", output.shape[-1]) or ())
+
+
+def _golden(part: Part, files: Content) -> Golden:
+    """Add the golden inputs, and the quantized module's outputs for them, with the bound that build held the library to."""
+    folder, bound = f"cells/{part.slug}/golden", float(part.records["build"].recipe["params"]["max_relative_error"])
+    found: dict[str, list[StoredArray]] = {"input": [], "output": []}
+    for kind, arrays in (
+        ("input", load_arrays(part.path("fetch", "golden.npz"), "x")),
+        ("output", load_arrays(part.path("quantize", "reference.npz"), "golden")),
+    ):
+        for at, array in enumerate(map(_stored, arrays)):
+            name = f"{folder}/{kind}{at}.npy"
+            files[name] = npy_bytes(array)
+            found[kind].append(
+                StoredArray.model_validate({"file": name, "shape": array.shape, "dtype": str(array.dtype)})
+            )
+    return Golden(inputs=tuple(found["input"]), outputs=tuple(found["output"]), max_relative_error=bound)
+
+
+def _stored(array: Any) -> Any:
+    """Return numbers of a type that numpy lacks as their bits."""
+    kind = STORED.get(str(array.dtype))
+    return np.asarray(array) if kind is None else array.view(kind)

@@ -1,0 +1,1 @@
+"""Release gates: compare a candidate with the champion."""

@@ -1,0 +1,167 @@
+"""Compare a cell's newest library with the champion on the cell's device, and judge it.
+
+Compared is what ships: network.so with network.so, through whatever reaches the device; library.so with library.so in TVM's virtual
+machine where one of them has no other form.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tvmflow.backends.backend import Backend
+from tvmflow.backends.registry import backend_for
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.devices.gpu.quarantine import quarantined
+from tvmflow.devices.network_forms import Form, in_machine, shipped
+from tvmflow.devices.registry import transport_of
+from tvmflow.devices.restartable import Restartable
+from tvmflow.devices.session import DeviceSession, RemoteModel, open_session
+from tvmflow.devices.transport import SessionLimits
+from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_in_turns
+from tvmflow.evaluation.interleaved_timing import Contestant
+from tvmflow.evaluation.latency import LatencyRules
+from tvmflow.evaluation.machine_state import host_watch
+from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record, sha256_of
+from tvmflow.report.tables import scorecard
+from tvmflow.shipping.gates.cell import Verdict, judge
+from tvmflow.shipping.gates.gpu import gpu_reasons
+from tvmflow.sources.data.datasets import Arrays, RandomInput, random_inputs
+from tvmflow.support.errors import DeviceLostError, StageError, StoreError
+from tvmflow.tracking.dvc import repository as dvc
+from tvmflow.tracking.mlflow.history import champion_accuracy
+from tvmflow.tracking.mlflow.registry import CHAMPION, Version, logged_library, version_by_alias, version_by_sha256
+
+
+class Candidate:
+    """The library in a cell's build folder, its registered version, and the champion that it would replace."""
+
+    def __init__(self, workspace: Workspace, cell: Cell) -> None:
+        self.workspace, self.cell = workspace, cell
+        self.folder = workspace.folder("build", cell)
+        outputs = read_record(self.folder / RECORD_NAME).outputs
+        for name in LIBRARIES:
+            if name in outputs and sha256_of(self.folder / name) != outputs[name].sha256:
+                raise StoreError(
+                    f"{self.folder / name} was altered", "the bytes of its record", f"run 'tvmflow run {cell}' again"
+                )
+        network = outputs["network.so"].sha256 if "network.so" in outputs else ""
+        version = version_by_sha256(workspace, cell, outputs["library.so"].sha256, network)
+        card = scorecard(workspace, cell)
+        if version is None or card is None:
+            raise StoreError(
+                f"the library of {cell} was never measured", "a measured library", f"run 'tvmflow run {cell}'"
+            )
+        self.version, self.card = version, card
+        self.champion = version_by_alias(workspace, cell, CHAMPION)
+
+    @property
+    def _manifest(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "manifest.json").read_text(encoding="utf-8")))
+
+    @property
+    def is_champion(self) -> bool:
+        return self.champion is not None and self.champion.version == self.version.version
+
+    def judge(self) -> tuple[Verdict, Comparison | None]:
+        """Measure against the champion, where there is one, and apply the rules of params.yaml."""
+        if reasons := gpu_reasons(self.card, self._manifest, quarantined(self.workspace.root)):
+            return Verdict(False, tuple(reasons)), None
+        rules = self.workspace.params.release
+        if self.champion is None:
+            return judge(self.card, None, None, rules), None
+        accuracy = champion_accuracy(self.workspace, self.champion.run_id)
+        try:
+            comparison = self._compare(self.champion)
+        except StoreError as error:
+            how = f"; {error.hint}" if error.hint else ""
+            return Verdict(False, (f"the champion cannot be compared with: {error.found}{how}",)), None
+        return judge(self.card, accuracy, comparison, rules), comparison
+
+    def _compare(self, champion: Version) -> Comparison:
+        params = self.workspace.params
+        entry, rules, measure = params.targets[self.cell.target], params.release, params.evaluate
+        limits = SessionLimits(params.deploy.session_timeout_s + 600, params.deploy.device_wait_s)
+        with tempfile.TemporaryDirectory() as folder:
+            old, new = self._forms(champion, Path(folder))
+            backend = backend_for(entry)
+            with open_session(entry.device, backend, limits) as session:
+                a, b = (
+                    Restartable(functools.partial(self._started, session, *one)) for one in ((old, champion), (new,))
+                )
+                models = (a.model, b.model)
+                if transport_of(entry.device).is_emulated:  # its clock counts instructions
+                    counts = [round(1e9 * model.time_runs(1)[0]) for model in models]
+                    return compare_exact(counts[0], counts[1], "executed instructions")
+                costs = [cost_of_one_run(backend, session, model) for model in models]
+                if costs[0] is not None and costs[1] is not None:
+                    return compare_exact(costs[0], costs[1], "estimated cycles")
+                watch = (
+                    host_watch(entry.threads) if transport_of(entry.device).is_this_host and backend.is_cpu else None
+                )
+                turns = LatencyRules(3, rules.compare_rounds, measure.turn_ms, math.inf, measure.max_foreign_load)
+                champions, ours = (
+                    Contestant(name, one.time_runs, place_anew=one.place_anew)
+                    for name, one in (("champion", a), ("candidate", b))
+                )
+                return compare_in_turns(champions, ours, turns, entry.threads, rules.confidence, watch)
+
+    def _forms(self, champion: Version, folder: Path) -> tuple[Form, Form]:
+        """Bring the champion into a folder; returns its form and the candidate's, both of one kind. Raises StoreError."""
+        new = shipped(self.folder, self._manifest)
+        old = folder / "champion.so"
+        machine = in_machine(self.folder)
+        if new.file != machine.file and champion.network_sha256:
+            dvc.file_by_md5(self.workspace, champion.network_dvc_md5, champion.network_sha256, old)
+            return replace(new, file=old), new
+        device = self.workspace.params.targets[self.cell.target].device
+        if not transport_of(device).has_tvm_on(device):
+            raise StoreError(
+                f"version {champion.version} has no network.so that is known, and device {self.cell.target!r} no TVM"
+            )
+        _champion_bytes(self.workspace, champion, old)
+        return replace(machine, file=old), machine
+
+    def _started(self, session: DeviceSession, form: Form, champion: Version | None = None) -> RemoteModel:
+        """Start a form and run it once. champion: it is one. Raises StoreError for a champion that does not run any more."""
+        try:
+            model = form.started(session)
+            model.set_inputs(*self._inputs())
+            model.invoke()
+        except (DeviceLostError, StageError) as error:
+            if champion is None:
+                raise
+            built = champion.tags.get("toolchain_tvm")
+            raise StoreError(
+                f"version {champion.version}, built with TVM {built}, does not run any more: {error.found}"
+            ) from error
+        return model
+
+    def _inputs(self) -> Arrays:
+        tensors = list(self.workspace.params.models[self.cell.model].tensors.values())
+        specs = [RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors]
+        return random_inputs(tensors[0].shape[0], specs, seed=0).inputs
+
+
+def cost_of_one_run(backend: Backend, session: DeviceSession, model: RemoteModel) -> int | None:
+    """Return what one run costs on a device whose own time says nothing, because it is simulated; None on others."""
+    before = backend.cost(session.call)
+    if before is None:
+        return None
+    model.invoke()
+    return (backend.cost(session.call) or 0) - before
+
+
+def _champion_bytes(workspace: Workspace, champion: Version, target: Path) -> None:
+    try:
+        dvc.file_by_md5(workspace, champion.dvc_md5, champion.sha256, target)
+    except StoreError:
+        logged_library(workspace, champion, target)
+        if sha256_of(target) != champion.sha256:
+            raise StoreError(f"the champion's library in MLflow was altered (version {champion.version})") from None

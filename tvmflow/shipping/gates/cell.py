@@ -1,0 +1,76 @@
+"""The gate of a release: rules, each of which lets a challenger pass or says why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvmflow.config.params import ReleaseParams
+from tvmflow.evaluation.comparison import Comparison
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a challenger may replace the champion, and every reason against it."""
+
+    passed: bool
+    reasons: tuple[str, ...]
+
+
+def judge(
+    card: dict[str, Any], champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
+) -> Verdict:
+    """Judge a scorecard against the rules, and against the champion where there is one."""
+    reasons = [*_absolute(card, rules), *_against_champion(card, champion_accuracy, comparison, rules)]
+    return Verdict(not reasons, tuple(reasons))
+
+
+def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
+    reasons = []
+    estimated = card.get("coverage_estimated", 0.0)
+    if card.get("coverage", 0.0) + (estimated if rules.count_estimates else 0.0) < rules.min_coverage:
+        beside = f" and estimated for {estimated:.1%}" if estimated else ""
+        reasons.append(
+            f"schedules were measured for {card.get('coverage', 0.0):.1%} of its operations{beside}, at least {rules.min_coverage:.1%} "
+            "is asked for; tune it on a device of this kind"
+        )
+    agreement = card["agreement"]["top1_agreement"]
+    if agreement is not None and agreement < rules.min_top1_agreement:
+        reasons.append(
+            f"top-1 agreement with the source is {agreement:.2%}, at least {rules.min_top1_agreement:.2%} is asked for"
+        )
+    accuracy = card["accuracy"]
+    if accuracy and accuracy["built"] < accuracy["source"] - rules.max_accuracy_drop:
+        reasons.append(
+            f"accuracy {accuracy['built']:.2%} is more than {rules.max_accuracy_drop:.2%} below the source's {accuracy['source']:.2%}"
+        )
+    return reasons
+
+
+def _against_champion(
+    card: dict[str, Any], champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
+) -> list[str]:
+    reasons = []
+    if champion_accuracy is not None and card["accuracy"]:
+        accuracy = card["accuracy"]["built"]
+        if accuracy < champion_accuracy - rules.max_accuracy_drop:
+            reasons.append(
+                f"accuracy {accuracy:.2%} is more than {rules.max_accuracy_drop:.2%} below the champion's {champion_accuracy:.2%}"
+            )
+    if comparison is not None:
+        bound = 1 + rules.max_slowdown
+        if comparison.low > bound:
+            reasons.append(f"it is slower than the champion: ratio {comparison}, at most {bound:g} is allowed")
+        elif comparison.high > bound:
+            reasons.append(
+                f"it is not shown to be as fast as the champion: ratio {comparison}, its upper end must be at most {bound:g} "
+                f"(release.max_slowdown); {_how_to_go_on(comparison)}"
+            )
+    return reasons
+
+
+def _how_to_go_on(comparison: Comparison) -> str:
+    """Return what to do where the interval of a ratio settles nothing."""
+    if comparison.badges:
+        return f"the machine was disturbed ({', '.join(comparison.badges)}): promote with --wait-quiet SECONDS, which waits for a quiet one"
+    return "more rounds narrow the interval (release.compare_rounds)"

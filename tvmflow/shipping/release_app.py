@@ -1,0 +1,221 @@
+"""Release an app: judge the champions of all its cells together, write the bundle, and say so in releases/APP.yaml.
+
+Every step before the last leaves the former release as it is; the last replaces one file. The same command goes on after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tvmflow.config.params import AppEntry
+from tvmflow.config.workspace import Workspace
+from tvmflow.devices.gpu.quarantine import quarantined
+from tvmflow.pipeline.record import describe_file, write_atomic
+from tvmflow.shipping.bundle.manifest import Manifest
+from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.signing import keyid
+from tvmflow.shipping.bundle.verify import Trust, Verified, verify
+from tvmflow.shipping.bundle.write import Wish, write_bundle
+from tvmflow.shipping.gates.app import Judged, judge_bundle, judge_cell, judge_gpu
+from tvmflow.shipping.gates.gpu import gpu_reasons, is_on_gpu
+from tvmflow.support.errors import BundleError, StoreError
+from tvmflow.tracking import app_releases as ledger
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AppRelease:
+    """What a command about an app's releases did.
+
+    what: release, promote, rollback, or none where the channel has it already; reasons: what speaks against it; bundle: where it lies.
+    """
+
+    app: str
+    what: str
+    channel: str
+    version: int | None
+    replaces: int | None
+    reasons: tuple[str, ...] = ()
+    bundle: Path | None = None
+
+    @property
+    def passed(self) -> bool:
+        return not self.reasons
+
+    @property
+    def text(self) -> str:
+        """What was done, in words."""
+        if self.reasons:
+            return f"{self.app} is not released: {'; '.join(self.reasons)}"
+        if self.what == "none":
+            return f"{self.app} version {self.version} is on {self.channel} already"
+        was = f"version {self.replaces}" if self.replaces else "nothing"
+        return f"{self.app} version {self.version} is on {self.channel} now (was {was}): {self.what}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "reasons": list(self.reasons), "bundle": str(self.bundle) if self.bundle else None}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be released. missing: why cells have no part, which are reasons against it."""
+
+    app: str
+    entry: AppEntry
+    parts: Sequence[Part]
+    missing: tuple[str, ...] = ()
+    key: Ed25519PrivateKey | None = None
+    dry_run: bool = False
+
+
+def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
+    """Release a new version on the app's own channel, if every gate lets it pass. Raises BundleError, StoreError."""
+    app, channel = order.app, order.entry.channel
+    with ledger.releases_lock(workspace, app):
+        known = ledger.read_releases(workspace, app)
+        current, number = known.current(channel), known.next_number
+        tell("judging")
+        judged = [
+            one for part in order.parts
+            for one in judge_cell(part.cell, part.card, part.records["build"].outputs["network.so"].size if part.manifest.get("network") else 0, order.entry.gates)
+        ]  # fmt: skip
+        held = quarantined(workspace.root)
+        for part in filter(lambda part: is_on_gpu(part.manifest), order.parts):
+            judged += judge_gpu(part.cell, gpu_reasons(part.card, part.manifest, held))
+        reasons = [*order.missing, *(one.reason for one in judged if not one.passed)]
+        if reasons:
+            return AppRelease(app, "release", channel, None, current.version if current else None, tuple(reasons))
+        tell("writing the bundle")
+        draft = workspace.artifacts / ".tmp" / f"release-{app}.zip"
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            try:
+                manifest = write_bundle(draft, order.parts, Wish(app, number, order.entry.abis or None), order.key)
+            except BundleError as error:
+                return AppRelease(app, "release", channel, None, current.version if current else None, (error.found,))
+            cells = _cells(manifest)
+            if current is not None and current.cells == cells:
+                return AppRelease(
+                    app, "none", channel, current.version, None, (), ledger.bundle_path(workspace, app, current.version)
+                )
+            tell("verifying the bundle")
+            refused, verified = _verified(draft, order.key)
+            judged += judge_bundle(draft.stat().st_size, order.entry.gates)
+            reasons = [*refused, *(one.reason for one in judged if not one.passed)]
+            if reasons or order.dry_run:
+                what = "release" if reasons else "dry run"
+                return AppRelease(
+                    app,
+                    what,
+                    channel,
+                    None if reasons else number,
+                    current.version if current else None,
+                    tuple(reasons),
+                )
+            version = _keep(workspace, order, number, (draft, cells), _evidence(order, judged, verified), tell)
+        finally:
+            draft.unlink(missing_ok=True)
+        known = known.model_copy(update={"versions": (*known.versions, version)})
+        return _publish(workspace, known, "release", channel, number, tell)
+
+
+def _cells(manifest: Manifest) -> tuple[ledger.ReleasedCell, ...]:
+    return tuple(
+        ledger.ReleasedCell(
+            cell=one.cell, abi=one.abi, version=one.made.version, library_sha256=one.made.library_sha256,
+            network_sha256=manifest.files[one.file].sha256,
+        )
+        for one in manifest.libraries
+    )  # fmt: skip
+
+
+def _verified(draft: Path, key: Ed25519PrivateKey | None) -> tuple[list[str], Verified | None]:
+    try:
+        return [], verify(draft, Trust(key.public_key() if key else None, unsigned=key is None))
+    except BundleError as error:
+        return [f"the bundle is refused: {error.found}"], None
+
+
+def _evidence(order: Order, judged: Sequence[Judged], verified: Verified | None) -> dict[str, Any]:
+    return {
+        "app": order.app,
+        "gates": [one.to_json() for one in judged],
+        "cells": {
+            part.cell: {
+                "version": part.version, "recipe": {stage: record.key for stage, record in part.records.items()},
+                "scorecard_sha256": part.records["evaluate"].outputs["scorecard.json"].sha256, "measured": part.records["evaluate"].created,
+            }
+            for part in order.parts
+        },
+        "verified": [one.to_json() for one in verified.libraries] if verified else [],
+    }  # fmt: skip
+
+
+def _keep(
+    workspace: Workspace, order: Order, number: int, made: tuple[Path, tuple[ledger.ReleasedCell, ...]], evidence: dict[str, Any], tell: Tell
+) -> ledger.Version:  # fmt: skip
+    """Put bundle and evidence in their places; nothing names them yet."""
+    draft, cells = made
+    file = describe_file(draft)
+    tell("keeping the evidence")
+    path, text = (
+        ledger.evidence_path(workspace, order.app, number),
+        json.dumps(evidence, sort_keys=True, indent=1) + "\n",
+    )
+    write_atomic(path, text)
+    tell("keeping the bundle")
+    place = ledger.bundle_path(workspace, order.app, number)
+    os.replace(draft, place)
+    tell("putting the bundle under DVC")
+    ledger.keep_bundle(workspace, place)
+    signer = keyid(order.key.public_key()) if order.key else None
+    bundle = ledger.Bundle(sha256=file.sha256, md5=file.md5, size=file.size, signer=signer)
+    return ledger.Version(version=number, bundle=bundle, evidence_sha256=describe_file(path).sha256, cells=cells)
+
+
+def promote_app(workspace: Workspace, app: str, source: str, channel: str, tell: Tell) -> AppRelease:
+    """Put the version of one channel on another: the same bytes. Raises StoreError where there is none."""
+    with ledger.releases_lock(workspace, app):
+        known = ledger.read_releases(workspace, app)
+        version = known.current(source)
+        if version is None:
+            raise StoreError(f"{app} has nothing on {source}", "a release there", f"run 'tvmflow release {app}'")
+        path = ledger.bring_bundle(workspace, app, version)
+        current = known.current(channel)
+        if current is not None and current.version == version.version:
+            return AppRelease(app, "none", channel, version.version, None, (), path)
+        return _publish(workspace, known, "promote", channel, version.version, tell)
+
+
+def rollback_app(workspace: Workspace, app: str, channel: str, tell: Tell) -> AppRelease:
+    """Give a channel the version back that its current one replaced. Raises StoreError where there is none."""
+    with ledger.releases_lock(workspace, app):
+        known = ledger.read_releases(workspace, app)
+        version = known.before(channel)
+        if version is None:
+            raise StoreError(
+                f"{app} has no earlier release on {channel}",
+                "one that replaced another",
+                f"see 'tvmflow releases {app}' for what was released",
+            )
+        ledger.bring_bundle(workspace, app, version)
+        return _publish(workspace, known, "rollback", channel, version.version, tell)
+
+
+def _publish(
+    workspace: Workspace, known: ledger.Releases, what: Any, channel: str, number: int, tell: Tell
+) -> AppRelease:
+    current = known.current(channel)
+    tell("writing the entry")
+    ledger.write_releases(workspace, known.changed(what, channel, number))
+    tell("released")
+    path = ledger.bundle_path(workspace, known.app, number)
+    return AppRelease(known.app, what, channel, number, current.version if current else None, (), path)

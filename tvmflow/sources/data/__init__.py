@@ -1,0 +1,1 @@
+"""Datasets, images, labels and their preprocessing."""

@@ -1,0 +1,231 @@
+"""Data sets, their fixed split, and the preprocessing that a model wants.
+
+`digits` comes with scikit-learn. Any other data set is an .npz file with `images` (N, C, H, W) or (N, H, W), real
+numbers, and `labels` (N,), integers. A model without a data set gets inputs made from a seed: enough to compare versions of
+the model with each other, and no accuracy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmflow.pipeline.record import load_arrays, save_arrays
+from tvmflow.sources.data.npz_files import read_arrays
+from tvmflow.support.errors import SourceError
+
+_DIGITS = "datasets/data/digits.csv.gz"
+_COARSE = 4  # sizes of the coarse patterns in an input, along each axis
+MAX_DATASET_BYTES = 4 << 30
+MAX_CLASSES = 1 << 24
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
+Arrays = tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """inputs: each (N, *its shape without batch), preprocessed; y: (N,) int64 class numbers, (N, H, W) for maps, or None."""
+
+    inputs: Arrays
+    y: IntArray | None = None
+
+    @property
+    def x(self) -> FloatArray:
+        """Return the one input of a model that has one."""
+        (x,) = self.inputs
+        return x
+
+    def __len__(self) -> int:
+        return len(self.inputs[0])
+
+    def part(self, which: slice | IntArray) -> Samples:
+        """Return some of the samples."""
+        return Samples(tuple(x[which] for x in self.inputs), None if self.y is None else self.y[which])
+
+    def save(self, path: Path) -> None:
+        save_arrays(path, x=self.inputs, y=() if self.y is None else (self.y,))
+
+    @staticmethod
+    def load(path: Path) -> Samples:
+        return Samples(load_arrays(path, "x"), next(iter(load_arrays(path, "y")), None))
+
+
+@dataclass(frozen=True)
+class Split:
+    train: Samples
+    calibration: Samples
+    evaluation: Samples
+
+
+@dataclass(frozen=True)
+class SplitSizes:
+    calibration: int
+    evaluation: int
+    seed: int
+
+
+def load_dataset(name: str, root: Path) -> Samples:
+    """Return the raw samples of `digits` or of an .npz file (relative to the workspace). Raises SourceError."""
+    if name == "digits":
+        return _load_digits()
+    return _load_npz(root / name)
+
+
+def _load_digits() -> Samples:
+    """Return the data that scikit-learn's load_digits returns, from its file: importing scikit-learn takes 2 s."""
+    found = importlib.util.find_spec("sklearn")
+    file = Path(*(found.submodule_search_locations or ())[:1], _DIGITS) if found else None
+    if file is None or not file.is_file():
+        raise SourceError(
+            "the data set 'digits' comes with scikit-learn, which is not installed", "scikit-learn",
+            "pip install 'tvmflow[demo]'",
+        )  # fmt: skip
+    table = np.loadtxt(file, delimiter=",")  # 64 pixels and the digit
+    return Samples((table[:, :-1].reshape(-1, 1, 8, 8).astype(np.float32),), table[:, -1].astype(np.int64))
+
+
+def _load_npz(path: Path) -> Samples:
+    if not path.is_file():
+        raise SourceError(
+            f"no data set {path}", "'digits', or an .npz file with images and labels", "correct dataset: in params.yaml"
+        )
+    arrays = read_arrays(path, ("images", "labels"), MAX_DATASET_BYTES)
+    images, labels = arrays["images"], arrays["labels"]
+    if images.ndim not in (3, 4) or labels.ndim != 1 or len(images) != len(labels):
+        raise SourceError(
+            f"data set {path} has images {images.shape} and labels {labels.shape}",
+            "(N, C, H, W) or (N, H, W), and (N,)",
+        )
+    classes = _class_numbers(labels, path)
+    images = images[:, None] if images.ndim == 3 else images
+    with np.errstate(over="ignore"):
+        x = images.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise SourceError(f"data set {path} has images with numbers that are not finite", "float32's range")
+    return Samples((x,), classes)
+
+
+def _class_numbers(labels: NDArray[Any], path: Path) -> IntArray:
+    if labels.dtype.kind not in "iu" or (labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < MAX_CLASSES):
+        raise SourceError(f"data set {path} has labels of {labels.dtype} that are no class numbers", "integers from 0")
+    return labels.astype(np.int64)
+
+
+def split(samples: Samples, sizes: SplitSizes) -> Split:
+    """Cut samples into train, calibration and evaluation parts that share no sample; fixed by the seed."""
+    count, held = len(samples), sizes.calibration + sizes.evaluation
+    if count <= held:
+        raise SourceError(
+            f"the data set has {count} samples",
+            f"more than calibration + evaluation = {held}",
+            "lower fetch.calibration_samples or fetch.evaluation_samples",
+        )
+    order = np.random.default_rng(sizes.seed).permutation(count)
+    parts = np.split(order, [sizes.evaluation, held])
+    evaluation, calibration, train = (samples.part(part) for part in parts)
+    return Split(train, calibration, evaluation)
+
+
+def preprocess(x: FloatArray, scale: float, mean: tuple[float, ...], std: tuple[float, ...]) -> FloatArray:
+    """Return (x * scale - mean) / std for x (N, C, H, W); mean and std have one number or one per channel."""
+    for word, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, x.shape[1]):
+            raise SourceError(f"preprocess.{word} has {len(values)} numbers", f"1 or {x.shape[1]}, one per channel")
+    column = (1, -1) + (1,) * (x.ndim - 2)
+    with np.errstate(over="ignore"):
+        scaled = (x * scale - np.reshape(mean, column)) / np.reshape(std, column)
+        ready = np.ascontiguousarray(scaled, dtype=np.float32)
+    if not np.isfinite(ready).all():
+        raise SourceError("preprocess makes numbers that are not finite", "float32's range", "correct preprocess:")
+    return ready
+
+
+@dataclass(frozen=True)
+class RandomInput:
+    """An input to be made from a seed: shape without batch, numpy's dtype, low <= x < high where there are bounds."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: float | None = None
+    high: float | None = None
+
+
+def random_inputs(count: int, inputs: Sequence[RandomInput], seed: int) -> Samples:
+    """Return `count` samples of inputs made from a seed: floats without bounds are `varied_inputs`, all else is uniform.
+
+    Integers of two values are a run of the higher, at least one, then the lower: as masks of padding are. Raises SourceError
+    when all of it is too much.
+    """
+    size = sum(np.dtype(one.dtype).itemsize * count * math.prod(one.shape) for one in inputs)
+    if size > MAX_DATASET_BYTES:
+        raise SourceError(
+            f"{count} random inputs of shapes {[one.shape for one in inputs]} take {size} bytes",
+            f"at most {MAX_DATASET_BYTES}",
+            "lower fetch.random_samples",
+        )
+    generator = np.random.default_rng(seed)
+    return Samples(tuple(_random(one, count, generator) for one in inputs))
+
+
+def _random(one: RandomInput, count: int, generator: np.random.Generator) -> NDArray[Any]:
+    dtype, shape = np.dtype(one.dtype), (count, *one.shape)
+    if dtype.kind == "f":
+        if one.high is None:
+            return varied_inputs(count, one.shape, generator)
+        return generator.uniform(one.low or 0.0, one.high, shape).astype(dtype)
+    limits = (0, 2) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
+    low, high = limits if one.high is None else (int(one.low or 0), int(one.high))
+    if high - low == 2 and one.shape:
+        lengths = generator.integers(1, one.shape[-1] + 1, (*shape[:-1], 1))
+        return (low + (np.arange(one.shape[-1]) < lengths)).astype(dtype)
+    return generator.integers(low, high, shape, dtype=np.int64).astype(dtype)
+
+
+def load_named(path: Path, names: Sequence[str]) -> Samples:
+    """Return the inputs of an .npz file by their names, and its `labels` where it has some. Raises SourceError."""
+    arrays = read_arrays(path, tuple(names), MAX_DATASET_BYTES, optional=("labels",))
+    if len({len(arrays[name]) if arrays[name].ndim else -1 for name in arrays}) != 1:
+        shown = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise SourceError(f"data set {path} has {shown}", "as many samples in each")
+    labels = arrays.get("labels")
+    return Samples(tuple(arrays[name] for name in names), None if labels is None else _class_numbers(labels, path))
+
+
+def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
+    """Return inputs (count, *shape), mean about 0 and variance 1 over all, that differ from each other as images do.
+
+    Noise alone will not do: a network that averages over space gives nearly the same output for any two images of it, and errors
+    are judged by how outputs differ. So each input has a level, coarse patterns, and noise of its own strength.
+    """
+    coarse = generator.standard_normal((count, *(min(_COARSE, size) for size in shape)))
+    for axis, size in enumerate(shape, start=1):
+        coarse = np.moveaxis(np.moveaxis(coarse, axis, -1) @ _stretched(coarse.shape[axis], size), -1, axis)
+    each = (count, *(1 for _ in shape))
+    noise = generator.standard_normal((count, *shape)) * generator.uniform(0.1, 0.5, each)
+    x = noise + coarse * generator.uniform(0.5, 1.5, each) + generator.standard_normal(each)
+    return np.asarray(x / max(float(x.std()), 1e-6), dtype=np.float32)
+
+
+def _stretched(points: int, size: int) -> FloatArray:
+    """Return the matrix (points, size) that interpolates linearly between points."""
+    positions = np.linspace(0, points - 1, size)
+    return np.stack([np.interp(positions, np.arange(points), unit) for unit in np.eye(points)]).astype(np.float32)
+
+
+def check_fits(samples: Samples, shapes: Sequence[tuple[int, ...]], what: str) -> None:
+    """Raise SourceError unless a sample has the shapes of the model's inputs without their batch."""
+    for x, shape in zip(samples.inputs, shapes, strict=True):
+        if x.shape[1:] != shape[1:]:
+            raise SourceError(
+                f"{what} has samples of shape {x.shape[1:]}",
+                f"{shape[1:]}, from input.shape {list(shape)} without its batch",
+                "correct input.shape or the data set",
+            )

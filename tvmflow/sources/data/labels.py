@@ -1,0 +1,107 @@
+"""Read class names. A labels file is data: nothing in it is ever evaluated."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tvmflow.support.errors import SourceError
+
+MAX_LABELS_BYTES = 4_000_000
+BUILT_IN: dict[str, Callable[[], list[str]]] = {
+    "digits": lambda: [str(digit) for digit in range(10)],
+    "imagenet": lambda: _imagenet(),
+}
+
+
+def _imagenet() -> list[str]:
+    """Return the 1000 names that torchvision ships, from the one file that holds them: the package would load its operators."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or not spec.submodule_search_locations:
+        raise SourceError(
+            "the names of ImageNet's classes come with torchvision, which is not installed", "torchvision"
+        )
+    path = Path(spec.submodule_search_locations[0]) / "models" / "_meta.py"
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    for node in module.body:
+        if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "_IMAGENET_CATEGORIES" for t in node.targets):
+            return [str(name) for name in ast.literal_eval(node.value)]
+    raise SourceError(f"no names of classes in {path}", "a torchvision of 0.12 or later")
+
+
+def read_labels(path: Path) -> list[str]:
+    """Return the class names in a .json list or mapping, a Python dict or list literal, or one name a line."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_LABELS_BYTES:
+            raise SourceError(f"labels file {path} holds {size} bytes", f"at most {MAX_LABELS_BYTES}")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SourceError(f"no labels file {path}: {error.strerror}", "a .json or .txt file") from None
+    except UnicodeDecodeError:
+        raise SourceError(f"labels file {path} is not text", "UTF-8 text") from None
+    return _as_names(_parse(text.strip(), path), path)
+
+
+def _parse(text: str, path: Path) -> object:
+    if not text.startswith(("{", "[")):
+        return text.splitlines()
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    except RecursionError:
+        raise SourceError(f"labels file {path} is nested too deeply", "a list or mapping of names") from None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise SourceError(
+            f"labels file {path} is neither JSON nor a literal: {type(error).__name__}",
+            "a list of names, or a mapping from class number to name",
+            "write it as JSON; expressions and calls are never evaluated",
+        ) from None
+
+
+def _as_names(value: object, path: Path) -> list[str]:
+    if isinstance(value, dict):
+        try:
+            numbered = {_number(key): name for key, name in value.items()}
+        except ValueError:
+            raise SourceError(f"labels file {path} has keys that are no numbers", "class numbers as keys") from None
+        if len(numbered) < len(value) or sorted(numbered) != list(range(len(numbered))):
+            raise SourceError(
+                f"labels file {path} leaves out or repeats class numbers", f"every number from 0 to {len(numbered) - 1}"
+            )
+        value = [numbered[i] for i in range(len(numbered))]
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
+        raise SourceError(f"labels file {path} holds something else than names", "a non-empty list of strings")
+    names = [name.strip() for name in value]
+    odd = next((name for name in names if not name.isprintable()), None)
+    if odd is not None:
+        raise SourceError(f"labels file {path} has the name {odd[:50]!r}", "names of printable characters")
+    return names
+
+
+def _number(key: object) -> int:
+    """Return a class number written as an integer or its digits. Raises ValueError for all else."""
+    if isinstance(key, int) and not isinstance(key, bool):
+        return key
+    if isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key):
+        return int(key)
+    raise ValueError(f"{key!r} is no class number")
+
+
+def names_of(fetched: Path, classes: int) -> list[str] | None:
+    """Return the names of a cell's classes: its labels, or ImageNet's for a zoo's network of 1000; None where nobody knows."""
+    labels: list[str] | None = json.loads((fetched / "labels.json").read_text(encoding="utf-8"))
+    network = json.loads((fetched / "source.json").read_text(encoding="utf-8"))["network"] or ""
+    if labels is not None or classes != 1000 or not network.startswith(("torchvision/", "keras/", "mxnet/")):
+        return labels
+    try:
+        return BUILT_IN["imagenet"]()
+    except SourceError:
+        return None

@@ -1,0 +1,133 @@
+"""The parts of a model's entry beside its weights: files of the user's own, data, labels, the network's factory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow.config.params import ImageFolder, ModelEntry
+from tvmflow.sources.data import datasets
+from tvmflow.sources.data.datasets import Samples, SplitSizes
+from tvmflow.sources.data.images import ImageRecipe, classes_of_files, image_files
+from tvmflow.sources.data.labels import BUILT_IN, read_labels
+from tvmflow.sources.data.preprocessing import normalized, recipe_for
+from tvmflow.sources.weights import WeightFiles, factory_file, local_file
+from tvmflow.support.errors import SourceError
+
+MAX_IMAGES = 100_000
+ReadImages = Callable[[list[Path], ImageRecipe], Any]  # files -> (N, C, height, width) float32
+
+
+def own_files(model: ModelEntry, weights: WeightFiles, root: Path) -> dict[str, Path]:
+    """Return what it is -> path of every file of the workspace that a model names. Raises SourceError where one is missing."""
+    files = {}
+    if model.weights.file is not None:
+        files["weights"] = local_file(model.weights.file, root)
+        files |= weights.companions(files["weights"])
+    factory = factory_file(model.network)
+    if factory is not None:
+        files["network"] = _existing("file", factory, root, "the file of the network factory", "network")
+    if isinstance(model.dataset, ImageFolder):
+        files |= {
+            f"dataset/{name}": path for name, path in image_files(root / model.dataset.folder, MAX_IMAGES).items()
+        }
+        if model.dataset.labels is not None:
+            files["dataset labels"] = _existing(
+                "labels file", model.dataset.labels, root, "a CSV file", "dataset.labels"
+            )
+    elif model.dataset is not None and model.dataset != "digits":
+        files["dataset"] = _existing("dataset file", model.dataset, root, "a file, or digits", "dataset")
+    if model.labels is not None and model.labels not in BUILT_IN:
+        files["labels"] = _existing(
+            "labels file", model.labels, root, f"a file, or one of {sorted(BUILT_IN)}", "labels"
+        )
+    return files
+
+
+def _existing(what: str, name: str, root: Path, expected: str, key: str) -> Path:
+    path = root / name
+    if not path.is_file():
+        raise SourceError(f"no {what} {path}", expected, f"correct {key}: in params.yaml")
+    return path
+
+
+def image_recipe(model: ModelEntry) -> ImageRecipe:
+    """Return how image files become the model's one input. Raises SourceError where it has another input than images."""
+    return recipe_for([tensor.shape for tensor in model.tensors.values()], model.preprocess)
+
+
+def prepared(x: Any, model: ModelEntry) -> Any:
+    """Return images (N, C, H, W) as the model takes them: scale, mean and std of its entry, the dtype of its input."""
+    return normalized(x, model.preprocess, next(iter(model.tensors.values())).dtype)
+
+
+def _folder_samples(model: ModelEntry, dataset: ImageFolder, root: Path, read_images: ReadImages) -> Samples:
+    files = image_files(root / dataset.folder, MAX_IMAGES)
+    table = None if dataset.labels is None else root / dataset.labels
+    y = np.asarray(classes_of_files(list(files), labels_of(model, root), table), np.int64)
+    recipe = image_recipe(model)
+    size = len(files) * 3 * 4 * recipe.height * recipe.width
+    if size > datasets.MAX_DATASET_BYTES:
+        raise SourceError(
+            f"{len(files)} images take {size} bytes", f"at most {datasets.MAX_DATASET_BYTES}", "use fewer"
+        )
+    return Samples((prepared(read_images(list(files.values()), recipe), model),), y)
+
+
+def samples_of(
+    model: ModelEntry, sizes: SplitSizes, random_samples: int, root: Path, read_images: ReadImages
+) -> dict[str, Samples]:
+    """Return calibration and evaluation samples, and those to train on where the model has a data set."""
+    tensors = model.tensors
+    if model.dataset is None:
+        specs = [datasets.RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors.values()]
+        inputs = datasets.random_inputs(random_samples, specs, sizes.seed)
+        return {"calibration": inputs, "evaluation": inputs}
+    if isinstance(model.dataset, ImageFolder):
+        ready = _folder_samples(model, model.dataset, root, read_images)
+    elif model.inputs:
+        ready = _as_described(datasets.load_named(root / model.dataset, list(tensors)), model)
+    else:
+        raw = datasets.load_dataset(model.dataset, root)
+        is_flipped = model.preprocess.channels == "BGR" and raw.x.ndim == 4 and raw.x.shape[1] == 3
+        ready = Samples((prepared(raw.x[:, ::-1] if is_flipped else raw.x, model),), raw.y)
+    datasets.check_fits(ready, [t.shape for t in tensors.values()], f"data set {model.dataset}")
+    split = datasets.split(ready, sizes)
+    return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}
+
+
+def _as_described(samples: Samples, model: ModelEntry) -> Samples:
+    """Return samples in the dtypes of the entry. Raises SourceError where numbers would change, or lie out of bounds."""
+    ready = []
+    for (name, tensor), x in zip(model.tensors.items(), samples.inputs, strict=True):
+        with np.errstate(all="ignore"):
+            cast = x.astype(tensor.dtype)
+        low, high = tensor.low or 0, tensor.high
+        if x.dtype.kind not in "biuf" or not np.isfinite(x).all() or (tensor.dtype != "float32" and (cast != x).any()):
+            raise SourceError(f"{name} of data set {model.dataset} is {x.dtype}", f"numbers that are {tensor.dtype}")
+        if high is not None and x.size and not low <= float(x.min()) <= float(x.max()) < high:
+            raise SourceError(
+                f"{name} of data set {model.dataset} has numbers from {x.min():g} to {x.max():g}", f"{low:g} <= x < {high:g}",
+                "correct low and high of the input in params.yaml, or the data set",
+            )  # fmt: skip
+        ready.append(cast)
+    return Samples(tuple(ready), samples.y)
+
+
+def labels_of(model: ModelEntry, root: Path) -> list[str] | None:
+    if model.labels is None:
+        return None
+    return BUILT_IN[model.labels]() if model.labels in BUILT_IN else read_labels(root / model.labels)
+
+
+def copy_network(network: str | None, root: Path, out: Path) -> str | None:
+    """Copy a factory of the user's own, so that later stages use the very file that this key is made of."""
+    path = factory_file(network)
+    if path is None or network is None:
+        return network
+    shutil.copyfile(root / path, out / "network.py")
+    return f"network.py:{network.split(':')[1]}"

@@ -1,0 +1,1 @@
+"""Network definitions, training and seeded weights."""

@@ -1,0 +1,1 @@
+"""Compilers, tool versions, target triples and environments of other tools."""

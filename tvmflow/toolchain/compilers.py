@@ -1,0 +1,263 @@
+"""The C compilers that libraries are linked with: programs on PATH, and those that are found in other ways, a row each.
+
+`cc:` of a target names a row or a program. What a target names nothing for is chosen here, and recorded. Recipe keys have the name and
+the version of a compiler and not this file: what changes libraries here has to change a version.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import ClassVar
+
+from filelock import FileLock
+
+from tvmflow.config.plugins import Table
+from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.pipeline.record import digest_of, sha256_of
+from tvmflow.support.errors import ToolchainError
+from tvmflow.toolchain import android_linker
+from tvmflow.toolchain.environments import cache_folder
+from tvmflow.toolchain.triples import ARM32, triple_of
+
+_GLIBC = "2.28"  # of what zig links: Debian 10, and every system since
+_NDK = "ANDROID_NDK_HOME"
+_BIONIC = RUNTIME / "bionic"
+
+
+@dataclass(frozen=True)
+class Command:
+    """How a compiler is called for one target. words: what goes before options and files; refuses: options that it does not know."""
+
+    words: tuple[str, ...]
+    refuses: frozenset[str] = frozenset()
+
+    def line(self, *arguments: str) -> list[str]:
+        """Return a command line, without the options that the compiler refuses."""
+        return [*self.words, *(word for word in arguments if word not in self.refuses)]
+
+
+class Compiler(ABC):
+    """A compiler of C11 that links shared objects too. lacks: what else it cannot make, "" for nothing; has_jni: whether it brings jni.h."""
+
+    lacks: ClassVar[str] = ""
+    has_jni: ClassVar[bool] = False
+
+    @abstractmethod
+    def command(self, mtriple: str) -> Command:
+        """Return how it is called for a target. Raises ToolchainError where it is absent or cannot serve it."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return its version, a part of recipe keys; 'absent' where it is not installed."""
+
+
+class Program(Compiler):
+    """A program on PATH, as g++ or aarch64-linux-gnu-g++."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def command(self, mtriple: str) -> Command:
+        if shutil.which(self.name) is None:
+            raise ToolchainError(
+                f"no compiler {self.name!r} on PATH", f"{self.name} on PATH",
+                f"install it (Debian: apt-get install {debian_package(self.name)})" + _instead(mtriple),
+            )  # fmt: skip
+        # Divisions and 64 bits of 32-bit Arm are functions of gcc's library, which a system need not have.
+        is_arm32 = triple_of(mtriple).architecture == ARM32
+        return Command((self.name, "-static-libgcc") if is_arm32 else (self.name,))
+
+    def version(self) -> str:
+        return _first_line(self.name)
+
+
+class Zig(Compiler):
+    """zig, of the package ziglang or on PATH: every Linux of Arm and x86-64 with no further files; no Android."""
+
+    def command(self, mtriple: str) -> Command:
+        triple = triple_of(mtriple)
+        if triple.system not in ("gnu", "musl"):
+            raise ToolchainError(
+                f"zig has no system libraries for {mtriple}", "linux-gnu or linux-musl",
+                f"cc: bionic-stubs of the target, or ndk with {_NDK} set to its folder",
+            )  # fmt: skip
+        zig = _zig()
+        if zig is None:
+            raise ToolchainError(
+                "no zig: neither the package ziglang nor a program", "zig", "pip install 'tvmflow[arm64]'"
+            )
+        abi = f"{triple.ending}.{_GLIBC}" if triple.system == "gnu" else triple.ending
+        words = ("/usr/bin/env", *_zig_places(), zig, "cc", "-target", f"{triple.machine}-linux-{abi}")
+        return Command(words, frozenset(["-Wl,-z,text"]))  # which is what its linker does anyway
+
+    def version(self) -> str:
+        zig = _zig()
+        return f"zig {_first_line(zig, 'version')}, glibc {_GLIBC}" if zig else "absent"
+
+
+class Ndk(Compiler):
+    """clang of Android's NDK, in the folder that ANDROID_NDK_HOME names."""
+
+    has_jni = True
+
+    def command(self, mtriple: str) -> Command:
+        triple = triple_of(mtriple)
+        if triple.system != "android":
+            raise ToolchainError(
+                f"the NDK has no libraries for {mtriple}",
+                f"{triple.architecture}-linux-android",
+                "cc: of the target: g++ or zig",
+            )
+        clang = f"{triple.architecture}-linux-{triple.ending}{triple.level}-clang"
+        folder = os.environ.get(_NDK)
+        if not folder:
+            raise ToolchainError(
+                f"{_NDK} is not set, and {mtriple} is linked with Android's NDK", f"{_NDK}=the folder of an NDK",
+                "install the NDK with Android's command line tools (sdkmanager 'ndk;27.2.12479018') and set it",
+            )  # fmt: skip
+        found = Path(folder) / "toolchains" / "llvm" / "prebuilt" / f"linux-{platform.machine()}" / "bin" / clang
+        if not found.is_file():
+            raise ToolchainError(
+                f"no {clang} in the NDK {folder}", f"{found}", f"set {_NDK} to the folder that has source.properties"
+            )
+        return Command((str(found),))
+
+    def version(self) -> str:
+        folder = os.environ.get(_NDK)
+        try:
+            text = Path(folder or "/nonexistent", "source.properties").read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return "absent"
+        facts = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in text.splitlines())}
+        return f"NDK {facts.get('Pkg.Revision', 'unknown')}"
+
+
+class BionicStubs(Compiler):
+    """zig's clang and lld, with headers and stubs of what a model library uses of bionic: no NDK, and no other libraries."""
+
+    lacks = f"libraries only: the agent needs Android's NDK ({_NDK})"
+
+    def command(self, mtriple: str) -> Command:
+        wanted = triple_of(mtriple)
+        if wanted.system != "android":
+            raise ToolchainError(
+                f"there are no stubs for {mtriple}",
+                "a triple of Android, as aarch64-linux-android",
+                "cc: of the target",
+            )
+        zig = _zig()
+        if zig is None:
+            raise ToolchainError(
+                "no zig: neither the package ziglang nor a program",
+                "zig",
+                "pip install 'tvmflow[arm64]', or set ANDROID_NDK_HOME",
+            )
+        api = str(wanted.level)
+        triple = f"{wanted.machine}-linux-android.{api}"
+        folder = cache_folder() / "bionic" / digest_of([self.version(), triple])[:16]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                _make_stubs(folder, zig, triple, api)
+        script = str(Path(android_linker.__file__))
+        places = _zig_places()
+        return Command(
+            (
+                "/usr/bin/env",
+                *places,
+                sys.executable,
+                "-I",
+                "-S",
+                script,
+                zig,
+                str(folder),
+                str(_BIONIC / "include"),
+                triple,
+            )
+        )
+
+    def version(self) -> str:
+        zig = _zig()
+        files = sorted(path for path in _BIONIC.rglob("*") if path.is_file())
+        own = digest_of([[path.name, sha256_of(path)] for path in (*files, Path(android_linker.__file__))])
+        return f"zig {_first_line(zig, 'version')}, stubs {own[:12]}" if zig else "absent"
+
+
+def _make_stubs(folder: Path, zig: str, triple: str, api: str) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        made = Path(name) / "made"
+        made.mkdir()
+        done = subprocess.run(
+            ["/usr/bin/env", *_zig_places(), sys.executable, "-I", "-S", android_linker.__file__, "--stubs", str(made), zig, str(_BIONIC), triple, api],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise ToolchainError(
+                f"zig does not make stubs for {triple}: {done.stderr.strip()[-300:]}", "the zig of tvmflow[arm64]"
+            )
+        made.rename(folder)
+
+
+def _zig_places() -> tuple[str, str]:
+    cache = cache_folder() / "zig"  # else it writes to the current folder
+    return f"ZIG_GLOBAL_CACHE_DIR={cache}", f"ZIG_LOCAL_CACHE_DIR={cache}"
+
+
+COMPILERS: Table[Compiler] = Table("compilers", {"zig": Zig(), "ndk": Ndk(), "bionic-stubs": BionicStubs()})
+
+
+def compiler_named(name: str) -> Compiler:
+    """Return the compiler that `cc:` names: a row, or else a program."""
+    return COMPILERS[name] if name in COMPILERS else Program(name)
+
+
+def compiler_for(mtriple: str) -> str:
+    """Return the name of the compiler of a target that names none: g++ for this machine's own.
+
+    For Android the NDK, and stubs of its libraries where there is none but zig. For another Linux that of Debian's cross packages where it is there, else zig where that is.
+    """
+    triple = triple_of(mtriple)
+    if triple.system == "android":
+        return "bionic-stubs" if not os.environ.get(_NDK) and _zig() is not None else "ndk"
+    if triple.architecture == platform.machine() and triple.system == "gnu":
+        return "g++"
+    cross = f"{triple.machine}-linux-{triple.ending}-g++"
+    return "zig" if shutil.which(cross) is None and _zig() is not None else cross
+
+
+def debian_package(program: str) -> str:
+    """Return the Debian package of a program."""
+    return f"g++-{program.removesuffix('-g++')}" if "-linux-gnu" in program else program
+
+
+def _instead(mtriple: str) -> str:
+    triple = triple_of(mtriple)
+    serves = triple.system in ("gnu", "musl") and triple.architecture != platform.machine()
+    return ", or pip install 'tvmflow[arm64]' and name cc: zig of the target" if serves else ""
+
+
+def _zig() -> str | None:
+    try:
+        package = metadata.distribution("ziglang")
+    except metadata.PackageNotFoundError:
+        return shutil.which("zig")
+    return str(package.locate_file("ziglang/zig"))
+
+
+@functools.cache
+def _first_line(program: str, question: str = "--version") -> str:
+    try:
+        done = subprocess.run([program, question], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return "absent"
+    return done.stdout.splitlines()[0] if done.stdout else "absent"

@@ -1,0 +1,172 @@
+"""Which tools make the outputs: their versions are part of the recipe key of the stages that use them.
+
+Versions come from package metadata, so that a key can be computed without importing TVM. The two facts that only TVM
+itself knows (LLVM's version, the name of this machine's CPU and what it lacks of it) are asked once per installed wheel and kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from tvmflow.pipeline.record import digest_of, write_atomic
+from tvmflow.support.errors import TvmflowError, UnknownNameError
+from tvmflow.toolchain.compilers import compiler_named
+from tvmflow.toolchain.environments import toolchain_file
+
+_PACKAGES = {
+    "tvm": "apache-tvm",
+    "ffi": "apache-tvm-ffi",
+    "tflite": "tflite",
+    "ai-edge-litert": "ai-edge-litert",
+    "torch": "torch",
+    "torchvision": "torchvision",
+    "keras": "keras",
+    "onnx": "onnx",
+    "onnxscript": "onnxscript",
+    "onnxruntime": "onnxruntime",
+    "numpy": "numpy",
+    "scikit-learn": "scikit-learn",
+    "xgboost": "xgboost-cpu",
+    "pillow": "pillow",
+}
+_OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",)}  # the same code under another name
+# Raised when what we do to a kernel after its schedule makes it faster or slower: what was measured before is then replayed,
+# as after an upgrade of TVM, and not believed. 2: rounding in vectors.
+# 3: bfloat16 rounded by one instruction. 4: exp in vectors. 6: sums that lie on the stack, tiles of arm64. 8: limits and depthwise sums of arm64. 10: copies of a padding, pixel by pixel. 12: bytes of arm64 by narrowing. 14: sums of arm64 from offsets. 16: max pools of arm64. 18: Winograd of arm64 by lanes. 25: attention, batched products and norms of packed rows, erf as a quotient. 27: tiles of AMX that get their shapes once. 34: norms of packed images. 35: tanh as a quotient, limits by instruction. 37: Winograd's transforms without zeros, by columns.
+_CODEGEN = "37"
+# LLVM's extensions that schedules and vectors rest on, under the names that Linux has for them.
+_EXTENSIONS = {
+    "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512dq": "avx512dq", "avx512vl": "avx512vl",
+    "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512vbmi": "avx512vbmi", "amx-tile": "amx_tile", "amx-int8": "amx_int8",
+    "amx-bf16": "amx_bf16",
+}  # fmt: skip
+_PROBE = """
+import json, sys
+sys.modules["torch"] = None  # TVM would import it, for two seconds
+import tvm
+from tvm.target import codegen
+cpu = str(codegen.llvm_get_system_cpu())
+def features(**options):
+    return {str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", **options}))}
+known = {}
+for name in ARCHITECTURES:
+    triple, cpus = f"{name}-linux-gnu", {}
+    for cpu_name in codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm", "mtriple": triple})):
+        cpus[str(cpu_name)] = features(mtriple=triple, mcpu=str(cpu_name))
+    # The list for x86-64 has processors of 32 bits too, that of 32-bit Arm some without vectors.
+    wanted = {"x86_64": "64bit", "armv7a": "neon"}.get(name)
+    cpus = {name: has for name, has in cpus.items() if wanted is None or wanted in has}
+    known[f"{name}_cpus"], known[f"{name}_features"] = ",".join(cpus), ",".join(sorted(set().union(*cpus.values())))
+print(json.dumps({"llvm": str(codegen.llvm_version_major()), "host_cpu": cpu, "features": sorted(features(mcpu=cpu)), **known}))
+"""
+ARCHITECTURES = ("x86_64", "aarch64", "armv7a")  # that kernels are scheduled for
+_LISTS = tuple(f"{name}_{what}" for name in ARCHITECTURES for what in ("cpus", "features"))
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _host_name() -> str:
+    lines = _cpu_lines()
+    return "|".join(sorted({x for x in lines if x.startswith(("model name", "flags", "Features", "CPU part"))}))
+
+
+def attributes_beside(features: set[str], cpu_lines: list[str]) -> str:
+    """Return what a processor has or lacks beside LLVM's table of its name, as "+amx-tile,-avx512bf16"; '' for nothing.
+
+    features: LLVM's for the name; cpu_lines: of /proc/cpuinfo. Virtual machines hide extensions, and names are guessed.
+    """
+    flags = next((set(line.partition(":")[2].split()) for line in cpu_lines if line.startswith("flags")), None)
+    if flags is None:
+        return ""
+    differ = (llvm for llvm, linux in _EXTENSIONS.items() if (llvm in features) != (linux in flags))
+    return ",".join(f"{'-' if llvm in features else '+'}{llvm}" for llvm in differ)
+
+
+def lacking(features: set[str]) -> list[str]:
+    """Return which of LLVM's features of a processor this machine lacks, of those that kernels rest on."""
+    return [name[1:] for name in attributes_beside(features, _cpu_lines()).split(",") if name.startswith("-")]
+
+
+@functools.cache
+def probe() -> dict[str, str]:
+    """Return what the installed TVM says: LLVM's major version, LLVM's name of this machine's CPU and its attributes.
+
+    And, separated by commas, the processors and features of each architecture that LLVM knows.
+    """
+    wheel = metadata.distribution("apache-tvm")
+    identity = digest_of([wheel.version, str(wheel.locate_file("tvm")), _host_name()])
+    path = toolchain_file()
+    try:
+        known: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+        if set(known[identity]) == {"llvm", "host_cpu", "host_attributes", *_LISTS}:
+            return known[identity]
+    except (OSError, ValueError, KeyError, TypeError):
+        known = {}
+    code = f"ARCHITECTURES = {ARCHITECTURES!r}\n{_PROBE}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise TvmflowError(
+            f"TVM {wheel.version} does not start: {done.stderr.strip()[-400:]}",
+            "an apache-tvm and apache-tvm-ffi that fit each other",
+            "run 'tvmflow doctor'",
+        )
+    printed = json.loads(done.stdout.strip().splitlines()[-1])
+    facts: dict[str, str] = {
+        "llvm": printed["llvm"], "host_cpu": printed["host_cpu"],
+        "host_attributes": attributes_beside(set(printed["features"]), _cpu_lines()),
+        **{name: printed[name] for name in _LISTS},
+    }  # fmt: skip
+    try:
+        write_atomic(path, json.dumps({**known, identity: facts}))
+    except OSError:
+        pass  # only a shortcut: without it the next process asks again
+    return facts
+
+
+def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of processors and of features of an architecture that LLVM knows."""
+    probed = probe()
+    cpus, features = (frozenset(probed[f"{architecture}_{what}"].split(",")) for what in ("cpus", "features"))
+    return cpus, features
+
+
+def installed(package: str) -> str:
+    """Return the version of an installed package, or of another distribution of the same; 'absent' where there is none."""
+    for name in (package, *_OTHER_DISTRIBUTIONS.get(package, ())):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+    return "absent"
+
+
+def version(tool: str) -> str:
+    """Return the version of one tool of the table, 'absent' when it is not installed."""
+    if tool == "llvm":
+        return probe()["llvm"]
+    if tool == "codegen":
+        return _CODEGEN
+    if tool.startswith("cc:"):
+        return compiler_named(tool[3:]).version()
+    if tool.startswith("tool:"):
+        from tvmflow.toolchain.environments import tool_version
+
+        return tool_version(tool[5:])
+    if tool not in _PACKAGES:
+        raise UnknownNameError(f"no tool {tool!r}", legal=[*_PACKAGES, "llvm", "codegen", "cc:NAME"])
+    return installed(_PACKAGES[tool])
+
+
+def versions(tools: tuple[str, ...]) -> dict[str, str]:
+    """Return name -> version for the tools that a stage says it uses."""
+    return {tool: version(tool) for tool in tools}

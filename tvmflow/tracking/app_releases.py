@@ -1,0 +1,205 @@
+"""releases/APP.yaml: what was released of an app, when, on which channel, and who replaced whom. The file belongs into git.
+
+It is the one place that says what is released, and it is replaced in one step: what was written before it (the bundle, its evidence,
+DVC's files) means nothing until it names them. Bundles are files of DVC, versions are numbers that are never given twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from filelock import FileLock
+from pydantic import Field, ValidationError
+
+from tvmflow.config.stage_params import Frozen
+from tvmflow.config.value_types import Line, Name, Sha256
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.record import sha256_of, write_atomic
+from tvmflow.support.errors import StoreError, UnknownNameError
+from tvmflow.tracking.dvc import repository as dvc
+
+FOLDER = "releases"
+_HEADER = "# Written by tvmflow: what was released of this app. Belongs into git.\n"
+_MAX_BYTES = 16 << 20
+Number = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class Bundle(Frozen):
+    """A bundle under DVC. md5: its name in DVC's cache; signer: id of the key that signed it, None for an unsigned one."""
+
+    sha256: Sha256
+    md5: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    size: Annotated[int, Field(ge=0)]
+    signer: Sha256 | None
+
+
+class ReleasedCell(Frozen):
+    """version: in the model registry; library_sha256: of the form for TVM, by which MLflow knows it; network_sha256: of what ships."""
+
+    cell: Line
+    abi: Name
+    version: Line | None
+    library_sha256: Sha256
+    network_sha256: Sha256
+
+
+class Version(Frozen):
+    """A version of an app: its bundle, and the digest of the file that says why it may be released."""
+
+    version: Number
+    bundle: Bundle
+    evidence_sha256: Sha256
+    cells: Annotated[tuple[ReleasedCell, ...], Field(strict=False)]
+
+
+class Change(Frozen):
+    """A change of what a channel has. replaces: the version that it had before."""
+
+    what: Literal["release", "promote", "rollback"]
+    channel: Name
+    version: Number
+    replaces: Number | None
+    when: Line
+
+
+class Releases(Frozen):
+    """All that was released of an app, oldest first."""
+
+    app: Name
+    versions: Annotated[tuple[Version, ...], Field(strict=False)] = ()
+    changes: Annotated[tuple[Change, ...], Field(strict=False)] = ()
+
+    def current(self, channel: str) -> Version | None:
+        """Return the version that a channel has now."""
+        kept = self._kept(channel)
+        return self.numbered(kept[-1]) if kept else None
+
+    def before(self, channel: str) -> Version | None:
+        """Return the version that a rollback brings back: what the current one replaced when it came to the channel."""
+        kept = self._kept(channel)
+        return self.numbered(kept[-2]) if len(kept) > 1 else None
+
+    def numbered(self, number: int) -> Version:
+        return next(one for one in self.versions if one.version == number)
+
+    @property
+    def channels(self) -> dict[str, int]:
+        """Channel -> version that it has now."""
+        latest = {name: self.current(name) for name in dict.fromkeys(one.channel for one in self.changes)}
+        return {name: one.version for name, one in latest.items() if one is not None}
+
+    @property
+    def next_number(self) -> int:
+        return max((one.version for one in self.versions), default=0) + 1
+
+    def _kept(self, channel: str) -> list[int]:
+        versions: list[int] = []
+        for change in self.changes:
+            if change.channel == channel:
+                if change.what == "rollback":
+                    versions.pop()
+                else:
+                    versions.append(change.version)
+        return versions
+
+    def changed(self, what: Literal["release", "promote", "rollback"], channel: str, version: int) -> Releases:
+        """Return the releases after one more change, made now."""
+        before = self.current(channel)
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        change = Change(
+            what=what, channel=channel, version=version, replaces=before.version if before else None, when=when
+        )
+        return self.model_copy(update={"changes": (*self.changes, change)})
+
+
+def folder_of(workspace: Workspace) -> Path:
+    return workspace.root / FOLDER
+
+
+def bundle_path(workspace: Workspace, app: str, version: int) -> Path:
+    return folder_of(workspace) / f"{app}-{version}.zip"
+
+
+def evidence_path(workspace: Workspace, app: str, version: int) -> Path:
+    return folder_of(workspace) / f"{app}-{version}.json"
+
+
+@contextlib.contextmanager
+def releases_lock(workspace: Workspace, app: str) -> Iterator[None]:
+    """Let one process at a time release an app; what a process that was killed left unfinished is removed."""
+    path = workspace.artifacts / ".locks" / f"release-{app}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path):
+        for left in (
+            *folder_of(workspace).glob(f".{app}*.tmp"),
+            *(workspace.artifacts / ".tmp").glob(f".release-{app}.zip.*"),
+        ):
+            left.unlink(missing_ok=True)
+        yield
+
+
+def read_releases(workspace: Workspace, app: str) -> Releases:
+    """Return what was released of an app, nothing where there is no file. Raises StoreError for a damaged one."""
+    path = folder_of(workspace) / f"{app}.yaml"
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise StoreError(f"{path} has {path.stat().st_size} bytes", f"at most {_MAX_BYTES}")
+        releases = Releases.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        known = {one.version for one in releases.versions}
+        if (
+            releases.app != app
+            or len(known) < len(releases.versions)
+            or {one.version for one in releases.changes} - known
+        ):
+            raise ValueError("another app, or versions that are not there")
+        releases.channels  # noqa: B018 (every rollback has what it takes back)
+        return releases
+    except FileNotFoundError:
+        return Releases(app=app)
+    except (ValidationError, ValueError, yaml.YAMLError, RecursionError, IndexError, StopIteration):
+        raise StoreError(
+            f"{path} is damaged",
+            "the file that tvmflow wrote",
+            f"bring it back with 'git checkout {FOLDER}/{app}.yaml'",
+        ) from None
+
+
+def write_releases(workspace: Workspace, releases: Releases) -> None:
+    """Replace the file of an app in one step: before it the former release holds, after it the new one."""
+    text = yaml.safe_dump(releases.model_dump(mode="json"), sort_keys=False, width=160)
+    write_atomic(folder_of(workspace) / f"{releases.app}.yaml", _HEADER + text)
+
+
+def keep_bundle(workspace: Workspace, path: Path) -> None:
+    """Put a bundle under DVC, and into its default remote where runs do that too."""
+    if not dvc.is_initialized(workspace):
+        return
+    name = path.relative_to(workspace.root).as_posix()
+    dvc.run_dvc(workspace, "add", "--quiet", name)
+    if workspace.params.flows.push_to_remote:
+        dvc.run_dvc(workspace, "push", "--quiet", f"{name}.dvc")
+
+
+def bring_bundle(workspace: Workspace, app: str, version: Version) -> Path:
+    """Return where the bundle of a version lies, brought from DVC's cache where it is gone. Raises StoreError."""
+    path = bundle_path(workspace, app, version.version)
+    try:
+        if sha256_of(path) == version.bundle.sha256:
+            return path
+    except OSError:
+        pass
+    dvc.file_by_md5(workspace, version.bundle.md5, version.bundle.sha256, path)
+    return path
+
+
+def known_app(workspace: Workspace, app: str) -> None:
+    """Raise UnknownNameError for an app that is not in params.yaml."""
+    if app not in workspace.params.apps:
+        raise UnknownNameError(
+            f"no app {app!r}", legal=workspace.params.apps, name=app, hint="add it under apps: in params.yaml"
+        )

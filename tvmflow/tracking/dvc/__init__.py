@@ -1,0 +1,1 @@
+"""DVC: the repository, its lock file, plots and chains of stages."""

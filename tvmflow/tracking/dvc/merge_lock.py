@@ -1,0 +1,75 @@
+"""Merge dvc.lock cell by cell, where git would merge it line by line: `python -m tvmflow.tracking.dvc.merge_lock BASE OURS THEIRS`.
+
+Two branches that each ran another cell add their stages at the same place of the file, which is a conflict of lines and none of
+meaning. What belongs together is a cell: its stages are made from each other, so a cell is taken whole from the side that changed
+it. Where both did, ours stays in the file, the cells are named, and the file stays marked as conflicting; it is valid either way.
+`tvmflow init` makes this git's driver for the files that .gitattributes names.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tvmflow.pipeline.record import write_atomic
+
+DRIVER = "tvmflow"
+ATTRIBUTES = f"dvc.lock merge={DRIVER}\n"  # in every folder
+Lock = dict[str, Any]
+
+
+def merge(base: Lock, ours: Lock, theirs: Lock) -> tuple[Lock, list[str]]:
+    """Return the merged content of dvc.lock, and the cells that both sides changed, of which ours are kept."""
+    sides = [_by_cell(lock) for lock in (base, ours, theirs)]
+    merged: Lock = {}
+    conflicts = []
+    for cell in dict.fromkeys(cell for side in sides for cell in side):
+        before, here, there = (side.get(cell) for side in sides)
+        if here not in (before, there) and there != before:
+            conflicts.append(cell)
+        merged |= (there if here == before else here) or {}
+    head = {key: value for key, value in (theirs | ours).items() if key != "stages"}
+    return head | {"stages": merged}, conflicts
+
+
+def _by_cell(lock: Lock) -> dict[str, Lock]:
+    by_cell: dict[str, Lock] = {}
+    for name, stage in (lock.get("stages") or {}).items():
+        by_cell.setdefault(name.rpartition("@")[2], {})[name] = stage
+    return by_cell
+
+
+def install(root: Path) -> None:
+    """Make this the driver of the repository that a workspace is in, and name the files in .gitattributes."""
+    command = f'"{sys.executable}" -m tvmflow.tracking.dvc.merge_lock %O %A %B'
+    for key, value in (("name", "dvc.lock, cell by cell"), ("driver", command)):
+        subprocess.run(["git", "config", f"merge.{DRIVER}.{key}", value], cwd=root, check=False, capture_output=True)
+    path = root / ".gitattributes"
+    known = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if f"merge={DRIVER}" not in known:
+        write_atomic(path, known + ATTRIBUTES)
+
+
+def main(arguments: list[str]) -> int:
+    """Merge three files and write the second; returns git's code: 0 merged, 1 conflicts, 129 not a lock file."""
+    paths = [Path(text) for text in arguments]
+    try:
+        locks = [yaml.safe_load(path.read_text(encoding="utf-8")) or {} for path in paths]
+        merged, conflicts = merge(*locks)
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError, RecursionError) as error:
+        sys.stderr.write(f"dvc.lock is not merged: {error}\n")
+        return 129
+    write_atomic(paths[1], yaml.safe_dump(merged, sort_keys=False, width=200))
+    for cell in conflicts:
+        sys.stderr.write(
+            f"both sides ran {cell}: ours is kept; 'tvmflow run {cell}' brings it up to date, 'git add' accepts it\n"
+        )
+    return 1 if conflicts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""A page for `dvc plots show` and `dvc plots diff` that draws without network: DVC's own loads its scripts from a CDN.
+
+`tvmflow init` writes it to .dvc/plots.html and names it in .dvc/config.local, which git ignores like the page itself; where
+neither is there, DVC uses its own page. The scripts are those of vega/, as their packages have them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tvmflow.pipeline.record import write_atomic
+
+PAGE = "plots.html"
+SCRIPTS = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")  # in the order in which they need each other
+_STYLE = "body { font-family: sans-serif; margin: 1rem } table { border-spacing: 1rem } td, th { text-align: left }"
+
+
+def page() -> str:
+    """Return the page; DVC puts the plots where {plot_divs} stands."""
+    folder = Path(__file__).with_name("vega")
+    scripts = "\n".join(f"<script>{(folder / name).read_text(encoding='utf-8')}</script>" for name in SCRIPTS)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>DVC plots</title>\n{{refresh_tag}}\n'
+        f"<style>{_STYLE}</style>\n{scripts}\n</head>\n<body>\n{{plot_divs}}\n</body>\n</html>\n"
+    )
+
+
+def install(dvc_folder: Path) -> None:
+    """Write the page beside DVC's configuration and name it there, unless a page of the user's is named."""
+    path, text = dvc_folder / PAGE, page()
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_atomic(path, text)
+    local = dvc_folder / "config.local"
+    known = local.read_text(encoding="utf-8") if local.is_file() else ""
+    shared = (dvc_folder / "config").read_text(encoding="utf-8")
+    if "html_template" not in known + shared:
+        write_atomic(local, f"{known}[plots]\n    html_template = {PAGE}\n")
+    ignored = dvc_folder / ".gitignore"
+    lines = ignored.read_text(encoding="utf-8") if ignored.is_file() else ""
+    if f"/{PAGE}" not in lines.splitlines():
+        write_atomic(ignored, f"{lines}/{PAGE}\n")

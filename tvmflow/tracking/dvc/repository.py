@@ -1,0 +1,149 @@
+"""DVC as ledger and byte store: record what a flow made, push it, bring bytes back. One call at a time.
+
+A stage that DVC itself runs (`dvc repro`) never calls DVC: DVC_STAGE is set there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from filelock import FileLock
+
+from tvmflow.config.params import STAGE_NAMES, Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.recipe_key import CODE_ROOT
+from tvmflow.pipeline.record import RECORD_NAME, describe_file, digest_of, read_record, sha256_of, write_atomic
+from tvmflow.support.errors import StoreError
+from tvmflow.tracking.dvc import merge_lock, offline_plots, unlisted
+from tvmflow.tracking.mlflow.store import PRIVACY
+
+DEFAULT_REMOTE = "dvc_storage"
+
+
+def run_dvc(workspace: Workspace, *arguments: str) -> str:
+    """Run one DVC command in the workspace. Returns its output; raises StoreError with its complaint."""
+    return _run(workspace, ["dvc", *arguments], f"dvc {' '.join(arguments)}")
+
+
+def _run(workspace: Workspace, module: list[str], command: str) -> str:
+    """Run a module that calls DVC. command: what the user would type for it."""
+    lock = workspace.artifacts / ".locks" / "dvc.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    search = os.pathsep.join(filter(None, (str(CODE_ROOT), os.environ.get("PYTHONPATH"))))
+    with FileLock(lock):
+        completed = subprocess.run(
+            [sys.executable, "-P", "-m", *module], cwd=workspace.root, capture_output=True, text=True, check=False,
+            env={**os.environ, **PRIVACY, "PYTHONPATH": search}, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    if completed.returncode:
+        lines = [line for line in f"{completed.stderr}\n{completed.stdout}".splitlines() if line.strip()]
+        raise StoreError(
+            f"'{command}' failed: {' '.join(lines)[-500:]}",
+            hint="run it by hand to see more; a damaged dvc.lock, dvc.yaml or .dvc/config comes back with 'git checkout'",
+        )
+    return completed.stdout
+
+
+def is_initialized(workspace: Workspace) -> bool:
+    return (workspace.root / ".dvc" / "config").is_file() and (workspace.root / "dvc.yaml").is_file()
+
+
+def is_inside_repro() -> bool:
+    return "DVC_STAGE" in os.environ
+
+
+def initialize(workspace: Workspace) -> None:
+    """Make the DVC repository and its default remote, a folder of the workspace, where they are missing.
+
+    Writes what `dvc init`, `dvc config` and `dvc remote add` would: each of them takes seconds to start.
+    """
+    config = workspace.root / ".dvc" / "config"
+    has_git = any((folder / ".git").exists() for folder in (workspace.root, *workspace.root.parents))
+    if not config.is_file():
+        write_atomic(config, "" if has_git else "[core]\n    no_scm = True\n")
+        write_atomic(config.with_name(".gitignore"), "/config.local\n/tmp\n/cache\n")
+    text = config.read_text(encoding="utf-8")
+    if "remote" not in text:
+        core = "    analytics = false\n    check_update = false\n    remote = local\n"
+        text = text.replace("[core]\n", f"[core]\n{core}", 1) if "[core]\n" in text else f"{text}[core]\n{core}"
+        write_atomic(config, f"{text}['remote \"local\"']\n    url = ../{DEFAULT_REMOTE}\n")
+    offline_plots.install(config.parent)
+    if has_git:
+        merge_lock.install(workspace.root)
+
+
+def commit(workspace: Workspace, stages: list[str], push: bool) -> None:
+    """Record in dvc.lock what lies in the folders of these DVC stages now, and copy it to the default remote."""
+    names = " ".join(stages)
+    command = f"dvc commit --force {names}" + (f" && dvc push {names}" if push else "")
+    _run(workspace, ["tvmflow.tracking.dvc.commit", *(["--push"] if push else []), *stages], command)
+
+
+def _published_path(workspace: Workspace, cell: Cell) -> Path:
+    return workspace.artifacts / ".recorded" / f"dvc-{cell.slug}"
+
+
+def _state_of(workspace: Workspace, cell: Cell) -> str:
+    """Return a digest of everything that the folders of a cell hold, and of the name under which DVC knows it."""
+    records = {}
+    for stage in STAGE_NAMES:
+        with contextlib.suppress(StoreError):
+            records[stage] = read_record(workspace.folder(stage, cell) / RECORD_NAME).digest()
+    return digest_of({**records, "dvc": unlisted.stage_name(workspace, "", cell)})
+
+
+def is_published(workspace: Workspace, cell: Cell) -> bool:
+    """Say whether DVC knows what lies in a cell's folders. Starts no DVC."""
+    if not is_initialized(workspace):
+        return True
+    try:
+        known = _published_path(workspace, cell).read_text(encoding="utf-8")
+        lock = unlisted.lock_path(workspace, cell).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    measured = workspace.folder("evaluate", cell) / RECORD_NAME
+    is_locked = not measured.is_file() or describe_file(measured).md5 in lock
+    return is_locked and known == _state_of(workspace, cell)
+
+
+def publish(workspace: Workspace, cells: list[Cell], stages: tuple[str, ...]) -> list[str]:
+    """Record with DVC what lies in the folders of the cells. Returns the names of the DVC stages."""
+    if not is_initialized(workspace) or is_inside_repro():
+        return []
+    unlisted.keep(workspace, cells)
+    names = [
+        unlisted.stage_name(workspace, stage, cell)
+        for cell in cells
+        for stage in stages
+        if workspace.folder(stage, cell).exists()
+    ]
+    if names:
+        commit(workspace, names, workspace.params.flows.push_to_remote)
+    for cell in cells:
+        write_atomic(_published_path(workspace, cell), _state_of(workspace, cell))
+    return names
+
+
+def cache_roots(workspace: Workspace) -> list[Path]:
+    """Return the folders under which DVC keeps files by their md5: its cache and the default remote."""
+    return [workspace.root / ".dvc" / "cache", workspace.root / DEFAULT_REMOTE]
+
+
+def file_by_md5(workspace: Workspace, md5: str, sha256: str, target: Path) -> None:
+    """Copy a file out of DVC's cache by its md5; it must have the sha256. Raises StoreError when it is not there."""
+    for root in cache_roots(workspace):
+        place = root / "files" / "md5" / md5[:2] / md5[2:]
+        if place.is_file() and sha256_of(place) == sha256:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(place, target)
+            return
+    raise StoreError(
+        f"the file with sha256 {sha256[:12]} is not in DVC's cache",
+        "every measured library and scorecard under DVC",
+        "run 'dvc fetch --all-commits'",
+    )

@@ -1,0 +1,183 @@
+"""Read measurements back from MLflow: for the command line and the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from tvmflow.config.params import STAGE_NAMES, Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.regression import change_between, comparable_before
+from tvmflow.pipeline.recipe_key import changed_parts
+from tvmflow.support.errors import StoreError, first_line
+from tvmflow.tracking.mlflow.links import run_url
+from tvmflow.tracking.mlflow.registry import all_aliases, registry_name
+from tvmflow.tracking.mlflow.store import REBUILD, open_mlflow
+
+_OF_DEVICE = ("unit", "build")  # what differs between devices of one kind
+
+
+def all_measurements(workspace: Workspace) -> dict[str, list[dict[str, Any]]]:
+    """Return cell -> its measurements, oldest first."""
+    by_cell: dict[str, list[dict[str, Any]]] = {}
+    for row in _rows(workspace, ""):
+        by_cell.setdefault(row["cell"], []).append(row)
+    return by_cell
+
+
+def measurements(workspace: Workspace, cell: Cell) -> list[dict[str, Any]]:
+    """Return the measurements of one cell, oldest first."""
+    return _rows(workspace, f" and tags.cell = '{cell}'")
+
+
+def champion_accuracy(workspace: Workspace, run_id: str) -> float | None:
+    """Return the accuracy that a registered library was measured with, None where its model has no data set."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        value = open_mlflow(workspace).get_run(run_id).data.metrics.get("accuracy")
+    except MlflowException as error:
+        raise StoreError(
+            f"the measurement of the champion is gone from MLflow: {first_line(error)}", hint=REBUILD
+        ) from None
+    return None if value is None else float(value)
+
+
+def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
+    client = open_mlflow(workspace)
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    aliases = all_aliases(workspace)
+    versions: dict[tuple[str, str, str], str] = {}
+    for name in aliases:
+        for version in client.search_model_versions(f"name = '{name}'"):
+            digests = (version.tags.get("library_sha256", ""), version.tags.get("network_sha256", ""))
+            versions[name, *digests] = str(version.version)
+    runs = _runs(client, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
+    complete = [run for run in runs if run.data.tags.get("tvmflow.complete") == "true"]
+    before: dict[str, Any] = {}
+    by_cell: dict[str, list[dict[str, Any]]] = {}
+    rows = []
+    for run in sorted(complete, key=lambda run: run.info.start_time):
+        cell = run.data.tags["cell"]
+        row = _row(run, aliases, versions) | {"changed": changes(before.get(cell), run.data)}
+        earlier = by_cell.setdefault(cell, [])
+        like = comparable_before(earlier, row)
+        change = change_between(like, row) if like else None
+        row |= {
+            "since": like["when"] if like else "",
+            "change": change and change.to_json(),
+            "beside": str(change or "-"),
+        }
+        before[cell] = run.data
+        earlier.append(row)
+        rows.append(row)
+    return rows
+
+
+def _runs(client: Any, experiments: list[str], where: str) -> Iterator[Any]:
+    token: str | None = None
+    while True:
+        page = client.search_runs(experiments, where, max_results=1000, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str, str, str], str]) -> dict[str, Any]:
+    tags, metrics = run.data.tags, run.data.metrics
+    name = registry_name(Cell(model=tags["model"], target=tags["target"], precision=tags["precision"]))
+    number = versions.get((name, tags["library.sha256"], tags.get("network.sha256", "")), "")
+    roles = [alias for alias, version in aliases.get(name, {}).items() if version == number and number]
+    median = metrics.get("latency_ms.median")
+    return {
+        "cell": tags["cell"],
+        "run_id": run.info.run_id,
+        "time_ms": run.info.start_time,
+        "when": datetime.fromtimestamp(run.info.start_time / 1000, UTC).strftime("%Y-%m-%d %H:%M"),
+        "tvm": tags.get("toolchain.tvm", "?"),
+        "device": tags["device.kind"],
+        "unit": tags.get("device.unit", ""),
+        "build": tags.get("device.build", ""),
+        "accuracy": f"{metrics['accuracy']:.2%}" if "accuracy" in metrics else "-",
+        "latency": "-" if median is None else f"{median:.3g} ms",
+        "badges": tags.get("latency.badges", ""),
+        "round_trip_ns": metrics.get("round_trip_ns.compute"),
+        "latency_ms": median,
+        "low_ms": metrics.get("latency_ms.low"),
+        "high_ms": metrics.get("latency_ms.high"),
+        "accuracy_share": metrics.get("accuracy"),
+        "library_bytes": metrics.get("library_bytes"),
+        "max_relative_error": metrics.get("agreement.max_relative_error"),
+        "experiment_id": run.info.experiment_id,
+        "commit": tags.get("git.commit", ""),
+        "sha256": tags["library.sha256"],
+        "library": tags["library.sha256"][:12],
+        "version": f"{number} {' '.join(roles)}".strip(),
+        "version_number": number,
+        "roles": roles,
+        "url": run_url(run.info.experiment_id, run.info.run_id),
+    }
+
+
+def changes(before: Any, now: Any) -> list[str]:
+    """Say what differs between two measurements of a cell: tools, device, parameters, code. before: None for the first.
+
+    Both are the data of an MLflow run: tags and params. A parameter of several stages is named once.
+    """
+    if before is None:
+        return []
+    old, new = _tagged(before, "recipe"), _tagged(now, "recipe")
+    lost = old.keys() ^ new.keys()  # a measurement that was recorded again has no stage that evaluate does not follow
+    stages: dict[str, list[str]] = {}
+    leaves = _leaves(before), _leaves(now)
+    for name in _OF_DEVICE:
+        if not all(one["device"][name] for one in leaves):  # an older version did not note it, or nobody knows
+            for one in leaves:
+                del one["device"][name]
+    for line in changed_parts(*leaves):
+        where, _, change = line.partition(": ")
+        kind, _, rest = where.partition(".")
+        stage, _, leaf = rest.partition(".")
+        if kind in ("params", "code") and stage in lost:
+            continue
+        if kind == "params":
+            stages.setdefault(f"{leaf}: {change}", []).append(stage)
+        elif kind == "code":
+            stages.setdefault("code", []).append(stage)
+        else:
+            stages.setdefault(f"{rest}: {change}", [])
+    lines = [f"{what} ({_stages(names)})" if names else what for what, names in stages.items()]
+    recipes = [name for name in STAGE_NAMES if name not in lost and old.get(name) != new.get(name)]
+    if not lines and recipes:
+        return [f"inputs or code of {recipes[0]}"]
+    return lines or ["nothing: measured again"]
+
+
+def _stages(names: list[str]) -> str:
+    return "all stages" if set(names) >= set(STAGE_NAMES) else ", ".join(names)
+
+
+def _leaves(data: Any) -> dict[str, Any]:
+    """Return what is compared of a measurement, as nested names. Code that an older version did not note is left out."""
+    params: dict[str, Any] = {}
+    for key, value in data.params.items():
+        stage, _, name = key.partition(".")
+        params.setdefault(stage, {})[name] = _value(value)
+    device = {"device": data.tags.get("device.kind")} | {name: data.tags.get(f"device.{name}") for name in _OF_DEVICE}
+    tagged = {"device": device, "toolchain": _tagged(data, "toolchain")}
+    return {**tagged, "params": params, "code": _tagged(data, "code")}
+
+
+def _tagged(data: Any, prefix: str) -> dict[str, str]:
+    return {key[len(prefix) + 1 :]: value for key, value in data.tags.items() if key.startswith(f"{prefix}.")}
+
+
+def _value(text: str) -> Any:
+    """Return the value of a parameter; its text where it is no JSON, or was cut off."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,202 @@
+"""The model registry: one name per cell, one version per library, aliases say what is released.
+
+champion: what is released now. challenger: the newest library that asks to replace it. previous: what `rollback` brings back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.support.errors import StoreError
+from tvmflow.tracking.mlflow.store import open_mlflow
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
+
+
+@dataclass(frozen=True)
+class Version:
+    """A registered library. `tags` carry cell, digests, toolchain and the measurement that it was registered with.
+
+    Its identity is that of both files: sha256 of library.so, which needs TVM, and of network.so, which ships ("" for none).
+    """
+
+    name: str
+    version: str
+    run_id: str
+    tags: dict[str, str]
+
+    @property
+    def sha256(self) -> str:
+        return self.tags["library_sha256"]
+
+    @property
+    def dvc_md5(self) -> str:
+        return self.tags["library_dvc_md5"]
+
+    @property
+    def known_network(self) -> str | None:
+        """Return the sha256 of network.so, "" where the library has none, None for a version of before, which does not say."""
+        return self.tags.get("network_sha256")
+
+    @property
+    def network_sha256(self) -> str:
+        return self.known_network or ""
+
+    @property
+    def network_dvc_md5(self) -> str:
+        return self.tags.get("network_dvc_md5", "")
+
+
+def registry_name(cell: Cell) -> str:
+    """Return the name under which the libraries of a cell are registered; what is released belongs to a whole cell."""
+    return f"{cell.model}.{cell.target}.{cell.precision}"
+
+
+@contextlib.contextmanager
+def mlflow_lock(workspace: Workspace) -> Iterator[None]:
+    """Let one process at a time change the store; a process may take it again."""
+    path = workspace.artifacts / ".locks" / "mlflow.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path, is_singleton=True):
+        yield
+
+
+def open_registry(workspace: Workspace) -> MlflowClient:
+    """Return a client of a registry whose names have the precision in them."""
+    from tvmflow.tracking.mlflow.migration import add_precisions
+
+    client = open_mlflow(workspace)
+    add_precisions(client, workspace)
+    return client
+
+
+def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: str, tags: dict[str, str]) -> str:
+    """Register a library and make it the challenger; a library that is registered already keeps its version."""
+    name = registry_name(cell)
+    make_name(client, name)
+    known = find_library(client, name, tags["library_sha256"], tags.get("network_sha256", ""))
+    if known is not None and known.known_network is not None:
+        version = client.get_model_version(name, known.version)
+        for key, value in tags.items():
+            client.set_model_version_tag(name, version.version, key, value)
+    else:
+        version = client.create_model_version(name, f"models:/{model_id}", run_id, tags, model_id=model_id)
+    number = str(version.version)
+    champion, challenger = find_alias(client, name, CHAMPION), find_alias(client, name, CHALLENGER)
+    is_newest = challenger is None or challenger.tags.get("measured", "") <= tags["measured"]
+    if is_newest and (champion is None or champion.version != number):
+        client.set_registered_model_alias(name, CHALLENGER, number)
+    return number
+
+
+def make_name(client: MlflowClient, name: str) -> None:
+    """Make a registered model where it is missing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def version_by_alias(workspace: Workspace, cell: Cell, alias: str) -> Version | None:
+    """Return the version that an alias names, None when there is none."""
+    return find_alias(open_registry(workspace), registry_name(cell), alias)
+
+
+def version_by_sha256(
+    workspace: Workspace, cell: Cell, sha256: str, network_sha256: str | None = None
+) -> Version | None:
+    """Return the version of a library, None when it was never registered; see find_library."""
+    return find_library(open_registry(workspace), registry_name(cell), sha256, network_sha256)
+
+
+def all_aliases(workspace: Workspace) -> dict[str, dict[str, str]]:
+    """Return registry name -> alias -> version number."""
+    return {
+        model.name: {str(k): str(v) for k, v in model.aliases.items()} for model in all_names(open_registry(workspace))
+    }
+
+
+def all_names(client: MlflowClient) -> Iterator[Any]:
+    """Return every registered model, page by page."""
+    token: str | None = None
+    while True:
+        page = client.search_registered_models(page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def find_alias(client: MlflowClient, name: str, alias: str) -> Version | None:
+    """Return the version that an alias names, None when there is none."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _version(client.get_model_version_by_alias(name, alias))
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+def find_library(client: MlflowClient, name: str, sha256: str, network_sha256: str | None = None) -> Version | None:
+    """Return the newest version of a library, None when it was never registered under this name.
+
+    network_sha256: of network.so, "" where there is none, None for any. Versions of before say nothing of it: they come last.
+    """
+    matches = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{sha256}'")
+    versions = [version for version in map(_version, matches) if network_sha256 in (None, version.known_network)]
+    versions = versions or [version for version in map(_version, matches) if version.known_network is None]
+    return max(versions, key=lambda version: int(version.version), default=None)
+
+
+def _version(version: Any) -> Version:
+    return Version(version.name, str(version.version), str(version.run_id), dict(version.tags))
+
+
+def logged_library(workspace: Workspace, version: Version, target: Path) -> None:
+    """Copy a registered library out of MLflow. Raises StoreError when it is not there."""
+    import shutil
+
+    from mlflow import artifacts
+    from mlflow.exceptions import MlflowException
+
+    client = open_mlflow(workspace)
+    source = client.get_model_version(version.name, version.version).source
+    try:
+        folder = artifacts.download_artifacts(artifact_uri=source)
+        shutil.copyfile(next(Path(folder).rglob("library.so")), target)  # at the top in models of before
+    except (MlflowException, OSError, StopIteration) as error:
+        raise StoreError(
+            f"the library of {version.name} version {version.version} is gone from MLflow: {error}"
+        ) from error
+
+
+def tag_released(workspace: Workspace, tag: str, values: Mapping[tuple[str, str], str]) -> None:
+    """Give versions of cells a tag with these values, and take it from all others of their names. values: (cell, version) -> text."""
+    names: dict[str, dict[str, str]] = {}
+    for (cell, version), text in values.items():
+        names.setdefault(registry_name(workspace.params.cell(cell)), {})[version] = text
+    with mlflow_lock(workspace):
+        client = open_registry(workspace)
+        for name, texts in names.items():
+            for registered in client.search_model_versions(f"name = '{name}'"):
+                number, has = str(registered.version), registered.tags.get(tag)
+                if number in texts and has != texts[number]:
+                    client.set_model_version_tag(name, number, tag, texts[number])
+                elif number not in texts and has is not None:
+                    client.delete_model_version_tag(name, number, tag)

@@ -1,0 +1,248 @@
+"""Open the MLflow store of a workspace: sqlite inside mlruns/, artifacts beside it.
+
+Whatever is wrong with the store becomes one StoreError that names it and the way out: before MLflow opens the file, which
+with a damaged one takes minutes, and around every call, since a lock or a full disk can come at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from tvmflow.config.workspace import Workspace
+from tvmflow.support.errors import DamagedStoreError, StoreError, first_line, from_os_error
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+PRIVACY = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
+    "DVC_NO_ANALYTICS": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+}
+LOCK_WAIT_S = 20.0  # as long as MLflow waits
+# Error codes that a caller may expect; everything else is the store's fault.
+_EXPECTED = ("RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
+REBUILD = (
+    "run 'tvmflow init --rebuild': the damaged file is kept under another name, and what artifacts/ and DVC's cache hold "
+    "is recorded again"
+)
+
+
+def mlflow_uri(workspace: Workspace) -> str:
+    """Return the address of the store; TVMFLOW_MLFLOW_URI, where set, names another one than the workspace's."""
+    return os.environ.get("TVMFLOW_MLFLOW_URI") or workspace.mlflow_uri
+
+
+def sqlite_path(workspace: Workspace) -> Path | None:
+    """Return the file of the store, None where it is a server or a folder."""
+    uri = mlflow_uri(workspace)
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def _set_environment() -> None:
+    for name, value in {**PRIVACY, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_UV_AUTO_DETECT": "false"}.items():
+        os.environ.setdefault(name, value)
+
+
+def import_mlflow() -> None:
+    """Import in advance what opening a store and recording in it import; that takes 2 s."""
+    _set_environment()
+    import mlflow.pyfunc
+    import mlflow.store.model_registry.sqlalchemy_store
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
+def open_mlflow(workspace: Workspace) -> MlflowClient:
+    """Return a client of the workspace's store, made where it is missing. Its calls raise StoreError."""
+    _set_environment()
+    check_store(workspace)
+    try:
+        (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, "opening the MLflow store in") from None
+    for noisy in (
+        "alembic",
+        "mlflow.store.db.utils",
+        "mlflow.tracking",
+        "mlflow.pyfunc",
+        "mlflow.utils.requirements_utils",
+        "urllib3.connectionpool",
+    ):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # what they have to say is in the StoreError
+    import mlflow
+    from mlflow import MlflowClient
+
+    uri = mlflow_uri(workspace)
+    mlflow.set_tracking_uri(uri)  # the registry resolves models:/ addresses through it, not through the client
+    client = _with_clear_errors(workspace, MlflowClient)(tracking_uri=uri, registry_uri=uri)
+    return cast("MlflowClient", _Client(workspace, client))
+
+
+class _Client:
+    """MLflow's client, whose failures are told as StoreErrors."""
+
+    def __init__(self, workspace: Workspace, client: Any) -> None:
+        self._workspace, self._client = workspace, client
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._client, name)
+        return _with_clear_errors(self._workspace, attribute) if callable(attribute) else attribute
+
+
+def _with_clear_errors(workspace: Workspace, function: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            return function(*arguments, **named)
+        except MlflowException as error:
+            # An alias that nobody gave is an invalid parameter to MLflow.
+            asks_for_alias = getattr(function, "__name__", "") == "get_model_version_by_alias"
+            if error.error_code in _EXPECTED or (asks_for_alias and error.error_code == "INVALID_PARAMETER_VALUE"):
+                raise
+            raise _store_error(workspace, error) from error
+        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+            raise _store_error(workspace, error) from error
+
+    return call
+
+
+def check_store(workspace: Workspace) -> None:
+    """Raise StoreError when the store's file is damaged, locked or no database; one that is missing or empty is well."""
+    path = sqlite_path(workspace)
+    if path is not None and _exists(workspace, path) and path.stat().st_size:
+        tables = {name for (name,) in ask(workspace, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and "alembic_version" not in tables:
+            raise _damaged(workspace, "a database of something else")
+        [(verdict,)] = ask(workspace, "PRAGMA quick_check(1)")
+        [(page_bytes,)] = ask(workspace, "PRAGMA page_size")
+        if verdict == "ok" and path.stat().st_size % page_bytes:
+            verdict = "cut off in a page"
+        if verdict != "ok":
+            raise _damaged(workspace, f"damaged ({' '.join(str(verdict).split())[:100]})")
+
+
+def _exists(workspace: Workspace, path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        raise _damaged(workspace, "no file: its folder is none") from None
+    except OSError as error:
+        raise _store_error(workspace, error) from error
+    if not path.is_file():
+        raise _damaged(workspace, "no file")
+    if not os.access(path, os.R_OK):
+        raise _unusable(
+            workspace, "not readable", "give this user permission to read it and run the same command again"
+        )
+    return True
+
+
+def ask(workspace: Workspace, question: str, *values: str) -> list[tuple[Any, ...]]:
+    """Read from the store's file without MLflow, which takes seconds to start. Raises StoreError."""
+    path = sqlite_path(workspace)
+    assert path is not None
+    try:
+        # rw, because a transaction that a crash left behind has to be taken back before anybody can read
+        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=LOCK_WAIT_S) as connection:
+            try:
+                return connection.execute(question, values).fetchall()
+            finally:
+                connection.rollback()
+    except sqlite3.Error as error:
+        raise _store_error(workspace, error) from error
+
+
+def holds_measurement(workspace: Workspace, run_id: str) -> bool:
+    """Say whether the store has this finished measurement; needs no MLflow. A store on a server is believed to."""
+    path = sqlite_path(workspace)
+    if path is None:
+        return True
+    if not _exists(workspace, path) or not path.stat().st_size:
+        return False
+    check_store(workspace)
+    if not ask(workspace, "SELECT 1 FROM sqlite_master WHERE name = 'runs'"):
+        return False
+    return bool(
+        ask(
+            workspace,
+            "SELECT 1 FROM runs JOIN tags USING (run_uuid) WHERE run_uuid = ? AND lifecycle_stage = 'active' "
+            "AND tags.key = 'tvmflow.complete'",
+            run_id,
+        )
+    )
+
+
+def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: str) -> str | None:
+    """Return the version that is champion of a registry name if it is this library, else None; needs no MLflow.
+
+    None too for a store on a server: that one has to be asked through MLflow. Raises StoreError.
+    """
+    path = sqlite_path(workspace)
+    if path is None or not _exists(workspace, path) or not path.stat().st_size:
+        return None
+    if not ask(workspace, "SELECT 1 FROM sqlite_master WHERE name = 'registered_model_aliases'"):
+        return None
+    rows = ask(
+        workspace,
+        "SELECT alias.version, tag.key, tag.value FROM registered_model_aliases AS alias JOIN model_version_tags AS tag "
+        "ON tag.name = alias.name AND tag.version = alias.version WHERE alias.name = ? AND alias.alias = 'champion'",
+        name,
+    )
+    tags = {str(key): str(value) for _, key, value in rows}
+    same = tags.get("library_sha256") == sha256 and tags.get("network_sha256", network_sha256) == network_sha256
+    return str(rows[0][0]) if same else None
+
+
+def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
+    """Say which store, what is wrong with it, and what to do."""
+    said = _cause(error)
+    if "database is locked" in said:
+        return _unusable(
+            workspace,
+            f"locked by another process for more than {LOCK_WAIT_S:g} s",
+            "end that process ('fuser' on the file names it) and run the same command again; nothing is lost",
+        )
+    if "readonly database" in said or "Permission denied" in said:
+        return _unusable(
+            workspace, "read-only", "give its file and folder write permission and run the same command again"
+        )
+    if "malformed" in said or "not a database" in said or "unable to open" in said or "no such table" in said:
+        return _damaged(workspace, f"damaged ({said})")
+    if "full" in said:
+        return _unusable(workspace, f"not writable ({said})", "free some space and run the same command again")
+    return _unusable(workspace, f"not usable ({said})", "see that the address is right and that it responds")
+
+
+def _cause(error: BaseException) -> str:
+    """Return what the database said, without the SQL and the addresses that are wrapped around it."""
+    original = getattr(error, "orig", None) or error.__cause__
+    if isinstance(original, BaseException) and original is not error:
+        return _cause(original)
+    return first_line(error, 200)
+
+
+def _unusable(workspace: Workspace, what: str, hint: str, kind: type[StoreError] = StoreError) -> StoreError:
+    where = sqlite_path(workspace) or mlflow_uri(workspace)
+    return kind(f"the MLflow store {where} is {what}", "a database that MLflow made, to read and to write", hint)
+
+
+def _damaged(workspace: Workspace, what: str) -> StoreError:
+    return _unusable(workspace, what, REBUILD, DamagedStoreError)
+
+
+def experiment_id(client: MlflowClient, workspace: Workspace, model: str) -> str:
+    """Return the experiment of a model, made where it is missing: one experiment per model."""
+    experiment = client.get_experiment_by_name(model)
+    if experiment is not None:
+        return str(experiment.experiment_id)
+    return str(client.create_experiment(model, artifact_location=str(workspace.root / "mlruns" / "artifacts" / model)))

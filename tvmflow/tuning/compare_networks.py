@@ -1,0 +1,225 @@
+"""Compare two ways to compute a whole network, on the device, in turns, and remember what came out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvmflow.backends.backend import Backend
+from tvmflow.codegen.compile import schedule_lowered
+from tvmflow.codegen.lower import lower
+from tvmflow.codegen.network.link import Network, link_rpc, write_network
+from tvmflow.devices.restartable import Restartable
+from tvmflow.devices.session import DeviceSession, RemoteModel
+from tvmflow.evaluation.interleaved_timing import Contestant, TurnRules, ratio_of, sort_turns, take_turns
+from tvmflow.evaluation.machine_state import Watch
+from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.ir.relax.graph import TensorKind, read_graph
+from tvmflow.ir.tir.workloads import extract_workloads, kernel_keys
+from tvmflow.tuning.jobs import OpenSession
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import OK, TuningRecord
+
+NETWORK = "network"  # the template of records of whole networks; their canary is the network they were compared with
+_ROUNDS, _TURN_S, _LEAST_RUNS = 15, 0.01, 4
+_MOST_S = 3.0  # of a form
+_SETTLED_RUNS = 100
+_MOST_PROFILED = 1000  # runs at a time
+
+
+class Form(NamedTuple):
+    """A way to compute a network. winograd: convolution key -> tile; schedules: workload key -> record; kernels without one have their default."""
+
+    winograd: dict[str, int]
+    schedules: Mapping[str, TuningRecord]
+
+
+KernelTimes = dict[str, float]  # workload key -> seconds of a call
+
+
+class NetworkComparison:
+    """Opens a session when the first comparison is not known yet; use as a context manager. took_s: of the last that was measured.
+
+    watch: looks at the machine that the device is, None where nothing can.
+    """
+
+    def __init__(
+        self, packed: Any, backend: Backend, journal: Journal, folder: Path, open_session: OpenSession,
+        watch: Watch | None = None,
+    ) -> None:  # fmt: skip
+        self.packed, self.backend, self.journal = packed, backend, journal
+        self._watch = watch
+        self.folder, self.open_session = folder, open_session
+        self.took_s = 0.0
+        self._context: Any = None
+        self._session: DeviceSession | None = None
+        self._models: dict[str, Restartable] = {}
+        # The last ones are kept, since one of them is compared with the next; each may hold a copy of the weights.
+        self._lowered = lru_cache(2)(lambda winograd: lower(packed, backend, winograd=json.loads(winograd)))
+        self._known = {r.workload: r for r in journal.known() if r.template == NETWORK}
+
+    def __enter__(self) -> NetworkComparison:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for kept in self._models.values():
+            kept.model.close()
+        self._models.clear()
+        if self._context is not None:
+            self._context.__exit__(*error)
+
+    def speedup(self, now: Form, other: Form) -> float:
+        """Return time with `now` over time with `other`."""
+        digest = _hash([self._digest(now), self._digest(other)])
+        if digest not in self._known:
+            started_s = time.monotonic()
+            one, two = self._measure(now, other)
+            self.took_s = time.monotonic() - started_s
+            self._add(digest, other.winograd, one, two)
+        record = self._known[digest]
+        return record.canary_s / record.median_s
+
+    def kernels(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
+        """Return what each kernel of two forms takes within the network, of turns; nothing where the device does not tell it."""
+        digests = [_hash([self._digest(one), self._digest(two), which]) for which in ("first", "second")]
+        if not set(digests) <= set(self._known):
+            started_s = time.monotonic()
+            times = self._profile(one, two)
+            self.took_s = time.monotonic() - started_s
+            if not times[0] or not times[1]:
+                return {}, {}
+            total = sum(times[0].values())
+            for digest, found in zip(digests, times, strict=True):
+                picoseconds = {key: round(seconds * 1e12) for key, seconds in found.items()}
+                self._add(digest, picoseconds, total, sum(found.values()))
+        first, second = (self._known[digest].knobs for digest in digests)
+        return {key: ps / 1e12 for key, ps in first.items()}, {key: ps / 1e12 for key, ps in second.items()}
+
+    def _add(self, digest: str, knobs: dict[str, int], one: float, two: float) -> None:
+        assert self._session is not None
+        record = TuningRecord(
+            workload=digest, name="whole network", template=NETWORK, knobs=knobs, trace=None, seconds=(two,),
+            status=OK, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
+            created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=one, unit=self._session.unit, build=self._session.build,
+        )  # fmt: skip
+        self.journal.add(record)
+        self._known[digest] = record
+
+    def _digest(self, form: Form) -> list[list[Any]]:
+        used = extract_workloads(self.lowered(form))
+        return [[w.key, w.calls, form.schedules[w.key].knobs if w.key in form.schedules else None] for w in used]
+
+    def lowered(self, form: Form) -> Any:
+        """Return the network as a module of kernels."""
+        return self._lowered(json.dumps(form.winograd, sort_keys=True))
+
+    def _measure(self, now: Form, other: Form) -> tuple[float, float]:
+        """Return the times of two forms, in turns of one state of the machine."""
+        models = {"now": self.model(now), "other": self.model(other)}
+        taking = [Contestant(name, one.time_runs, place_anew=one.place_anew) for name, one in models.items()]
+        turns = take_turns(taking, TurnRules(_ROUNDS, _TURN_S, _LEAST_RUNS, _LEAST_RUNS), self._watch)
+        in_order = sort_turns(turns, self.backend.target.threads)
+        _, rounds, _ = ratio_of(in_order, "now", "other")
+        one, two = (median(turns[name][at].median_s for at in rounds) for name in ("now", "other"))
+        return one, two
+
+    def _profile(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
+        """Return what kernels take, the medians over rounds in which both forms were profiled in one state of the machine."""
+        profiles: dict[str, list[KernelTimes]] = {"one": [], "two": []}
+        taking = []
+        for name, form in (("one", one), ("two", two)):
+            keys, model = kernel_keys(self.lowered(form)), self.model(form).model
+            model.time_runs(
+                _SETTLED_RUNS
+            )  # a network tries how many threads each kernel is worth, not while it is profiled
+            taking.append(Contestant(name, partial(_profiled, model, keys, profiles[name])))
+        turns = take_turns(taking, TurnRules(_ROUNDS, _TURN_S, _LEAST_RUNS, _LEAST_RUNS, _MOST_S), self._watch)
+        for name, taken in turns.items():  # those of the warm-up came before
+            profiles[name] = profiles[name][-len(taken) :]
+        if not all(profiles["one"]) or not all(profiles["two"]):
+            return {}, {}
+        _, rounds, _ = ratio_of(sort_turns(turns, self.backend.target.threads), "one", "two")
+        first, second = (
+            {key: median(profiles[name][at][key] for at in rounds) for key in profiles[name][0]}
+            for name in ("one", "two")
+        )
+        return first, second
+
+    def model(self, form: Form) -> Restartable:
+        """Return the network as a form says it, running on the device."""
+        name = _hash(self._digest(form))
+        if name not in self._models:
+            if self._session is None:
+                self._context = self.open_session()
+                self._session = self._context.__enter__()
+            assert self._session is not None
+            while len(self._models) > 1:  # each holds a copy of the weights
+                oldest = next(iter(self._models))
+                self._models.pop(oldest).model.close()
+                self._library(oldest).unlink()
+            self._models[name] = Restartable(self._starting(self._session, form, self._library(name)))
+        self._models[name] = self._models.pop(name)  # the last that was used
+        return self._models[name]
+
+    def _library(self, name: str) -> Path:
+        return self.folder / f"network-{name}.so"
+
+    def _starting(self, session: DeviceSession, form: Form, library: Path) -> Callable[[], RemoteModel]:
+        """Build a form to a file; return what starts it."""
+        records = {key: {"trace": record.trace} for key, record in form.schedules.items()}
+        scheduled = schedule_lowered(self.lowered(form), self.backend, records)
+        graph, target = read_graph(self.packed), self.backend.target
+        inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
+        outputs = [
+            {"shape": list(kind.shape), "dtype": kind.dtype} for kind in (graph.kind(name) for name in graph.outputs)
+        ]
+        names = tuple(f"output{at}" for at in range(len(outputs)))
+        write_network(library, scheduled, Network("network", inputs, names, target.threads), target.compiler)
+        if session.has_tvm and not (self.folder / "rpc.so").exists():
+            link_rpc(self.folder / "rpc.so", target.compiler)
+        arrays = [_filled(kind) for kind in graph.inputs.values()]
+
+        def start() -> RemoteModel:
+            model = session.network(session.upload(library), self.folder, outputs)
+            model.set_inputs(*arrays)
+            model.invoke()
+            return model
+
+        return start
+
+
+def _profiled(model: RemoteModel, keys: Mapping[str, str], profiles: list[KernelTimes], count: int) -> list[float]:
+    """Profile so many runs, behind one that brings back what another form drove out of the caches; return the time of a run as often.
+
+    profiles: gets what a call of each kernel took, nothing where the device does not tell it. keys: kernel -> workload key.
+    """
+    count = min(count, _MOST_PROFILED)
+    model.invoke()
+    found: dict[str, list[float]] = {}
+    whole_s = 0.0
+    for name, calls, nanoseconds in model.profile(count):
+        whole_s += nanoseconds * 1e-9 / count
+        if name in keys and calls:
+            found.setdefault(keys[name], []).append(nanoseconds / calls * 1e-9)
+    profiles.append({key: mean(each) for key, each in found.items()})
+    return [max(whole_s, 1e-9)] * count
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
+
+
+def _filled(kind: TensorKind) -> Any:
+    """Return an input: integers may be places in a table whose size nobody knows here, so they are zero."""
+    if not kind.dtype.startswith("float"):
+        return np.zeros(kind.shape, kind.dtype)
+    return np.random.default_rng(0).standard_normal(kind.shape).astype(kind.dtype)

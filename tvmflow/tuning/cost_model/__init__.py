@@ -1,0 +1,1 @@
+"""Cost models: predict a kernel's time from its TIR and assembly."""

@@ -1,0 +1,1 @@
+"""Build candidates and time them on devices."""

@@ -1,0 +1,1 @@
+"""Tuning records: their format, log and exchange with MetaSchedule."""

@@ -1,0 +1,35 @@
+"""Where measurements are kept, and which of them count for a device and a toolchain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvmflow.tuning.records.record import TuningRecord, append_record, read_records
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Where measurements are kept, and under which device kind and toolchain they count.
+
+    A cell writes to a log of its own, which DVC versions with it, and reads those of all cells beside it.
+    """
+
+    path: Path
+    device_kind: str
+    toolchain: dict[str, str]
+
+    def known(self) -> list[TuningRecord]:
+        """Return the records of this device kind that this toolchain made, without failures that may be a machine's."""
+        return [r for r in self._of_this_device() if r.same_toolchain(self.toolchain) and r.proven]
+
+    def from_other_toolchains(self) -> list[TuningRecord]:
+        """Return the records of this device kind that were measured before an upgrade."""
+        return [record for record in self._of_this_device() if not record.same_toolchain(self.toolchain)]
+
+    def _of_this_device(self) -> list[TuningRecord]:
+        logs = sorted({self.path, *self.path.parent.glob("*.jsonl")})
+        return [record for log in logs for record in read_records(log) if record.device_kind == self.device_kind]
+
+    def add(self, record: TuningRecord) -> None:
+        append_record(self.path, record)

@@ -1,0 +1,155 @@
+"""Exchange of tuning records with MetaSchedule's JSON databases.
+
+Export writes the best record of each workload, so that `MetaScheduleApplyDatabase` and tools around it can use them. Import
+reads schedules that MetaSchedule found for the kernels of a cell; they count as those of another toolchain, which `tune` replays
+and measures itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tvmflow.backends.backend import Backend
+from tvmflow.backends.registry import backend_for
+from tvmflow.codegen.lower import lower
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.ir.relax.serialization import IR_NAME, load_module
+from tvmflow.ir.tir.workloads import Workload, extract_workloads
+from tvmflow.passes.kernel.apply_schedules import replay
+from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.winograd import TILES
+from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
+from tvmflow.support.errors import ModelFileError, StageTimeoutError, StoreError, first_line
+from tvmflow.tuning.records.record import (
+    OK,
+    TuningRecord,
+    append_record,
+    best_of,
+    merge_records,
+    read_records,
+    record_of,
+)
+
+FILES = ("database_workload.json", "database_tuning_record.json")
+_MAX_DATABASE_BYTES, _TIMEOUT_S = 256 << 20, 600.0
+
+
+def export_metaschedule(
+    workloads: list[Workload], best: Mapping[str, TuningRecord], backend: Backend, folder: Path
+) -> int:
+    """Write a new database of MetaSchedule; returns the number of records. Raises StoreError where one is already."""
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    if any((folder / name).exists() for name in FILES):
+        raise StoreError(f"a database in {folder}", "a folder without one", "name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    database = ms.database.JSONDatabase(work_dir=str(folder))
+    count = 0
+    for workload in workloads:
+        record = best.get(workload.key)
+        if record is None or record.trace is None:
+            continue
+        module = tvm.IRModule({"main": workload.function.with_attr("global_symbol", "main")})
+        schedule = replay(module["main"], record.trace)
+        database.commit_tuning_record(
+            ms.database.TuningRecord(
+                schedule.trace, database.commit_workload(module), list(record.seconds), backend.tvm_target(),
+                ms.arg_info.ArgInfo.from_prim_func(module["main"]),
+            )
+        )  # fmt: skip
+        count += 1
+    return count
+
+
+def import_metaschedule(folder: Path, device_kind: str) -> list[TuningRecord]:
+    """Return the correct records of a MetaSchedule database.
+
+    TVM follows whatever objects the files name, so it reads them in a sandbox. Raises StoreError when they are no database, of
+    another TVM, or say what no record may.
+    """
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if missing:
+        raise StoreError(
+            f"no {missing[0]} in {folder}", "a database of MetaSchedule", "name the folder that was its work_dir"
+        )
+    files = [folder / name for name in FILES]
+    size = sum(file.stat().st_size for file in files)
+    if size > _MAX_DATABASE_BYTES:
+        raise StoreError(f"{size} bytes in {folder}", f"at most {_MAX_DATABASE_BYTES}", "export the best records only")
+    policy = Policy(_TIMEOUT_S, (folder,), memory_bytes=memory_for(*files), what="the database")
+    try:
+        arguments = {"folder": str(folder.resolve()), "records": FILES[1]}
+        entries = run_in_sandbox("tvmflow.tuning.records.metaschedule_reader:read_database", arguments, policy)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        return [_record(entry, device_kind, created) for entry in entries]
+    except (ModelFileError, StageTimeoutError, ValueError, TypeError) as error:
+        raise StoreError(
+            f"a database that cannot be read: {first_line(error, 300)}",
+            "one that MetaSchedule of the installed version wrote", "export it again; nothing was stored",
+        ) from error  # fmt: skip
+
+
+def _record(entry: object, device_kind: str, created: str) -> TuningRecord:
+    """Return a record of what the sandbox returned. Raises ValueError where a record cannot hold it."""
+    if not isinstance(entry, dict) or entry.get("trace") is None:
+        raise ValueError("an entry that is no schedule")
+    ours = {
+        "template": "metaschedule", "knobs": {}, "status": OK, "device_kind": device_kind,
+        "toolchain": {"imported": "metaschedule"}, "created": created,
+    }  # fmt: skip
+    return record_of({**entry, **ours})
+
+
+def every_variant(packed: Any, backend: Backend) -> list[Workload]:
+    """Return the kernels of a network, its convolutions direct and as Winograd."""
+    keys = convolution_keys(packed)
+    variants = [{}, *({key: m for key in keys} for m in TILES if keys)]
+    lowered = [lower(packed, backend, winograd=variant) for variant in variants]
+    return list({w.key: w for mod in lowered for w in extract_workloads(mod)}.values())
+
+
+def exchange(
+    workspace: Workspace, cell: Cell, merge: list[Path], export: Path | None, bring: Path | None
+) -> dict[str, Any]:
+    """Do what `tvmflow records` was asked for and return what a cell's log then holds. Raises StoreError."""
+    log = workspace.tuning_log(cell)
+    backend = backend_for(workspace.params.targets[cell.target])
+    workloads = _workloads(workspace, cell, backend) if export is not None or bring is not None else []
+    counts: dict[str, Any] = {}
+    for source in merge:
+        if not source.is_file():
+            raise StoreError(f"no file {source}", "a log of tuning records (.jsonl)", "correct the path")
+    if merge:
+        counts["merged"], counts["known already"] = merge_records(merge, log)
+    if bring is not None:
+        imported, kernels = import_metaschedule(bring, backend.kernel_kind), {w.key for w in workloads}
+        known = {(r.workload, str(r.trace)) for r in read_records(log)}
+        usable = [r for r in imported if r.workload in kernels]
+        fresh = [r for r in usable if (r.workload, str(r.trace)) not in known]
+        for record in fresh:
+            append_record(log, record)
+        counts["imported"], counts["of other kernels"] = len(fresh), len(imported) - len(usable)
+    records = read_records(log)
+    if export is not None:
+        best = best_of([r for r in records if r.device_kind == backend.kernel_kind])
+        counts["exported"] = export_metaschedule(workloads, best, backend, export)
+    for record in records:
+        measured_by = [f"by unit {record.unit}"] if record.unit else []
+        for name in (f"on {record.device_kind}", *measured_by, f"status {record.status}"):
+            counts[name] = counts.get(name, 0) + 1
+    return {**counts, "records": len(records), "workloads": len({r.workload for r in records})}
+
+
+def _workloads(workspace: Workspace, cell: Cell, backend: Backend) -> list[Workload]:
+    """Return the kernels of a cell. Raises StoreError where it was not packed yet."""
+    packed = workspace.folder("graph_pack", cell)
+    if not (packed / IR_NAME).is_file():
+        raise StoreError(
+            f"{cell} has no packed model", "a cell that was brought to graph_pack", f"run 'tvmflow run {cell}'"
+        )
+    return every_variant(load_module(packed), backend)

@@ -1,0 +1,1 @@
+"""Choose the next candidates and share trials between kernels."""

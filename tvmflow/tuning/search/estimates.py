@@ -1,0 +1,74 @@
+"""Schedules that are chosen without a device: the best of the likeliest candidates by the static model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tvmflow.backends.backend import Backend
+from tvmflow.ir.tir.workloads import Workload, anchor_extents, operations
+from tvmflow.passes.kernel.apply_schedules import ESTIMATED
+from tvmflow.schedules.registry import Knobs
+from tvmflow.support.progress import Progress
+from tvmflow.tuning.budget import Budget
+from tvmflow.tuning.measure.build_pool import BuildPool, Built
+from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.record import OK, TuningRecord
+from tvmflow.tuning.search.rules import SearchRules
+
+MOST = 32  # candidates of a workload that are compiled to be ranked: half of them the template's likeliest
+
+
+def ranked(count: int) -> list[int]:
+    """Return which of so many candidates are compiled: the likeliest, and others at equal distances."""
+    likeliest = min(count, MOST // 2)
+    step = max(1, (count - likeliest) // (MOST - MOST // 2))
+    return [*range(likeliest), *range(likeliest, count, step)][:MOST]
+
+
+def order_by_estimate(
+    pool: BuildPool, workload: Workload, template: str, candidates: Sequence[Knobs]
+) -> list[tuple[float, int, Built]]:
+    """Return (estimated seconds, index, what was built) of the candidates that were compiled, the quickest first.
+
+    Empty where the model does not know the kernel. Raises ToolchainError where this machine cannot build.
+    """
+    futures = [(at, pool.build(workload, template, candidates[at], estimate=True)) for at in ranked(len(candidates))]
+    built = [(at, future.result()) for at, future in futures]
+    return sorted(
+        ((one.estimate_s, at, one) for at, one in built if one.status == OK and one.estimate_s is not None),
+        key=lambda found: found[:2],
+    )
+
+
+def estimate_workloads(
+    workloads: list[Workload], backend: Backend, rules: SearchRules, journal: Journal, folder: Path, progress: Progress,
+    budget: Budget,
+) -> dict[str, TuningRecord]:  # fmt: skip
+    """Return workload key -> record of the schedule that the model ranks first, for kernels that it knows and has the time for.
+
+    Raises ToolchainError where this machine cannot build.
+    """
+    best: dict[str, TuningRecord] = {}
+    took_s = 0.0
+    with BuildPool(rules.build_workers, backend.target, folder, rules.build_timeout_s) as pool:
+        for done, workload in enumerate(workloads):
+            if not budget.has(took_s):
+                break
+            progress(f"estimating {workload.name}", done, len(workloads))
+            started_s = time.monotonic()
+            match = backend.template_for(workload.function)
+            found = order_by_estimate(pool, workload, match[0].name, match[1]) if match else []
+            took_s = max(took_s, time.monotonic() - started_s)
+            if not match or not found:
+                continue
+            seconds, index, built = found[0]
+            best[workload.key] = TuningRecord(
+                workload=workload.key, name=workload.name, template=match[0].name, knobs=match[1][index], trace=built.trace,
+                seconds=(seconds,), status=ESTIMATED, device_kind=journal.device_kind, toolchain=journal.toolchain,
+                created=datetime.now(UTC).isoformat(timespec="seconds"), flops=operations(workload.function),
+                extents=tuple(anchor_extents(workload.function)),
+            )  # fmt: skip
+    return best

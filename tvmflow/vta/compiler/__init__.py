@@ -1,0 +1,1 @@
+"""Compile Relax layers to VTA programs."""

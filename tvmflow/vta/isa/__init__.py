@@ -1,0 +1,1 @@
+"""VTA's configuration, instruction set and programs."""

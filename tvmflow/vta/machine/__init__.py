@@ -1,0 +1,1 @@
+"""Simulators of VTA, a program linter and performance counters."""

@@ -1,0 +1,1 @@
+"""Run VTA programs: devices, driver, auditing."""
