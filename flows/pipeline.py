@@ -14,8 +14,9 @@ from tvmflow.config.keys import written_part
 from tvmflow.config.params import Params
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.recipe_key import code_of
-from tvmflow.pipeline.record import RECORD_NAME, digest_of, write_atomic
+from tvmflow.pipeline.record import RECORD_NAME
 from tvmflow.pipeline.stage import AnyStage
+from tvmflow.support.files import digest_of, write_atomic
 
 _SLUG = "${item.model}.${item.target}.${item.precision}"
 HEADER = """\

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import requests
 
-from tvmflow.pipeline.recipe_key import CODE_ROOT
 from tvmflow.support.errors import StageError, first_line, last_words
+from tvmflow.support.paths import CODE_ROOT
 from tvmflow.toolchain.environments import cache_folder
 
 START_TIMEOUT_S = 180.0

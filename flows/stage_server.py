@@ -16,8 +16,8 @@ import threading
 from collections.abc import Iterator
 from typing import IO, Any
 
-from tvmflow.pipeline.recipe_key import CODE_ROOT
 from tvmflow.support.errors import StageCrashedError
+from tvmflow.support.paths import CODE_ROOT
 
 
 class StageProcess:

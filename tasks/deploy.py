@@ -25,9 +25,9 @@ from tvmflow.devices.registry import transport_of
 from tvmflow.devices.rpc.session import session_here
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.evaluation.agreement import check_equal
-from tvmflow.pipeline.record import sha256_of
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.support.errors import AgreementError
+from tvmflow.support.files import sha256_of
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 
 

@@ -29,10 +29,10 @@ from tvmflow.evaluation.scorecard import quality, write_scorecard
 from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import read_description
 from tvmflow.pipeline.recipe_key import FRONTENDS
-from tvmflow.pipeline.record import sha256_of
 from tvmflow.pipeline.stage import Output, Stage, StageContext, taken
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
+from tvmflow.support.files import sha256_of
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import probe
 

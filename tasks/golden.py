@@ -9,8 +9,8 @@ from tvmflow.config.buckets import axes_from
 from tvmflow.evaluation.agreement import Agreement, check_golden
 from tvmflow.evaluation.buckets import RunnerOf, check_between, group_of, outputs_between, outputs_of_any_size
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
-from tvmflow.pipeline.record import load_arrays
 from tvmflow.pipeline.stage import StageContext
+from tvmflow.support.files import load_arrays
 
 GOLDEN = {"fetch": ("golden.npz", "source.json"), "import_model": (OUTPUTS_NAME,), "quantize": ("reference.npz",)}
 

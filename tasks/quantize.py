@@ -24,11 +24,11 @@ from tvmflow.evaluation.agreement import check_golden
 from tvmflow.evaluation.buckets import check_between, group_of, runners_of
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
-from tvmflow.pipeline.record import load_arrays, save_arrays, sha256_of
 from tvmflow.pipeline.stage import Stage, StageContext, no_limits
 from tvmflow.quantization.integer_matmul import SOURCE
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
+from tvmflow.support.files import load_arrays, save_arrays, sha256_of
 from tvmflow.targets.cpu_features import activations_of
 from tvmflow.targets.gpu_features import GPU_KINDS
 from tvmflow.targets.resolve import Processor, processor_of

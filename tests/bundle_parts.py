@@ -20,8 +20,9 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.pipeline.record import Record, describe_file, digest_of, save_arrays
+from tvmflow.pipeline.record import Record
 from tvmflow.shipping.bundle.part import Part
+from tvmflow.support.files import describe_file, digest_of, save_arrays
 from tvmflow.targets.resolve import host_target
 from tvmflow.toolchain.compilers import Command, Ndk
 

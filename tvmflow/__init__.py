@@ -1,17 +1,17 @@
 """Take a pretrained model to a measured, versioned, releasable library on a device, with Apache TVM.
 
-The library package: what each stage means. It knows nothing of Prefect, DVC or MLflow, except in `ledger/`. The names below
-are the Python API, docs/api.md; they are imported when they are first used, so that `import tvmflow` costs nothing.
+The names below are the Python API, docs/api.md. They are imported when they are first used, so that `import tvmflow` is cheap.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tvmflow.support.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from tvmflow.api import Workspace, history, load, plan, predict, promote, run, scorecard
 
-__version__ = "0.1.0"
 __all__ = ["Workspace", "history", "load", "plan", "predict", "promote", "run", "scorecard"]
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from tests.bundle.conftest import WISH
 from tests.bundle_parts import CELL, copy_of
-from tvmflow.pipeline.record import save_arrays
 from tvmflow.shipping.bundle.abis import ABIS, Abi, abi_of
 from tvmflow.shipping.bundle.elf import check_shared_object
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.verify import Trust, verify
 from tvmflow.shipping.bundle.write import write_bundle
 from tvmflow.support.errors import BundleError
+from tvmflow.support.files import save_arrays
 
 SONAME, SYMBOL = "libx.so", "tvmflow_network_x"
 SOURCE = "int tvmflow_network(void) { return 0; }\nint tvmflow_network_x(void) { return 0; }\n"
@@ -158,7 +158,7 @@ ANYBODY = Trust(None, unsigned=True)
 def test_outputs_that_are_not_those_of_the_manifest(part: Part, tmp_path: Path) -> None:
     import numpy as np
 
-    from tvmflow.pipeline.record import load_arrays
+    from tvmflow.support.files import load_arrays
 
     other = copy_of(part, tmp_path / "part")
     [outputs] = load_arrays(other.path("quantize", "reference.npz"), "golden")

@@ -16,8 +16,8 @@ from tests.gpu.drivers import fake_driver
 from tvmflow.devices.agent.process import build_agent, running_agent
 from tvmflow.devices.gpu.probe import Probed, probe, probe_program, read_probe
 from tvmflow.devices.known_bad_gpus import KNOWN_BAD, known_bad
-from tvmflow.pipeline.recipe_key import RUNTIME
 from tvmflow.support.errors import DeviceError
+from tvmflow.support.paths import RUNTIME
 from tvmflow.toolchain.software_gpus import SoftwareDrivers, software_drivers
 
 # A driver of OpenCL as C: all that it does is written here. FAULT is what it does wrong.

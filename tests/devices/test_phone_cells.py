@@ -20,8 +20,8 @@ from tests.devices.fake_phone import FakePhone
 from tvmflow.api import predict
 from tvmflow.config.workspace import find_workspace
 from tvmflow.devices.agent.process import RunningAgent, running_agent
-from tvmflow.pipeline.record import load_arrays
 from tvmflow.pipeline.store import Store
+from tvmflow.support.files import load_arrays
 from tvmflow.support.progress import silent
 
 BUILD = "fake/fake/7:15/1"

@@ -18,8 +18,8 @@ import pytest
 from tvmflow.devices.session import STATE, Array, Arrays, RemoteModel, known_state
 from tvmflow.evaluation.machine_load import process_tree, read_cpu
 from tvmflow.evaluation.machine_state import DeviceWatch, Probe, TurnState
-from tvmflow.pipeline.recipe_key import RUNTIME
 from tvmflow.support.errors import DeviceLostError
+from tvmflow.support.paths import RUNTIME
 
 CPUS = sorted(os.sched_getaffinity(0))
 NO_CPU = 4000

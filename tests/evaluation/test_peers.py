@@ -15,8 +15,8 @@ from tvmflow.evaluation.fastest_way import COMPILE_FROM_S, FastestWay, differenc
 from tvmflow.frontends.onnx.frontend import open_session, session_ways
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import Arrays, PreparedRun, Way, one_input
-from tvmflow.pipeline.record import save_arrays
 from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.files import save_arrays
 
 RIGHT = (np.arange(4, dtype=np.float32).reshape(1, 4),)
 

@@ -20,8 +20,8 @@ from tests.conftest import CELL, SLUG, stage, tvmflow
 from tvmflow.config.params import STAGE_NAMES
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.roofline import Work
-from tvmflow.pipeline.record import describe_file
 from tvmflow.support.digests import Digests
+from tvmflow.support.files import describe_file
 from tvmflow.tracking.mlflow.registry import version_by_alias
 from tvmflow.tracking.mlflow.store import open_mlflow
 

@@ -19,11 +19,11 @@ from tasks.import_model import ImportLimits, ImportSettings, import_model
 from tests.conftest import REPOSITORY
 from tests.fuzz.seeds import params_bytes, symbol_json
 from tvmflow.frontends.source_model import SourceDescription, one_input
-from tvmflow.pipeline.record import digest_of
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.sandbox.process import Policy, Sandbox
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import ModelFileError, TvmflowError
+from tvmflow.support.files import digest_of
 from tvmflow.toolchain.environments import TOOL_ENVIRONMENTS
 
 pytestmark = pytest.mark.heavy

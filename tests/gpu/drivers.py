@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.support.paths import RUNTIME
 from tvmflow.toolchain.software_gpus import SoftwareDriver
 
 # Runs a library on samples as often as asked, on a GPU of these options; writes all outputs, and prints what it was made of.

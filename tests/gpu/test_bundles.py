@@ -15,10 +15,10 @@ from tvmflow.evaluation.loaded_library import LoadedLibrary
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.pipeline.record import sha256_of
 from tvmflow.shipping.bundle.abis import ABIS
 from tvmflow.shipping.bundle.elf import check_shared_object
 from tvmflow.support.errors import BundleError, UsageError
+from tvmflow.support.files import sha256_of
 from tvmflow.toolchain.compilers import Command, compiler_for, compiler_named
 
 

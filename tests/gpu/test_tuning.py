@@ -23,7 +23,7 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.support.paths import RUNTIME
 from tvmflow.support.progress import silent
 from tvmflow.toolchain.environments import cache_folder
 from tvmflow.toolchain.software_gpus import software_drivers

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.pipeline.recipe_key import RUNTIME
 from tvmflow.support.errors import DeviceError
+from tvmflow.support.paths import RUNTIME
 from tvmflow.toolchain.software_gpus import SoftwareDrivers, software_drivers
 
 Array = np.ndarray[Any, Any]

@@ -19,7 +19,8 @@ from tasks.table import STAGES
 from tests.conftest import small_params
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.record import RECORD_NAME, Record, describe_folder, digest_of, record_text
+from tvmflow.pipeline.record import RECORD_NAME, Record, describe_folder, record_text
+from tvmflow.support.files import digest_of
 from tvmflow.tracking.mlflow.measurements import ensure_recorded
 from tvmflow.tracking.mlflow.registry import open_registry, register_version
 from tvmflow.tracking.mlflow.store import experiment_id

@@ -12,8 +12,8 @@ import yaml
 from tests.conftest import REPOSITORY
 from tests.ledger.ledger_bench import LedgerBench
 from tvmflow.config.params import STAGE_NAMES
-from tvmflow.pipeline.record import describe_file
 from tvmflow.support.errors import StoreError
+from tvmflow.support.files import describe_file
 from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.dvc import unlisted
 

@@ -19,8 +19,8 @@ import pytest
 from flows import stage_server as servers
 from flows.stage_server import StageProcess, stage_server, start_stage
 from tasks.table import STAGES
-from tvmflow.pipeline.recipe_key import CODE_ROOT
 from tvmflow.support.errors import StageCrashedError
+from tvmflow.support.paths import CODE_ROOT
 
 ARGUMENTS = ["build", "no_such_cell", "--root"]
 

@@ -21,10 +21,11 @@ from tests.conftest import REPOSITORY
 from tests.unit.fake_stages import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.record import RECORD_NAME, describe_file
+from tvmflow.pipeline.record import RECORD_NAME
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.pipeline.store import Plan, Store
 from tvmflow.support.errors import StageError, StoreError
+from tvmflow.support.files import describe_file
 
 
 class Bench:

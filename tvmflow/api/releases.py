@@ -47,7 +47,8 @@ def promote(
 
 def _champion_already(workspace: Workspace, cell: Cell) -> Verdict | None:
     """Return the verdict where the newest library is the champion, found without Prefect and MLflow. Raises StoreError."""
-    from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record, sha256_of
+    from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
+    from tvmflow.support.files import sha256_of
     from tvmflow.tracking.mlflow.store import champion_with
 
     folder = workspace.folder("build", cell)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvmflow import __version__
 from tvmflow.cli.completion import complete_cell
 from tvmflow.support.errors import TvmflowError
+from tvmflow.support.version import __version__
 
 if TYPE_CHECKING:
     from tvmflow.api import Workspace

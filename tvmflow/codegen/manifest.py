@@ -8,7 +8,7 @@ from typing import Any
 from tvmflow.config.params import Cell
 from tvmflow.frontends.source_model import SourceDescription
 from tvmflow.passes.kernel.apply_schedules import Choice, coverage
-from tvmflow.pipeline.record import describe_file
+from tvmflow.support.files import describe_file
 from tvmflow.targets.resolve import ResolvedTarget
 
 MANIFEST_SCHEMA = 2

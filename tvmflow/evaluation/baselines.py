@@ -26,10 +26,10 @@ from tvmflow.frontends.source_model import (
     in_order,
     read_description,
 )
-from tvmflow.pipeline.record import load_arrays
 from tvmflow.sandbox.process import Policy, Sandbox, memory_for
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import TvmflowError
+from tvmflow.support.files import load_arrays
 
 REPLY_TIMEOUT_S = 600.0  # of each reply: also the longest that a peer may take to start
 SOURCE = "source"  # the peer that is the model's own framework

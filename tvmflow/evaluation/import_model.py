@@ -21,9 +21,9 @@ from tvmflow.frontends.source_model import (
     read_description,
     run_in_batches,
 )
-from tvmflow.pipeline.record import save_arrays
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError, ModelFileError, TvmflowError, first_line
+from tvmflow.support.files import save_arrays
 from tvmflow.support.progress import Progress
 
 

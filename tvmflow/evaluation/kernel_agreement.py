@@ -20,7 +20,7 @@ from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.frontends.source_model import TensorSpec, read_description
 from tvmflow.ir.relax.serialization import load_module
 from tvmflow.ir.tvm_compat import operator_of, tuple_type, type_of
-from tvmflow.pipeline.record import load_arrays
+from tvmflow.support.files import load_arrays
 
 _MOST_OUTPUTS = 48  # of a library that an agent runs
 _MOST_ERROR = 0.25  # of a kernel, whatever the bound of the outputs: zeros in place of values are 1 off

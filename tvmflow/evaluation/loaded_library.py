@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
-from tvmflow.pipeline.record import sha256_of
 from tvmflow.support.errors import StoreError, TvmflowError, UsageError
+from tvmflow.support.files import sha256_of
 
 if TYPE_CHECKING:
     from tvmflow.targets.resolve import ResolvedTarget

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tvmflow.evaluation.machine_load import CpuReading, foreign_share, process_tree, read_cpu
-from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.support.paths import RUNTIME
 
 SOURCE = RUNTIME / "measure" / "machine_state.c"
 _COMPILE = ("-x", "c", "-std=c11", "-O2", "-fPIC", "-shared", "-pthread")

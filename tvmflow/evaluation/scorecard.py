@@ -14,8 +14,8 @@ import numpy as np
 from tvmflow.config.buckets import metric_of
 from tvmflow.evaluation.agreement import as_outputs, check_outputs, classes_of, compare_all, worst_of
 from tvmflow.evaluation.metrics import value_of
-from tvmflow.pipeline.record import load_arrays
 from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.files import load_arrays
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]

@@ -14,30 +14,42 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tvmflow.pipeline.record import digest_of
+from tvmflow.support.files import digest_of
+from tvmflow.support.paths import CODE_ROOT
 
 RECIPE_SCHEMA = 1
-CODE_ROOT = Path(__file__).resolve().parents[2]
-RUNTIME = next(  # the sources in C: in a clone, and in an installed package
-    (place for place in (CODE_ROOT / "runtime", CODE_ROOT / "tvmflow" / "_runtime") if (place / "include").is_dir()),
-    CODE_ROOT / "runtime",
-)
 _OWN_PACKAGES = ("tasks", "tvmflow")
-# These run, watch, record or print what was made; they cannot change it. What params.yaml and the tools say is in the recipe
-# as values, so how it was read is not. What compares a GPU's kernels with the CPU's compiles both: the library that is judged is an input.
+# Packages that run, watch, record or print what was made and cannot change it. What params.yaml and the tools say is in
+# the recipe as values, so the code that read them is not.
 _NOT_IN_KEY = (
-    "tasks.__main__", "tasks.table", "tvmflow.api", "tvmflow.config.value_types", "tvmflow.cli", "tvmflow.toolchain.compilers", "tvmflow.support.digests", "tvmflow.support.errors", "tvmflow.evaluation.kernel_agreement", "tvmflow.tracking", "tvmflow.config.model_params",
-    "tvmflow.config.options", "tvmflow.config.plugins", "tvmflow.config.keys", "tvmflow.config.params", "tvmflow.support.progress", "tvmflow.pipeline.recipe_key", "tvmflow.report",
-    "tvmflow.sandbox", "tvmflow.config.stage_params", "tvmflow.pipeline.stage", "tvmflow.targets.probed_processors", "tvmflow.toolchain.versions", "tvmflow.toolchain.triples", "tvmflow.config.workspace", "tvmflow.config.yaml_reader",
-)  # fmt: skip
+    "tasks.__main__",
+    "tasks.table",
+    "tvmflow.api",
+    "tvmflow.cli",
+    "tvmflow.config",
+    "tvmflow.evaluation.kernel_agreement",  # compiles both libraries that it compares; the one it judges is an input
+    "tvmflow.pipeline",
+    "tvmflow.report",
+    "tvmflow.sandbox",
+    "tvmflow.support",
+    "tvmflow.targets.probed_processors",  # a cache of what a device said; what it said is in the target
+    "tvmflow.toolchain",
+    "tvmflow.tracking",
+)
+_EXCEPTIONS = (
+    "tvmflow.config.buckets",  # computes the input sizes that a library is built for
+    "tvmflow.support.files",  # writes arrays
+    "tvmflow.support.runtime_binding",  # runs network.so
+    "tvmflow.support.tvm_import",  # decides what TVM finds when it is imported
+    "tvmflow.toolchain.debian_packages",  # unpacks the drivers that software GPUs run on
+    "tvmflow.toolchain.environments",  # runs MXNet and TensorFlow in environments of their own
+    "tvmflow.toolchain.software_gpus",
+)
 
-TABLES = BACKENDS, FRONTENDS = (
-    "tvmflow.backends.",
-    "tvmflow.frontends.registry",
-)  # whose rows import when they are called
+# Tables whose rows import when they are called.
+TABLES = BACKENDS, FRONTENDS = ("tvmflow.backends.", "tvmflow.frontends.registry")
 
 _IMPORT = re.compile(
     rb"^(?P<indent>[ \t]*)(?P<statement>from[ \t]+[\w.]+[ \t]+import[ \t]+(?:\((?:[^)#]|#[^\n]*)*\)|[^\n(]+)|import[ \t][^\n]+)",
@@ -100,7 +112,10 @@ class _Source:
 
 
 def _is_left_out(module: str) -> bool:
-    return f"{module}.".startswith(tuple(f"{name}." for name in _NOT_IN_KEY))
+    def stands_in(names: tuple[str, ...]) -> bool:
+        return f"{module}.".startswith(tuple(f"{name}." for name in names))
+
+    return stands_in(_NOT_IN_KEY) and not stands_in(_EXCEPTIONS)
 
 
 @functools.cache

@@ -7,16 +7,15 @@ the outputs, so that whoever brings back the folder brings back the record.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tvmflow.support.digests import Digests, OutputFile
 from tvmflow.support.errors import StoreError, first_line
+from tvmflow.support.files import digest_of
 
 RECORD_NAME = "record.json"
 LIBRARIES = ("library.so", "network.so")  # of build: the form for TVM, and the one that ships where a library has it
@@ -42,27 +41,6 @@ class Record:
         return digest_of({name: self.outputs[name].sha256 for name in names})
 
 
-def canonical_json(value: Any) -> str:
-    """Return JSON that is equal exactly when the values are: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def digest_of(value: Any) -> str:
-    """Return the sha256 of a JSON-able value."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def describe_file(path: Path) -> OutputFile:
-    """Read a file once and return its digests and its size in bytes."""
-    return Digests().describe(path)
-
-
 def describe_folder(folder: Path, digests: Digests | None = None) -> dict[str, OutputFile]:
     """Describe every file below a folder but the record itself, keyed by its path with forward slashes."""
     digests = digests or Digests()
@@ -71,20 +49,6 @@ def describe_folder(folder: Path, digests: Digests | None = None) -> dict[str, O
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != RECORD_NAME
     }
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old content or the new, and a crash leaves one of them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def record_text(record: Record) -> str:
@@ -133,24 +97,3 @@ def first_difference(
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
     return None
-
-
-def save_arrays(path: Path, **groups: Sequence[Any]) -> None:
-    """Write groups of numpy arrays to an .npz file: the first of a group under its name, the others as NAME.1, NAME.2, ..."""
-    import numpy as np
-
-    arrays = {
-        name if index == 0 else f"{name}.{index}": array
-        for name, group in groups.items()
-        for index, array in enumerate(group)
-    }
-    np.savez(path, **arrays)
-
-
-def load_arrays(path: Path, name: str) -> tuple[Any, ...]:
-    """Return a group of arrays that `save_arrays` wrote, empty where there is none."""
-    import numpy as np
-
-    with np.load(path, allow_pickle=False) as data:
-        count = sum(stored == name or stored.startswith(f"{name}.") for stored in data.files)
-        return tuple(np.asarray(data[name if index == 0 else f"{name}.{index}"]) for index in range(count))

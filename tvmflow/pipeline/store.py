@@ -35,11 +35,11 @@ from tvmflow.pipeline.record import (
     read_record,
     record_from,
     record_text,
-    write_atomic,
 )
 from tvmflow.pipeline.stage import AnyStage, StageContext, settings_json
 from tvmflow.support import errors
 from tvmflow.support.digests import OutputFile
+from tvmflow.support.files import write_atomic
 from tvmflow.support.progress import Progress, silent
 from tvmflow.toolchain import versions as toolchain
 

@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from tvmflow import __version__
 from tvmflow.config.params import STAGE_NAMES, Cell, Precision
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
-from tvmflow.pipeline.record import RECORD_NAME, Record, read_record, write_atomic
+from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.report.tables import FORMS, STEPS, scorecard, stage_times, trusted_bytes, trusted_json
 from tvmflow.support.errors import StoreError, UsageError
+from tvmflow.support.files import write_atomic
+from tvmflow.support.version import __version__
 from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui
 from tvmflow.tracking.mlflow.registry import registry_name
 from tvmflow.tracking.mlflow.releases import releases

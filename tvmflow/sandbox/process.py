@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 
-from tvmflow.pipeline.recipe_key import CODE_ROOT
 from tvmflow.support import errors
+from tvmflow.support.paths import CODE_ROOT
 from tvmflow.toolchain.environments import cache_folder, environments_folder, toolchain_file
 
 MAX_REPLY_BYTES = 256 << 20

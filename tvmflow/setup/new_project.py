@@ -21,10 +21,10 @@ from tvmflow.config.value_types import NAME_PATTERN
 from tvmflow.config.workspace import Workspace
 from tvmflow.config.yaml_reader import load_yaml
 from tvmflow.frontends.registry import FRONTENDS
-from tvmflow.pipeline.record import write_atomic
 from tvmflow.setup.preflight import check_model, read_model_header
 from tvmflow.setup.yaml_editor import with_entry
 from tvmflow.support.errors import ModelFileError, ParamsError, SourceError, UnknownNameError, UsageError
+from tvmflow.support.files import write_atomic
 
 _PARAMS = """\
 # yaml-language-server: $schema=params.schema.json

@@ -18,7 +18,7 @@ from tvmflow.config.params import Params
 from tvmflow.config.value_types import NAME_PATTERN
 from tvmflow.devices.registry import TRANSPORTS
 from tvmflow.frontends.registry import FRONTENDS
-from tvmflow.pipeline.record import write_atomic
+from tvmflow.support.files import write_atomic
 from tvmflow.tuning.search.tuners import TUNERS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

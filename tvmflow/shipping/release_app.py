@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tvmflow.config.params import AppEntry
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.gpu.quarantine import quarantined
-from tvmflow.pipeline.record import describe_file, write_atomic
 from tvmflow.shipping.bundle.manifest import Manifest
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import keyid
@@ -26,6 +25,7 @@ from tvmflow.shipping.bundle.write import Wish, write_bundle
 from tvmflow.shipping.gates.app import Judged, judge_bundle, judge_cell, judge_gpu
 from tvmflow.shipping.gates.gpu import gpu_reasons, is_on_gpu
 from tvmflow.support.errors import BundleError, StoreError
+from tvmflow.support.files import describe_file, write_atomic
 from tvmflow.tracking import app_releases as ledger
 
 Tell = Callable[[str], None]

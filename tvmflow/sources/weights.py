@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvmflow.pipeline.record import sha256_of
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.sources.download import DownloadLimits, download
 from tvmflow.support.errors import DigestError, ModelFileError, SourceError, UnknownNameError
+from tvmflow.support.files import sha256_of
 from tvmflow.support.progress import Progress
 
 MAX_MODEL_BYTES = 8 << 30

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 from typing import Any
 
-from tvmflow.pipeline.recipe_key import RUNTIME
+from tvmflow.support.paths import RUNTIME
 
 DRIVER_FUNCTION = "tvmflow.driver"
 """Of TVM's table of functions: name of a design -> address of a tvmflow_driver that lives as long as the process."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from tvmflow.config.params import TargetEntry
-from tvmflow.pipeline.record import digest_of, write_atomic
+from tvmflow.support.files import digest_of, write_atomic
 from tvmflow.toolchain.environments import cache_folder
 
 DEVICE = "device"

@@ -22,9 +22,9 @@ from typing import ClassVar
 from filelock import FileLock
 
 from tvmflow.config.plugins import Table
-from tvmflow.pipeline.recipe_key import RUNTIME
-from tvmflow.pipeline.record import digest_of, sha256_of
 from tvmflow.support.errors import ToolchainError
+from tvmflow.support.files import digest_of, sha256_of
+from tvmflow.support.paths import RUNTIME
 from tvmflow.toolchain import android_linker
 from tvmflow.toolchain.environments import cache_folder
 from tvmflow.toolchain.triples import ARM32, triple_of

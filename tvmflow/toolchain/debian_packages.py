@@ -16,8 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from tvmflow.pipeline.record import sha256_of
 from tvmflow.support.errors import DeviceError
+from tvmflow.support.files import sha256_of
 
 TIMEOUT_S = 600.0
 _OWN_SOURCES = (

@@ -22,8 +22,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from tvmflow.pipeline.record import digest_of, sha256_of
 from tvmflow.support.errors import TvmflowError, last_words
+from tvmflow.support.files import digest_of, sha256_of
 
 Array = np.ndarray[Any, Any]
 INSTALL_TIMEOUT_S = 1200.0

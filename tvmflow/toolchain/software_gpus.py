@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmflow.pipeline.record import digest_of
 from tvmflow.support.errors import DeviceError
+from tvmflow.support.files import digest_of
 from tvmflow.toolchain.debian_packages import Apt, architecture_of_this_machine, made_folder, release_of_this_machine
 from tvmflow.toolchain.environments import cache_folder
 

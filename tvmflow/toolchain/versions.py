@@ -13,8 +13,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from tvmflow.pipeline.record import digest_of, write_atomic
 from tvmflow.support.errors import TvmflowError, UnknownNameError
+from tvmflow.support.files import digest_of, write_atomic
 from tvmflow.toolchain.compilers import compiler_named
 from tvmflow.toolchain.environments import toolchain_file
 

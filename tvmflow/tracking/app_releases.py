@@ -19,8 +19,8 @@ from pydantic import Field, ValidationError
 from tvmflow.config.stage_params import Frozen
 from tvmflow.config.value_types import Line, Name, Sha256
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.record import sha256_of, write_atomic
 from tvmflow.support.errors import StoreError, UnknownNameError
+from tvmflow.support.files import sha256_of, write_atomic
 from tvmflow.tracking.dvc import repository as dvc
 
 FOLDER = "releases"

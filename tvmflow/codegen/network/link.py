@@ -28,8 +28,8 @@ from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.gpu_codegen.executable import ALIGNMENT as GPU_ALIGNMENT
 from tvmflow.gpu_codegen.executable import Api, GpuCode, GpuExecutable
 from tvmflow.passes.kernel.allocate_tensors import ALIGNMENT
-from tvmflow.pipeline.record import describe_file
 from tvmflow.support.errors import StageError
+from tvmflow.support.files import describe_file
 from tvmflow.support.runtime_binding import network_binding
 from tvmflow.toolchain.compilers import Command
 

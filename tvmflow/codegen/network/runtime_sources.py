@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from tvmflow.pipeline.recipe_key import RUNTIME
-from tvmflow.pipeline.record import digest_of, sha256_of
+from tvmflow.support.files import digest_of, sha256_of
+from tvmflow.support.paths import RUNTIME
 
 ABI_VERSION = 1  # TVMFLOW_ABI_VERSION of runtime/include/tvmflow.h
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmflow.pipeline.recipe_key import RUNTIME
 from tvmflow.support.errors import DeviceError, ToolchainError, error_words, last_words
+from tvmflow.support.paths import RUNTIME
 
 START_TIMEOUT_S = 30.0
 _COMPILE = ("-x", "c", "-std=c11", "-O2", "-Wall", "-Wextra", "-fPIE", "-D_FILE_OFFSET_BITS=64")

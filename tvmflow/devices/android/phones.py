@@ -13,9 +13,9 @@ from filelock import FileLock
 
 from tvmflow.devices.agent.process import build_agent, new_secret, told_port
 from tvmflow.devices.android.adb import Phone, PhoneFacts, find_adb
-from tvmflow.pipeline.recipe_key import RUNTIME
-from tvmflow.pipeline.record import digest_of, sha256_of
 from tvmflow.support.errors import DeviceError, WrongProcessorError
+from tvmflow.support.files import digest_of, sha256_of
+from tvmflow.support.paths import RUNTIME
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.toolchain.environments import cache_folder
 from tvmflow.toolchain.triples import Triple, triple_of

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmflow.devices.emulation.processors import processor_named
-from tvmflow.pipeline.recipe_key import CODE_ROOT
-from tvmflow.pipeline.record import digest_of, sha256_of
 from tvmflow.support.errors import DeviceError
+from tvmflow.support.files import digest_of, sha256_of
+from tvmflow.support.paths import CODE_ROOT
 from tvmflow.toolchain.debian_packages import (
     Apt,
     architecture_of_this_machine,

@@ -19,9 +19,9 @@ from filelock import FileLock
 
 from tvmflow.devices.agent.process import probe_sources, run_compiler
 from tvmflow.devices.known_bad_gpus import KnownBad, known_bad
-from tvmflow.pipeline.recipe_key import RUNTIME
-from tvmflow.pipeline.record import digest_of, sha256_of
 from tvmflow.support.errors import DeviceError
+from tvmflow.support.files import digest_of, sha256_of
+from tvmflow.support.paths import RUNTIME
 from tvmflow.toolchain.environments import cache_folder
 
 TIME_LIMIT_S = 60.0

@@ -15,8 +15,8 @@ from typing import Any
 from filelock import FileLock
 
 from tvmflow.devices.session import GpuFacts
-from tvmflow.pipeline.record import write_atomic
 from tvmflow.support.errors import StoreError
+from tvmflow.support.files import write_atomic
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from tvmflow.devices.rpc.local import Served, local_tracker
 from tvmflow.devices.rpc.session import RpcTransport
 from tvmflow.devices.rpc.tracker import request_session
 from tvmflow.devices.transport import DeviceState, Link, SessionLimits
-from tvmflow.pipeline.recipe_key import CODE_ROOT
 from tvmflow.support.errors import DeviceError
+from tvmflow.support.paths import CODE_ROOT
 from tvmflow.targets.resolve import ResolvedTarget
 
 _START_TIMEOUT_S = 300.0  # 7 s on an idle machine

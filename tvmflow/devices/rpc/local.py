@@ -22,8 +22,8 @@ from tvmflow.devices.rpc.tracker import request_session
 from tvmflow.devices.this_host import exclusive
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.devices.transport import DeviceState, Link, SessionLimits
-from tvmflow.pipeline.recipe_key import CODE_ROOT
 from tvmflow.support.errors import DeviceError, TrackerError, last_words
+from tvmflow.support.paths import CODE_ROOT
 from tvmflow.targets.resolve import ResolvedTarget
 
 _MOST_SAID = 20_000  # bytes at the end of what a server wrote that are looked at

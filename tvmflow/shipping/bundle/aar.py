@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tvmflow.codegen.network.link import link_jni
 from tvmflow.codegen.network.runtime_sources import RUNTIME
-from tvmflow.pipeline.record import describe_file
 from tvmflow.shipping.bundle.abis import abi_named, abi_of
 from tvmflow.shipping.bundle.archive import Archive, write_archive
 from tvmflow.shipping.bundle.manifest import File, Manifest
@@ -31,6 +30,7 @@ from tvmflow.shipping.bundle.statement import statement
 from tvmflow.shipping.bundle.wheel import BESIDE
 from tvmflow.shipping.bundle.write import Content, Wish, contents
 from tvmflow.support.errors import BundleError, UsageError
+from tvmflow.support.files import describe_file
 from tvmflow.toolchain.compilers import compiler_named
 from tvmflow.toolchain.triples import triple_of
 

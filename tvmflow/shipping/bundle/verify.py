@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from tvmflow.codegen.network.runtime_sources import RUNTIME
-from tvmflow.pipeline.record import sha256_of
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 from tvmflow.shipping.bundle import aar, signing
 from tvmflow.shipping.bundle.abis import abi_named
@@ -23,6 +22,7 @@ from tvmflow.shipping.bundle.manifest import ENVELOPE, MANIFEST, Library, Manife
 from tvmflow.shipping.bundle.statement import subjects
 from tvmflow.shipping.bundle.wheel import BESIDE, SUFFIX, package_of
 from tvmflow.support.errors import BundleError, ModelFileError, SignatureError, UsageError
+from tvmflow.support.files import sha256_of
 
 if TYPE_CHECKING:
     from tvmflow.shipping.bundle.run_on_device import DeviceTrial

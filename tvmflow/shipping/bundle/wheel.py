@@ -13,7 +13,6 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tvmflow.pipeline.record import describe_file
 from tvmflow.shipping.bundle.abis import abi_named
 from tvmflow.shipping.bundle.archive import write_archive
 from tvmflow.shipping.bundle.manifest import File, Manifest
@@ -22,6 +21,7 @@ from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import statement
 from tvmflow.shipping.bundle.write import Content, Wish, contents, described
 from tvmflow.support.errors import BundleError
+from tvmflow.support.files import describe_file
 from tvmflow.toolchain.triples import ARM32
 
 _MACHINES = {ARM32: "armv7l"}  # architecture of a triple -> Python's name

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tvmflow import __version__
 from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME
-from tvmflow.pipeline.record import describe_file, load_arrays
 from tvmflow.shipping.bundle import texts
 from tvmflow.shipping.bundle.abis import abi_named, abi_of
 from tvmflow.shipping.bundle.archive import write_archive
@@ -39,6 +37,8 @@ from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import statement
 from tvmflow.sources.data.labels import names_of
 from tvmflow.support.errors import BundleError
+from tvmflow.support.files import describe_file, load_arrays
+from tvmflow.support.version import __version__
 
 Content = dict[str, bytes | Path]
 

@@ -28,12 +28,13 @@ from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_in_
 from tvmflow.evaluation.interleaved_timing import Contestant
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.machine_state import host_watch
-from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record, sha256_of
+from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
 from tvmflow.report.tables import scorecard
 from tvmflow.shipping.gates.cell import Verdict, judge
 from tvmflow.shipping.gates.gpu import gpu_reasons
 from tvmflow.sources.data.datasets import Arrays, RandomInput, random_inputs
 from tvmflow.support.errors import DeviceLostError, StageError, StoreError
+from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.mlflow.history import champion_accuracy
 from tvmflow.tracking.mlflow.registry import CHAMPION, Version, logged_library, version_by_alias, version_by_sha256

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmflow.pipeline.record import load_arrays, save_arrays
 from tvmflow.sources.data.npz_files import read_arrays
 from tvmflow.support.errors import SourceError
+from tvmflow.support.files import load_arrays, save_arrays
 
 _DIGITS = "datasets/data/digits.csv.gz"
 _COARSE = 4  # sizes of the coarse patterns in an input, along each axis

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.record import RECORD_NAME, Record, read_record, record_from, sha256_of
+from tvmflow.pipeline.record import RECORD_NAME, Record, read_record, record_from
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.support.errors import StoreError
+from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc import repository as dvc
 
 _RECORD_START = b'{\n "cell": '  # how artifacts.record_text begins

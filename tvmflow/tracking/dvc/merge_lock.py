@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tvmflow.pipeline.record import write_atomic
+from tvmflow.support.files import write_atomic
 
 DRIVER = "tvmflow"
 ATTRIBUTES = f"dvc.lock merge={DRIVER}\n"  # in every folder

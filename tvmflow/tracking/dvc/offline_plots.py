@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tvmflow.pipeline.record import write_atomic
+from tvmflow.support.files import write_atomic
 
 PAGE = "plots.html"
 SCRIPTS = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")  # in the order in which they need each other

@@ -16,9 +16,10 @@ from filelock import FileLock
 
 from tvmflow.config.params import STAGE_NAMES, Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.recipe_key import CODE_ROOT
-from tvmflow.pipeline.record import RECORD_NAME, describe_file, digest_of, read_record, sha256_of, write_atomic
+from tvmflow.pipeline.record import RECORD_NAME, read_record
 from tvmflow.support.errors import StoreError
+from tvmflow.support.files import describe_file, digest_of, sha256_of, write_atomic
+from tvmflow.support.paths import CODE_ROOT
 from tvmflow.tracking.dvc import merge_lock, offline_plots, unlisted
 from tvmflow.tracking.mlflow.store import PRIVACY
 

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.record import write_atomic
 from tvmflow.support.errors import StoreError
+from tvmflow.support.files import write_atomic
 
 FOLDER = "unlisted"
 _HEADER = (

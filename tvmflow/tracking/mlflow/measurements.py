@@ -20,8 +20,9 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.loaded_library import input_specs
 from tvmflow.evaluation.scorecard import bound_metrics, has_no_time
-from tvmflow.pipeline.record import RECORD_NAME, Record, digest_of, read_record, write_atomic
+from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.support.errors import StoreError
+from tvmflow.support.files import digest_of, write_atomic
 from tvmflow.tracking.mlflow import golden
 from tvmflow.tracking.mlflow.links import run_url
 from tvmflow.tracking.mlflow.pyfunc import save_model

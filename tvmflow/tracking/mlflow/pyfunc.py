@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmflow import __version__
+from tvmflow.support.version import __version__
 
 if TYPE_CHECKING:
     from tvmflow.evaluation.loaded_library import LoadedLibrary

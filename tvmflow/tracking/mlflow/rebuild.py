@@ -16,9 +16,10 @@ from pydantic import ValidationError
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.record import RECORD_NAME, Record, read_record, sha256_of
+from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.support.errors import DamagedStoreError, StoreError
+from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc.chains import RecordsByStage, all_records, bring, cell_of, follow
 from tvmflow.tracking.mlflow import releases
 from tvmflow.tracking.mlflow.measurements import Measurement, ensure_recorded, is_recorded, record_measurement

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.record import write_atomic
 from tvmflow.support.errors import StoreError
+from tvmflow.support.files import write_atomic
 from tvmflow.tracking.mlflow.registry import (
     CHALLENGER,
     CHAMPION,

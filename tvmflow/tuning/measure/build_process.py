@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-from tvmflow.pipeline.recipe_key import CODE_ROOT
+from tvmflow.support.paths import CODE_ROOT
 from tvmflow.tuning.records.record import COMPILE_ERROR, UNKNOWN
 
 START_TIMEOUT_S = 120.0  # to import TVM, on a machine that has much else to do

@@ -29,9 +29,10 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     """
     import tvm
 
+    # These register the operators that kernels call.
     import tvmflow.passes.legalize.clip
-    import tvmflow.passes.legalize.int8_lookup_tables  # noqa: F401 (these register operators that functions have)
-    import tvmflow.passes.legalize.narrow
+    import tvmflow.passes.legalize.int8_lookup_tables
+    import tvmflow.passes.legalize.narrow  # noqa: F401
     from tvmflow.backends.registry import backend_of
     from tvmflow.codegen.compile import compile_module
     from tvmflow.codegen.network.kernel_library import write_kernel

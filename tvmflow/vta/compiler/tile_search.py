@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tvmflow.pipeline.record import digest_of
 from tvmflow.support.errors import ProgramError
+from tvmflow.support.files import digest_of
 from tvmflow.vta.compiler.conv_schedule import schedule_conv
 from tvmflow.vta.compiler.conv_tiling import ConvJob, Tile, Walk, layout_of, moved_bytes, products
 from tvmflow.vta.compiler.convolution import Axis
