@@ -39,8 +39,8 @@ from tvmflow.codegen.lower import lower
 from tvmflow.codegen.network.link import Network, write_network
 from tvmflow.config.params import DeviceEntry
 from tvmflow.config.stage_params import TuneParams
-from tvmflow.devices.session import open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.registry import open_session
+from tvmflow.devices.session import SessionLimits
 from tvmflow.evaluation.interleaved_timing import Turn, TurnRules
 from tvmflow.evaluation.kernel_agreement import kernel_agreement
 from tvmflow.frontends.source_model import one_input

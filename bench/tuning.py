@@ -32,10 +32,10 @@ from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.codegen.compile import compile_module
 from tvmflow.codegen.lower import lower
 from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.registry import open_session
 from tvmflow.devices.rpc.tracker import connect, queue_of
-from tvmflow.devices.session import DeviceSession, RemoteKernel, WorkloadBench, open_session
+from tvmflow.devices.session import DeviceSession, RemoteKernel, SessionLimits, WorkloadBench
 from tvmflow.devices.tracker_protocol import TrackerAddress
-from tvmflow.devices.transport import SessionLimits
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.tir.workloads import Workload, anchor_extents, extract_workloads

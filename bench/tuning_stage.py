@@ -37,8 +37,8 @@ from tvmflow.codegen.lower import lower
 from tvmflow.codegen.network.link import Network, write_network
 from tvmflow.config.params import DeviceEntry
 from tvmflow.config.stage_params import TuneParams
-from tvmflow.devices.session import open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.registry import open_session
+from tvmflow.devices.session import SessionLimits
 from tvmflow.evaluation.interleaved_timing import TurnRules
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.ir.tir.workloads import extract_workloads

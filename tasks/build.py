@@ -56,10 +56,9 @@ def _toolchain(settings: BuildSettings) -> tuple[str, ...]:
 
 def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     """Compile, export, and check the library itself where this machine can run it."""
-    from tvmflow.codegen.compile import LoadedLibrary, build_scheduled
+    from tvmflow.codegen.compile import LoadedLibrary, build_scheduled, export
     from tvmflow.codegen.manifest import covered, manifest_of
     from tvmflow.codegen.network.link import OpenedNetwork, link_rpc, write_network
-    from tvmflow.codegen.parallel_codegen import export
 
     settings, target = context.settings, context.settings.target
     backend = backend_of(target)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tvmflow.backends.registry import backend_of
 from tvmflow.config.params import Cell, DeviceEntry
 from tvmflow.config.workspace import Workspace
-from tvmflow.devices.session import DeviceSession, open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.registry import open_session
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.targets.resolve import ResolvedTarget
 
 LIMIT_READS = ("targets.{target}.device", "deploy.session_timeout_s", "deploy.device_wait_s")

@@ -24,7 +24,7 @@ from tests.bundle.conftest import WISH
 from tests.bundle_parts import CELL, LABELS, SPEC, small_part, small_scheduled, written
 from tests.conftest import REPOSITORY
 from tvmflow.codegen.network.link import Network, OpenedNetwork, link_rpc, write_network
-from tvmflow.devices.agent.process import build_agent
+from tvmflow.devices.programs import build_agent
 from tvmflow.shipping.bundle.aar import write_aar
 from tvmflow.shipping.bundle.abis import ABIS
 from tvmflow.shipping.bundle.elf import check_shared_object, versions_of

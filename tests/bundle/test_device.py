@@ -13,7 +13,8 @@ from tests.bundle_parts import CELL
 from tests.conftest import REPOSITORY, tvmflow
 from tests.devices.agents import secret_file
 from tvmflow import api
-from tvmflow.devices.agent.process import build_agent, running_agent
+from tvmflow.devices.agent.process import running_agent
+from tvmflow.devices.programs import build_agent
 from tvmflow.shipping.bundle.signing import KeyPair
 from tvmflow.support.errors import DeviceLostError, UnknownNameError, UsageError
 

@@ -14,7 +14,7 @@ from tvmflow.backends.cpu import CpuBackend
 from tvmflow.devices.agent.process import RunningAgent
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.session import AgentNetwork, AgentSession
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.session import SessionLimits
 from tvmflow.targets.resolve import host_target
 
 KINDS = ("DOUBLES", "FORGETS", "STOPS", "READS_NOTHING", "BAD_INSTRUCTION", "REFUSES", "EXITS", "GROWS", "LINGERS")

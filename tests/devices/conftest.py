@@ -19,9 +19,10 @@ from tests.conftest import shared_folder
 from tests.devices.agents import KINDS, compiled
 from tests.devices.arm64 import compiled_runner
 from tests.devices.fake_phone import FakePhone
-from tvmflow.devices.agent.process import RunningAgent, build_agent, running_agent
+from tvmflow.devices.agent.process import RunningAgent, running_agent
 from tvmflow.devices.android.adb import find_adb
 from tvmflow.devices.emulation.system import EmulatedSystem
+from tvmflow.devices.programs import build_agent
 from tvmflow.support.errors import DeviceError, ToolchainError
 
 

@@ -31,8 +31,8 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import RunningAgent, running_agent
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.session import AgentSession
-from tvmflow.devices.session import open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.registry import open_session
+from tvmflow.devices.session import SessionLimits
 from tvmflow.support.errors import (
     AgentVersionError,
     DeviceError,

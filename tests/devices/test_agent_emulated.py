@@ -16,10 +16,11 @@ from tests.devices.fake_phone import FakePhone
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.network.link import Network, OpenedNetwork, write_network
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.agent.process import build_agent, running_agent
+from tvmflow.devices.agent.process import running_agent
 from tvmflow.devices.emulation.system import EmulatedSystem
-from tvmflow.devices.session import open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.programs import build_agent
+from tvmflow.devices.registry import open_session
+from tvmflow.devices.session import SessionLimits
 from tvmflow.support.errors import ToolchainError, WrongProcessorError
 from tvmflow.toolchain.compilers import Command, compiler_for, compiler_named
 

@@ -30,10 +30,11 @@ from tests.devices.agents import (
     session_with,
 )
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.agent.process import RunningAgent, build_agent, running_agent
+from tvmflow.devices.agent.process import RunningAgent, running_agent
 from tvmflow.devices.agent.session import AgentSession, hottest
 from tvmflow.devices.agent.transport import AgentOptions, AgentTransport, measuring_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.programs import build_agent
+from tvmflow.devices.session import SessionLimits
 from tvmflow.support.errors import (
     DeviceBusyError,
     DeviceError,

@@ -15,8 +15,8 @@ from tests.devices.agents import BACKEND, secret_file
 from tests.faults.here import QUICK_RULES
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import RunningAgent, running_agent
-from tvmflow.devices.session import DeviceSession, open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.registry import open_session
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.tuning.measure.build_pool import BuildPool
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.measure.kernel_bench import KernelBench, MeasureRules, inputs_of

@@ -26,7 +26,8 @@ from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.link import link_rpc, write_network
 from tvmflow.codegen.network.runtime_sources import RUNTIME
-from tvmflow.devices.agent.process import build_agent, running_agent
+from tvmflow.devices.agent.process import running_agent
+from tvmflow.devices.programs import build_agent
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.layout.pack_channels import PackChannels

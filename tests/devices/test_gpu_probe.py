@@ -13,9 +13,11 @@ import pytest
 
 from tests.devices.agents import session_with
 from tests.gpu.drivers import fake_driver
-from tvmflow.devices.agent.process import build_agent, running_agent
-from tvmflow.devices.gpu.probe import Probed, probe, probe_program, read_probe
+from tvmflow.devices.agent.process import running_agent
+from tvmflow.devices.gpu.probe import probe, probe_program
+from tvmflow.devices.gpu_facts import Probed, read_probe
 from tvmflow.devices.known_bad_gpus import KNOWN_BAD, known_bad
+from tvmflow.devices.programs import build_agent
 from tvmflow.support.errors import DeviceError
 from tvmflow.support.paths import RUNTIME
 from tvmflow.toolchain.software_gpus import SoftwareDrivers, software_drivers

@@ -26,9 +26,8 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.session import AgentNetwork
 from tvmflow.devices.android.adb import Phone, attached
 from tvmflow.devices.android.phones import check_architecture
-from tvmflow.devices.registry import transport_of
-from tvmflow.devices.session import DeviceSession, open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.registry import open_session, transport_of
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.support.errors import (
     DeviceBusyError,
     DeviceFullError,

@@ -16,10 +16,10 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.link import Network, link_rpc, write_network
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.network_forms import Form, RemoteNetwork, in_machine, shipped
-from tvmflow.devices.rpc.session import RemoteLibrary
-from tvmflow.devices.session import STATE, DeviceSession, open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.network_forms import Form, in_machine, shipped
+from tvmflow.devices.registry import open_session
+from tvmflow.devices.rpc.session import RemoteLibrary, RemoteNetwork
+from tvmflow.devices.session import STATE, DeviceSession, SessionLimits
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceRules, measure_on_device
 from tvmflow.frontends.registry import load_source

@@ -21,11 +21,11 @@ from tests.wide_models import described
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.lower import lower
 from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.registry import open_session
 from tvmflow.devices.rpc.local import local_tracker
 from tvmflow.devices.rpc.tracker import connect
-from tvmflow.devices.session import DeviceSession, open_session
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.tracker_protocol import TrackerAddress
-from tvmflow.devices.transport import SessionLimits
 from tvmflow.frontends.registry import load_source
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.passes.layout.pack_channels import PackChannels

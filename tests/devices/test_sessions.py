@@ -18,12 +18,12 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.registry import backend_for
 from tvmflow.codegen.compile import compile_module
 from tvmflow.config.params import DeviceEntry, load_params
+from tvmflow.devices.registry import open_session
 from tvmflow.devices.rpc.local import Served, local_tracker
 from tvmflow.devices.rpc.tracker import connect, queue_of, request_session
-from tvmflow.devices.session import DeviceSession, open_session
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.this_host import exclusive
 from tvmflow.devices.tracker_protocol import TrackerAddress
-from tvmflow.devices.transport import SessionLimits
 from tvmflow.support.errors import (
     DeviceBusyError,
     DeviceError,

@@ -24,11 +24,10 @@ from tests.faults.here import QUICK_RULES
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import RunningAgent, running_agent
 from tvmflow.devices.agent.registration import Offer, check_reachable, offer_agent
-from tvmflow.devices.registry import transport_of
+from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.rpc.tracker import queue_of, request_session
-from tvmflow.devices.session import open_session
+from tvmflow.devices.session import SessionLimits
 from tvmflow.devices.tracker_protocol import TrackerAddress
-from tvmflow.devices.transport import SessionLimits
 from tvmflow.support.errors import DeviceBusyError, DeviceLostError, DeviceRefusedError, TvmflowError, UsageError
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.records.log import Journal

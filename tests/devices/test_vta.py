@@ -20,10 +20,10 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.vta import VtaBackend, VtaOptions
 from tvmflow.codegen.network.link import Network, link_rpc, write_network
 from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.registry import open_session
 from tvmflow.devices.rpc.local import local_tracker
 from tvmflow.devices.rpc.vta_server import DRIVERS, design
-from tvmflow.devices.session import open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.session import SessionLimits
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.support.errors import (
     AgreementError,

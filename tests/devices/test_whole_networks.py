@@ -11,8 +11,8 @@ from tests.devices.agents import BACKEND, secret_file
 from tests.faults.here import here
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import running_agent
-from tvmflow.devices.session import open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.registry import open_session
+from tvmflow.devices.session import SessionLimits
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tir.workloads import extract_workloads

@@ -15,7 +15,8 @@ from tvmflow.backends.cpu import CpuBackend
 from tvmflow.config.options import Options
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.rpc.session import RpcTransport
-from tvmflow.devices.transport import DeviceState, Link, SessionLimits
+from tvmflow.devices.session import SessionLimits
+from tvmflow.devices.transport import DeviceState, Link
 from tvmflow.frontends.registry import Frontend
 from tvmflow.frontends.source_model import PreparedRun, SourceDescription, Way
 from tvmflow.sources.weights import WeightFiles

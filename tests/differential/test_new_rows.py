@@ -20,9 +20,8 @@ from tvmflow.backends.registry import BACKENDS
 from tvmflow.codegen.lower import lower
 from tvmflow.config.params import DeviceEntry
 from tvmflow.config.workspace import Workspace
-from tvmflow.devices.registry import TRANSPORTS, transport_of
-from tvmflow.devices.session import open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.registry import TRANSPORTS, open_session, transport_of
+from tvmflow.devices.session import SessionLimits
 from tvmflow.frontends.registry import FRONTENDS
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.pipeline.check_params import check_rows

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
-from tvmflow.devices.agent.process import agent_sources
+from tvmflow.devices.programs import agent_sources
 
 AGENT = REPOSITORY / "runtime" / "agent"
 OPTIONS = [

@@ -13,8 +13,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.codegen.lower import lower
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.local import LocalAgentTransport
-from tvmflow.devices.session import DeviceSession
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.evaluation.kernel_agreement import KernelAgreement, kernel_agreement
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec

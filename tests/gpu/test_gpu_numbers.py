@@ -12,7 +12,7 @@ from tests.runtime.test_network import Branches
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.local import LocalAgentTransport
 from tvmflow.devices.network_forms import Form
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.session import SessionLimits
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceRules, measure_on_device
 from tvmflow.frontends.pytorch.exported_program import ExportedModel

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.agreement import named
 from tvmflow.devices.gpu.quarantine import note_agreement, quarantined
-from tvmflow.devices.session import GpuFacts
+from tvmflow.devices.gpu_facts import GpuFacts
 from tvmflow.evaluation.kernel_agreement import KernelAgreement, NetworkAgreement
 from tvmflow.shipping.gates.app import judge_gpu
 from tvmflow.shipping.gates.gpu import gpu_reasons

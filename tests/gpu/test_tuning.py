@@ -18,7 +18,7 @@ from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.lower import lower
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.local import LocalAgentTransport
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.session import SessionLimits
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tir.workloads import extract_workloads

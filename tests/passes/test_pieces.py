@@ -11,9 +11,9 @@ import tvm
 from tvm import relax
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.codegen.compile import LoadedLibrary, build_scheduled
+from tvmflow.codegen.compile import LoadedLibrary, build_scheduled, export
 from tvmflow.codegen.network.link import kernel_objects
-from tvmflow.codegen.parallel_codegen import PIECES, export, make_code, side_by_side, to_objects
+from tvmflow.codegen.parallel_codegen import PIECES, make_code, side_by_side, to_objects
 from tvmflow.passes.kernel import stack_buffers as keep_on_stack
 
 pytestmark = pytest.mark.heavy

@@ -14,8 +14,8 @@ def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -
     """
     from tvmflow.backends.registry import backend_for
     from tvmflow.devices.gpu.quarantine import note_agreement
-    from tvmflow.devices.session import open_session
-    from tvmflow.devices.transport import SessionLimits
+    from tvmflow.devices.registry import open_session
+    from tvmflow.devices.session import SessionLimits
     from tvmflow.evaluation.kernel_agreement import Built, network_agreement
     from tvmflow.ir.relax.serialization import IR_NAME
 

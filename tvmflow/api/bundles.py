@@ -134,7 +134,7 @@ def verify_bundle(
 
 def _device_trial(workspace: Workspace, name: str) -> DeviceTrial:
     """Return a device by its target's name or its own key. Raises UnknownNameError."""
-    from tvmflow.devices.transport import SessionLimits
+    from tvmflow.devices.session import SessionLimits
     from tvmflow.shipping.bundle.run_on_device import DeviceTrial
 
     targets, rules = workspace.params.targets, workspace.params.deploy

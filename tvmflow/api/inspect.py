@@ -23,7 +23,7 @@ from tvmflow.support.errors import StoreError, TvmflowError
 if TYPE_CHECKING:
     from tvmflow.config.params import Cell
     from tvmflow.config.workspace import Workspace
-    from tvmflow.devices.gpu.probe import Probed
+    from tvmflow.devices.gpu_facts import Probed
     from tvmflow.setup.doctor import Finding
 
 

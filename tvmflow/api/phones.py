@@ -14,7 +14,7 @@ from tvmflow.config.params import DeviceEntry, TargetEntry
 from tvmflow.support.errors import DeviceError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from tvmflow.devices.agent.registration import Registry
+    from tvmflow.devices.transport import Registry
 
 
 def phones() -> tuple[PhoneState, ...]:
@@ -52,7 +52,8 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
     """
     from tvmflow.backends.registry import resolve
     from tvmflow.devices.android.adb import Phone
-    from tvmflow.devices.android.phones import agent_for, awake, check_architecture, prepared, remove
+    from tvmflow.devices.android.phones import awake, check_architecture, prepared, remove
+    from tvmflow.devices.programs import agent_for
     from tvmflow.targets.device_processor import processor_from
     from tvmflow.targets.probed_processors import DEVICE, record
 
@@ -97,8 +98,8 @@ def device_gpus(target: str, workspace: Where = None) -> tuple[GpuState, ...]:
     """Return the GPUs of a target's device, tried there by its agent. Raises DeviceError where it has none, UnknownNameError."""
     from tvmflow.api.inspect import gpu_states
     from tvmflow.backends.registry import backend_for
-    from tvmflow.devices.session import open_session
-    from tvmflow.devices.transport import SessionLimits
+    from tvmflow.devices.registry import open_session
+    from tvmflow.devices.session import SessionLimits
 
     entry, params = _target(workspace, target), opened(workspace).params
     limits = SessionLimits(params.deploy.session_timeout_s, params.deploy.device_wait_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 
 from tvmflow.backends.backend import Backend
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.parallel_codegen import compile_in_pieces, make_code
+from tvmflow.codegen.parallel_codegen import compile_in_pieces, make_code, to_objects
 from tvmflow.passes import run_pass
 from tvmflow.passes.kernel import stack_buffers as keep_on_stack
 from tvmflow.passes.kernel.apply_schedules import Choice, ScheduleKernels
@@ -153,3 +154,10 @@ def set_threads(threads: int) -> None:
     allowed = os.sched_getaffinity(0)
     tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
     os.sched_setaffinity(0, allowed)
+
+
+def export(scheduled: Scheduled, path: Path) -> None:
+    """Link the executable of a network into a shared library for TVM. Its pieces are object files from here on, made side by side."""
+    with tempfile.TemporaryDirectory(prefix="tvmflow-objects-") as folder:
+        to_objects(scheduled.executable, Path(folder))
+    scheduled.backend.export(scheduled.executable, path)

@@ -6,14 +6,10 @@ The pieces are the same on every machine, so that the same module gives the same
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from tvmflow.codegen.compile import Scheduled
+from typing import Any, TypeVar
 
 PIECES = 8  # for each processor some, since kernels are not alike
 LLVM_KINDS = ("llvm",)  # of TVM's modules: those that LLVM makes machine code of
@@ -55,13 +51,6 @@ def _code_of(part: Any) -> None:
     """Ask for one function of a piece: LLVM makes all of them together."""
     for symbol in _symbols(part)[:1]:
         part.get_function(symbol.removeprefix("__tvm_ffi_"))
-
-
-def export(scheduled: Scheduled, path: Path) -> None:
-    """Link the executable of a network into a shared library for TVM. Its pieces are object files from here on, made side by side."""
-    with tempfile.TemporaryDirectory(prefix="tvmflow-objects-") as folder:
-        to_objects(scheduled.executable, Path(folder))
-    scheduled.backend.export(scheduled.executable, path)
 
 
 def to_objects(executable: Any, folder: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
+from tvmflow.backends.backend import Backend
 from tvmflow.config.params import DeviceEntry
 from tvmflow.config.plugins import Table
 from tvmflow.devices.agent.local import LocalAgentTransport
@@ -10,6 +13,7 @@ from tvmflow.devices.android.transport import PhoneTransport
 from tvmflow.devices.rpc.emulated import EmulatedTransport
 from tvmflow.devices.rpc.local import LocalTransport
 from tvmflow.devices.rpc.tracker import TrackerTransport
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.transport import Transport
 from tvmflow.support.errors import UnknownNameError
 
@@ -27,3 +31,10 @@ def transport_of(device: DeviceEntry) -> Transport:
     if device.transport not in TRANSPORTS:
         raise UnknownNameError(f"no transport {device.transport!r}", legal=TRANSPORTS)
     return TRANSPORTS[device.transport]
+
+
+def open_session(device: DeviceEntry, backend: Backend, limits: SessionLimits) -> AbstractContextManager[DeviceSession]:
+    """Open a session with the device of a target; at its end everything is closed again, whatever happened.
+    Raises TrackerError, DeviceUnknownError, DeviceBusyError, and UnknownNameError for a transport that there is not.
+    """
+    return transport_of(device).open(device, backend, limits)

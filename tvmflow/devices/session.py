@@ -4,59 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tvmflow.backends.backend import Backend
 from tvmflow.config.buckets import Numbers
-from tvmflow.config.params import DeviceEntry
+from tvmflow.devices.gpu_facts import GpuFacts
 from tvmflow.support.errors import DeviceError, DeviceLostError, last_line
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
-    from tvmflow.devices.gpu.probe import Probed
-    from tvmflow.devices.transport import SessionLimits
+    from tvmflow.devices.gpu_facts import Probed
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
-_LONGEST_NAME = 200
 # What a process on a device tells of itself and its machine, in the order of runtime/measure/process_state.h.
 STATE = ("wall_s", "own_s", "waited_s", "switches", "busy_s", "processors", "khz", "loop_ns", "round_trip_ns")
 # What an emulated device counts, in the order of runtime/emulator/count.c.
 EXECUTED = ("instructions", "multiply_add_instructions", "multiply_adds", "loaded_bytes", "stored_bytes")
 
 
-def as_name(said: object) -> str:
-    """Return what a device calls itself as records and filters may have it: a line of letters, digits and few signs."""
-    return re.sub(r"[^A-Za-z0-9 .,:;/+@#()~_-]", "?", str(said))[:_LONGEST_NAME]
-
-
 def known_state(numbers: Iterable[float]) -> dict[str, float]:
     """Return those numbers of a process's state that its device knows, by name of STATE."""
     return {name: number for name, number in zip(STATE, numbers, strict=True) if 0 <= number < math.inf}
-
-
-@dataclass(frozen=True)
-class GpuFacts:
-    """What computes the networks of a session, as its driver tells it. api: opencl or vulkan; version: of the driver."""
-
-    api: str
-    device: str
-    driver: str
-    version: str
-
-    def __str__(self) -> str:
-        return f"{self.device} ({self.driver} {self.version}, {self.api})"
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 class DeviceSession(ABC):
@@ -245,11 +219,9 @@ def translated(name: str, doing: str) -> Iterator[None]:
         ) from error
 
 
-def open_session(device: DeviceEntry, backend: Backend, limits: SessionLimits) -> AbstractContextManager[DeviceSession]:
-    """Open a session with the device of a target; at its end everything is closed again, whatever happened.
+@dataclass(frozen=True)
+class SessionLimits:
+    """session_timeout_s: the device ends a session that lasts longer; wait_s: how long to wait for a free device."""
 
-    Raises TrackerError, DeviceUnknownError, DeviceBusyError, and UnknownNameError for a transport that there is not.
-    """
-    from tvmflow.devices.registry import transport_of
-
-    return transport_of(device).open(device, backend, limits)
+    session_timeout_s: float
+    wait_s: float

@@ -5,23 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tvmflow.backends.backend import Backend
 from tvmflow.config.options import Options
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.agent.registration import Registry
-from tvmflow.devices.session import DeviceSession
+from tvmflow.devices.session import DeviceSession, SessionLimits
+from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.support.errors import UsageError
 from tvmflow.targets.device_processor import DeviceFacts
-
-
-@dataclass(frozen=True)
-class SessionLimits:
-    """session_timeout_s: the device ends a session that lasts longer; wait_s: how long to wait for a free device."""
-
-    session_timeout_s: float
-    wait_s: float
 
 
 @dataclass(frozen=True)
@@ -89,3 +82,12 @@ class Transport(ABC):
     @abstractmethod
     def state(self, device: DeviceEntry) -> DeviceState:
         """Return whether there is a device of the key, and what it does. Raises TvmflowError when nobody knows."""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A tracker, and the secret of all agents that are offered to it under one key."""
+
+    tracker: TrackerAddress
+    secret_file: Path
+    secret: bytes

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.devices.agent.process import run_compiler
+from tvmflow.devices.programs import run_compiler
 from tvmflow.evaluation.machine_load import CpuReading, foreign_share, read_cpu
 from tvmflow.support.errors import StageError
 from tvmflow.targets.resolve import ResolvedTarget

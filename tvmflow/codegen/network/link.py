@@ -21,7 +21,8 @@ from tvmflow.codegen.compile import Scheduled
 from tvmflow.codegen.network.bucket_tables import Bucket, BucketPlan, SizedOutputs, size_tables, with_shared_constants
 from tvmflow.codegen.network.gpu_tables import gpu_tables, sources_of, write_codes
 from tvmflow.codegen.network.image_tables import ImageInput, image_tables
-from tvmflow.codegen.network.plan import Plan, Step, Value, plan_of
+from tvmflow.codegen.network.plan import Plan, Step, Value
+from tvmflow.codegen.network.plan_reader import plan_of
 from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME
 from tvmflow.codegen.parallel_codegen import LLVM_KINDS, side_by_side
 from tvmflow.frontends.source_model import TensorSpec

@@ -12,11 +12,10 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import running_agent
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session
-from tvmflow.devices.android.phones import agent_for
-from tvmflow.devices.rpc.local import this_unit
-from tvmflow.devices.session import DeviceSession
-from tvmflow.devices.this_host import exclusive
-from tvmflow.devices.transport import DeviceState, SessionLimits, Transport
+from tvmflow.devices.programs import agent_for
+from tvmflow.devices.session import DeviceSession, SessionLimits
+from tvmflow.devices.this_host import exclusive, this_unit
+from tvmflow.devices.transport import DeviceState, Transport
 from tvmflow.toolchain.software_gpus import software_drivers
 
 

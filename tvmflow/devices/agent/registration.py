@@ -13,7 +13,6 @@ import secrets
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tvmflow.devices.agent.protocol import AgentConnection
@@ -23,15 +22,6 @@ from tvmflow.support.errors import TrackerError, UsageError
 AGENT = "tvmflow-agent"  # in match keys, and what the tracker lists beside key and addr
 _PAUSE_S = 0.3
 _UNCLAIMED_S = 5.0  # so long whoever was given an agent has to take it
-
-
-@dataclass(frozen=True)
-class Registry:
-    """A tracker, and the secret of all agents that are offered to it under one key."""
-
-    tracker: TrackerAddress
-    secret_file: Path
-    secret: bytes
 
 
 @dataclass(frozen=True)

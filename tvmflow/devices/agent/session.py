@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 
 from tvmflow.devices.agent.protocol import AgentConnection
-from tvmflow.devices.gpu.probe import TIME_LIMIT_S, Probed, ended_by, probed_of
+from tvmflow.devices.gpu.probe import TIME_LIMIT_S
+from tvmflow.devices.gpu_facts import GpuFacts, Probed, as_name, ended_by, probed_of
 from tvmflow.devices.session import (
     STATE,
     Array,
     Arrays,
     DeviceSession,
-    GpuFacts,
     RemoteKernel,
     RemoteModel,
+    SessionLimits,
     WorkloadBench,
-    as_name,
     known_state,
 )
-from tvmflow.devices.transport import SessionLimits
 from tvmflow.support.errors import DeviceHotError, DeviceLostError, StageError
 from tvmflow.targets.resolve import ResolvedTarget
 

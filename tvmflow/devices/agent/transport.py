@@ -17,8 +17,9 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.config.value_types import Host, PathText
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.session import AgentSession
-from tvmflow.devices.session import DeviceSession, as_name
-from tvmflow.devices.transport import DeviceState, SessionLimits, Transport
+from tvmflow.devices.gpu_facts import as_name
+from tvmflow.devices.session import DeviceSession, SessionLimits
+from tvmflow.devices.transport import DeviceState, Transport
 from tvmflow.support.errors import DeviceLostError, UsageError
 from tvmflow.targets.cores import core_of
 from tvmflow.targets.device_processor import DeviceFacts

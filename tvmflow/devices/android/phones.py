@@ -9,15 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
-from tvmflow.devices.agent.process import build_agent, new_secret, told_port
+from tvmflow.devices.agent.process import new_secret, told_port
 from tvmflow.devices.android.adb import Phone, PhoneFacts, find_adb
 from tvmflow.support.errors import DeviceError, WrongProcessorError
-from tvmflow.support.files import digest_of, sha256_of
-from tvmflow.support.paths import RUNTIME
+from tvmflow.support.files import sha256_of
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.toolchain.environments import cache_folder
 from tvmflow.toolchain.triples import Triple, triple_of
 
 FOLDER = "/data/local/tmp/tvmflow"
@@ -40,24 +36,6 @@ def check_architecture(phone: Phone, facts: PhoneFacts, target: ResolvedTarget) 
             f"phone {phone.serial} has the ABI {facts.abi}, and the target compiles for {target.mtriple}",
             f"mtriple: {facts.architecture}-linux-{Triple(facts.architecture, 'android').ending}", "correct the target, or name other phones with serials: of the device",
         )  # fmt: skip
-
-
-def agent_for(target: ResolvedTarget) -> Path:
-    """Return the agent's program for a target, compiled now if it is not there. Raises ToolchainError."""
-    words = target.compiler.words
-    sources = {
-        file.name: sha256_of(file)
-        for name in ("agent", "gpu", "include")
-        for file in sorted((RUNTIME / name).iterdir())
-        if file.is_file()
-    }
-    folder = cache_folder() / "agent" / digest_of([sources, list(words)])[:16]
-    program = folder / "tvmflow-agent"
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not program.exists():
-            build_agent(folder / "unfinished", words).replace(program)
-    return program
 
 
 @contextlib.contextmanager

@@ -18,10 +18,12 @@ from tvmflow.config.value_types import PathText
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session
 from tvmflow.devices.android.adb import Phone, attached, why_not
-from tvmflow.devices.android.phones import PreparedPhone, agent_for, check_architecture, prepared
-from tvmflow.devices.session import DeviceSession, as_name
+from tvmflow.devices.android.phones import PreparedPhone, check_architecture, prepared
+from tvmflow.devices.gpu_facts import as_name
+from tvmflow.devices.programs import agent_for
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.this_host import exclusive
-from tvmflow.devices.transport import DeviceState, SessionLimits, Transport
+from tvmflow.devices.transport import DeviceState, Transport
 from tvmflow.support.errors import DeviceBusyError, DeviceError, DeviceRefusedError, DeviceUnpluggedError
 from tvmflow.targets.device_processor import DeviceFacts
 

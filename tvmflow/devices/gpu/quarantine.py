@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from tvmflow.devices.session import GpuFacts
+from tvmflow.devices.gpu_facts import GpuFacts
 from tvmflow.support.errors import StoreError
 from tvmflow.support.files import write_atomic
 

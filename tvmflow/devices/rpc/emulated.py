@@ -20,7 +20,8 @@ from tvmflow.devices.emulation.system import emulated_system, is_made
 from tvmflow.devices.rpc.local import Served, local_tracker
 from tvmflow.devices.rpc.session import RpcTransport
 from tvmflow.devices.rpc.tracker import request_session
-from tvmflow.devices.transport import DeviceState, Link, SessionLimits
+from tvmflow.devices.session import SessionLimits
+from tvmflow.devices.transport import DeviceState, Link
 from tvmflow.support.errors import DeviceError
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.targets.resolve import ResolvedTarget

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO
 
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.rpc.session import RpcTransport
 from tvmflow.devices.rpc.tracker import request_session
-from tvmflow.devices.this_host import exclusive
+from tvmflow.devices.session import SessionLimits
+from tvmflow.devices.this_host import exclusive, this_unit
 from tvmflow.devices.tracker_protocol import TrackerAddress
-from tvmflow.devices.transport import DeviceState, Link, SessionLimits
+from tvmflow.devices.transport import DeviceState, Link
 from tvmflow.support.errors import DeviceError, TrackerError, last_words
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.targets.resolve import ResolvedTarget
@@ -54,15 +52,6 @@ class LocalTransport(RpcTransport):
 
     def state(self, device: DeviceEntry) -> DeviceState:
         return DeviceState(True, "this machine", {})
-
-
-def this_unit() -> str:
-    """Return what tells this machine from others of its kind, without giving its name away."""
-    try:
-        name = Path("/etc/machine-id").read_text(encoding="utf-8").strip()
-    except OSError:
-        name = ""
-    return f"host-{hashlib.sha256((name or platform.node()).encode()).hexdigest()[:12]}"
 
 
 @contextlib.contextmanager

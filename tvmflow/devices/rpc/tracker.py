@@ -17,10 +17,11 @@ from tvmflow.config.options import read_options
 from tvmflow.config.params import DeviceEntry
 from tvmflow.config.value_types import Host, PathText
 from tvmflow.devices.agent.protocol import AgentConnection
-from tvmflow.devices.agent.registration import AGENT, Registry, is_agent
+from tvmflow.devices.agent.registration import AGENT, is_agent
 from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session, processor_facts, read_secret
+from tvmflow.devices.gpu_facts import as_name
 from tvmflow.devices.rpc.session import RpcTransport
-from tvmflow.devices.session import DeviceSession, as_name
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.tracker_protocol import (
     CONNECT_TIMEOUT_S,
     REQUEST,
@@ -30,7 +31,7 @@ from tvmflow.devices.tracker_protocol import (
     TrackerConnection,
     no_tracker,
 )
-from tvmflow.devices.transport import DeviceState, Link, SessionLimits
+from tvmflow.devices.transport import DeviceState, Link, Registry
 from tvmflow.support.errors import (
     DeviceBusyError,
     DeviceError,

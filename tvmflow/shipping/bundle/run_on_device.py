@@ -11,8 +11,8 @@ from typing import Any
 from tvmflow.backends.registry import backend_for
 from tvmflow.codegen.network.link import link_rpc
 from tvmflow.config.params import TargetEntry
-from tvmflow.devices.session import DeviceSession, open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.registry import open_session
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.frontends.source_model import run_in_batches
 from tvmflow.shipping.bundle.abis import abi_of
 from tvmflow.shipping.bundle.manifest import Library

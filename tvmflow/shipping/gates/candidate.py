@@ -20,10 +20,9 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.gpu.quarantine import quarantined
 from tvmflow.devices.network_forms import Form, in_machine, shipped
-from tvmflow.devices.registry import transport_of
+from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.restartable import Restartable
-from tvmflow.devices.session import DeviceSession, RemoteModel, open_session
-from tvmflow.devices.transport import SessionLimits
+from tvmflow.devices.session import DeviceSession, RemoteModel, SessionLimits
 from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_in_turns
 from tvmflow.evaluation.interleaved_timing import Contestant
 from tvmflow.evaluation.latency import LatencyRules

@@ -1,0 +1,74 @@
+"""Compile the C programs that run on devices: the agent and the GPU probe."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from tvmflow.support.errors import ToolchainError, error_words
+from tvmflow.support.files import digest_of, sha256_of
+from tvmflow.support.paths import RUNTIME
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.toolchain.environments import cache_folder
+
+_COMPILE = ("-x", "c", "-std=c11", "-O2", "-Wall", "-Wextra", "-fPIE", "-D_FILE_OFFSET_BITS=64")
+_LINK = ("-pie", "-Wl,--as-needed", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,max-page-size=16384", "-s")
+
+
+def probe_sources() -> list[Path]:
+    """Return the files that the probe of GPUs is compiled of, without its main program: the others of the folder run networks."""
+    return [RUNTIME / "gpu" / f"{name}.c" for name in ("gpu_probe", "opencl", "probe_opencl", "probe_vulkan", "vulkan")]
+
+
+def agent_sources() -> list[Path]:
+    """Return the files that the agent is compiled of: its own, what looks at the processor, and the probe of GPUs."""
+    return sorted([*(RUNTIME / "agent").glob("*.c"), *(RUNTIME / "measure").glob("*.c"), *probe_sources()])
+
+
+def build_agent(path: Path, compiler: Sequence[str]) -> Path:
+    """Compile the agent. compiler: of C, with what chooses its processor. Raises ToolchainError."""
+    include = [
+        *(f"-I{RUNTIME / name}" for name in ("include", "gpu", "measure")),
+        f"-ffile-prefix-map={RUNTIME}=runtime",
+    ]
+    with tempfile.TemporaryDirectory(prefix="tvmflow-agent-") as folder:
+        objects = []
+        for source in agent_sources():
+            objects.append(f"{folder}/{source.stem}.o")
+            run_compiler([*compiler, *_COMPILE, *include, "-c", str(source), "-o", objects[-1]], "the agent")
+        run_compiler([*compiler, *_LINK, "-o", str(path), *objects, "-pthread", "-ldl"], "the agent")
+    return path
+
+
+def run_compiler(command: Sequence[str], what: str, hint: str = "set cc: of the target") -> None:
+    """Compile a program for a device. Raises ToolchainError, which says what could not be compiled, with a hint."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"{what} cannot be compiled: {error}", "a compiler of C for the device", hint) from None
+    if done.returncode:
+        raise ToolchainError(
+            f"{command[0]} does not compile {what}: {error_words(done.stderr)}", "a compiler of C11 for the device"
+        )
+
+
+def agent_for(target: ResolvedTarget) -> Path:
+    """Return the agent's program for a target, compiled now if it is not there. Raises ToolchainError."""
+    words = target.compiler.words
+    sources = {
+        file.name: sha256_of(file)
+        for name in ("agent", "gpu", "include")
+        for file in sorted((RUNTIME / name).iterdir())
+        if file.is_file()
+    }
+    folder = cache_folder() / "agent" / digest_of([sources, list(words)])[:16]
+    program = folder / "tvmflow-agent"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not program.exists():
+            build_agent(folder / "unfinished", words).replace(program)
+    return program
