@@ -48,7 +48,7 @@ from tvmflow.support.errors import TrackerError
 from tvmflow.support.progress import silent
 from tvmflow.targets.core_timing import core_of
 from tvmflow.tuning.cost_model.static_model import estimate_s
-from tvmflow.tuning.jobs import FleetRules
+from tvmflow.tuning.measure.jobs import FleetRules
 from tvmflow.tuning.measure.kernel_bench import MeasureRules, inputs_of
 from tvmflow.tuning.records.log import Journal
 from tvmflow.tuning.records.record import OK, read_records

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flows.prefect_server import PrefectServer, check_server
 from tvmflow.config.workspace import Workspace
-from tvmflow.tracking.mlflow.store import PRIVACY
+from tvmflow.support.telemetry import PRIVACY
 
 _servers: list[PrefectServer] = []
 

@@ -17,8 +17,8 @@ import pytest
 
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.errors import DeviceError, DeviceHotError, DeviceLostError, StageError
-from tvmflow.tuning.jobs import FleetRules, Job, Measured
 from tvmflow.tuning.measure.device_pool import Fleet
+from tvmflow.tuning.measure.jobs import FleetRules, Job, Measured
 from tvmflow.tuning.measure.kernel_bench import MeasureRules
 from tvmflow.tuning.records.record import COMPILE_ERROR, KERNEL_TIMEOUT, OK, WRONG_OUTPUT
 

@@ -21,7 +21,7 @@ from tvmflow.passes.legalize.convolutions import convolution_keys
 from tvmflow.passes.legalize.winograd import TILES
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.tuning.compare_networks import Form, NetworkComparison
-from tvmflow.tuning.jobs import OpenSession
+from tvmflow.tuning.measure.jobs import OpenSession
 from tvmflow.tuning.records.log import Journal
 
 

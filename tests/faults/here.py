@@ -9,7 +9,7 @@ from typing import Any
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.devices.rpc.session import session_here
 from tvmflow.targets.resolve import host_target
-from tvmflow.tuning.jobs import FleetRules
+from tvmflow.tuning.measure.jobs import FleetRules
 from tvmflow.tuning.measure.kernel_bench import MeasureRules
 from tvmflow.tuning.search.rules import SearchRules
 

@@ -22,8 +22,8 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.record import RECORD_NAME, Record, describe_folder, record_text
 from tvmflow.support.files import digest_of
 from tvmflow.tracking.mlflow.measurements import ensure_recorded
-from tvmflow.tracking.mlflow.registry import open_registry, register_version
-from tvmflow.tracking.mlflow.store import experiment_id
+from tvmflow.tracking.mlflow.registry import register_version
+from tvmflow.tracking.mlflow.store import experiment_id, open_mlflow
 
 LATENCY = {"median_ms": 1.0, "mean_ms": 1.0, "p90_ms": 1.0, "min_ms": 1.0, "max_ms": 1.0, "std_ms": 0.0}
 LATENCY |= {"low_ms": 0.99, "high_ms": 1.01, "runs": 30, "turns": 60, "undisturbed": 60, "badges": [], "is_time": True}
@@ -85,7 +85,7 @@ class LedgerBench:
 
     def register(self, cell: Cell, library: str) -> str:
         """Register a library of a cell, without the measurement around it, which takes a second. Returns its sha256."""
-        client = open_registry(self.workspace)
+        client = open_mlflow(self.workspace)
         if not hasattr(self, "logged"):
             experiment = experiment_id(client, self.workspace, "registered")
             self.logged = client.create_logged_model(experiment, name="library")

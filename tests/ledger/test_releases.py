@@ -26,7 +26,7 @@ from tvmflow.tracking.mlflow.registry import (
     version_by_sha256,
 )
 from tvmflow.tracking.mlflow.releases import promote, rollback
-from tvmflow.tracking.mlflow.store import experiment_id, open_mlflow
+from tvmflow.tracking.mlflow.store import open_mlflow
 
 pytestmark = pytest.mark.heavy
 
@@ -191,130 +191,9 @@ class _calls_until:
 # -- registries of before ------------------------------------------------------------------------------------------------
 
 
-class Old:
-    """A registry as it was made before: `<model>.<target>` for all precisions, its aliases pushed from one to the other."""
-
-    def __init__(self, ledger: LedgerBench, *names: str) -> None:
-        self.client = open_mlflow(ledger.workspace)
-        self.experiment = experiment_id(self.client, ledger.workspace, "old")
-        self.versions: dict[str, list[str]] = {name: [] for name in names}
-        for name in names:
-            self.client.create_registered_model(name)
-
-    def add(self, name: str, precision: str | None, library: str) -> str:
-        tags = {"library_sha256": library, "library_dvc_md5": library, "cell": f"{name}:{precision}"}
-        tags |= {"precision": precision} if precision else {}
-        run = self.client.create_run(self.experiment)
-        made = self.client.create_model_version(name, source=f"/somewhere/{library}", run_id=run.info.run_id, tags=tags)
-        self.client.set_registered_model_alias(name, CHALLENGER, made.version)
-        self.versions[name].append(library)
-        return str(made.version)
-
-    def promote(self, name: str, version: str) -> None:
-        aliases = {a: str(v) for a, v in self.client.get_registered_model(name).aliases.items()}
-        if CHAMPION in aliases and aliases[CHAMPION] != version:
-            self.client.set_registered_model_alias(name, PREVIOUS, aliases[CHAMPION])
-        self.client.set_registered_model_alias(name, CHAMPION, version)
-        if aliases.get(CHALLENGER) == version:
-            self.client.delete_registered_model_alias(name, CHALLENGER)
-        self.client.set_model_version_tag(name, version, "promoted_because", "as it was")
-
-
-def _history(seed: int, old: Old, name: str) -> dict[str, tuple[str | None, str | None]]:
-    """Fill a name at random with promotions only; return precision -> its own champion and the one before."""
-    choose, champions = random.Random(seed), dict[str, list[str]]()
-    for number in range(choose.randrange(3, 8)):
-        precision = choose.choice(("float32", "int8", "bfloat16"))
-        version = old.add(name, precision, f"{precision}-{number}")
-        champions.setdefault(precision, [])
-        if choose.random() < 0.6:
-            old.promote(name, version)
-            champions[precision].append(f"{precision}-{number}")
-    return {
-        precision: (list_[-1] if list_ else None, list_[-2] if len(list_) > 1 else None)
-        for precision, list_ in champions.items()
-    }
-
-
-def _aliases(ledger: LedgerBench, cell: Cell) -> tuple[str | None, str | None]:
-    champion, previous = (version_by_alias(ledger.workspace, cell, alias) for alias in (CHAMPION, PREVIOUS))
-    return champion.sha256 if champion else None, previous.sha256 if previous else None
-
-
-def _libraries(ledger: LedgerBench) -> dict[str, list[str]]:
-    client, libraries = open_mlflow(ledger.workspace), dict[str, list[str]]()
-    for name in all_aliases(ledger.workspace):
-        versions = client.search_model_versions(f"name = '{name}'")
-        libraries[name] = [v.tags["library_sha256"] for v in sorted(versions, key=lambda v: int(v.version))]
-    return libraries
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_every_precision_gets_back_its_own_champion(ledger: LedgerBench, seed: int) -> None:
-    name, other = "digits_torch.local-cpu", "digits_keras.rk3399"
-    old = Old(ledger, name, other)
-    wanted = {name: _history(seed, old, name), other: _history(seed + 100, old, other)}
-    for place, precisions in wanted.items():
-        model, target = place.split(".")
-        for precision, champions in precisions.items():
-            assert _aliases(ledger, ledger.cell(model, target, precision)) == champions, (place, precision)
-    assert _libraries(ledger) == {
-        f"{place}.{precision}": [lib for lib in old.versions[place] if lib.startswith(precision)]
-        for place, precisions in wanted.items()
-        for precision in precisions
-    }
-    assert {line["what"] for line in _lines(ledger.root)} <= {"migrate"}
-
-
 def _lines(root: Path) -> list[dict[str, Any]]:
     path = root / "artifacts" / ".recorded" / "releases.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def test_a_rollback_of_before_that_crossed_precisions(ledger: LedgerBench) -> None:
-    """float32 was champion, int8 took its place, a rollback demoted int8: now each has its own."""
-    name = "digits_torch.local-cpu"
-    old = Old(ledger, name)
-    old.promote(name, old.add(name, "float32", "f"))
-    old.promote(name, old.add(name, "int8", "i"))
-    old.client.set_registered_model_alias(name, CHAMPION, "1")
-    old.client.set_registered_model_alias(name, PREVIOUS, "2")
-    assert _aliases(ledger, ledger.cell("digits_torch")) == ("f", None)
-    assert _aliases(ledger, ledger.cell("digits_torch", precision="int8")) == ("i", None)
-
-
-@pytest.mark.parametrize("cut", [2, 5, 9, 14, 20])
-def test_a_migration_that_was_cut_off_goes_on(
-    ledger: LedgerBench,
-    monkeypatch: pytest.MonkeyPatch,
-    cut: int,
-) -> None:
-    name = "digits_torch.local-cpu"
-    old = Old(ledger, name)
-    wanted = _history(3, old, name)
-    with _calls_until(monkeypatch, cut), pytest.raises(_CutError):
-        all_aliases(ledger.workspace)
-        raise _CutError
-    aliases = {
-        precision: _aliases(ledger, ledger.cell("digits_torch", precision=precision)) for precision in sorted(wanted)
-    }
-    assert aliases == wanted
-    assert sorted(itertools.chain(*_libraries(ledger).values())) == sorted(old.versions[name]), "none twice, none lost"
-    before = all_aliases(ledger.workspace)
-    assert all_aliases(ledger.workspace) == before and name not in before
-
-
-def test_what_nobody_knows_the_precision_of_stays_where_it_is(ledger: LedgerBench) -> None:
-    name = "digits_torch.local-cpu"
-    old = Old(ledger, name, "someones.model")
-    old.promote(name, old.add(name, "int8", "i"))
-    old.add(name, None, "nobody knows")
-    cell = ledger.cell("digits_torch", precision="int8")
-    assert _aliases(ledger, cell) == ("i", None)
-    assert _libraries(ledger)[name] == ["i", "nobody knows"] and "someones.model" in all_aliases(ledger.workspace)
-    ledger.measure(cell, "next")
-    promote(ledger.workspace, version_by_alias(ledger.workspace, cell, CHALLENGER), "")  # type: ignore[arg-type]
-    assert version_by_alias(ledger.workspace, cell, CHALLENGER) is None, "the old name has no say any more"
 
 
 def test_each_change_has_its_evidence_as_a_file(ledger: LedgerBench) -> None:

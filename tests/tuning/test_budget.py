@@ -17,9 +17,9 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.progress import silent
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.jobs import Job, Measured
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.measure.device_pool import Fleet
+from tvmflow.tuning.measure.jobs import Job, Measured
 from tvmflow.tuning.records.log import Journal
 from tvmflow.tuning.search.search import MAX_SECONDS, NOTHING_LEFT, tune
 from tvmflow.tuning.search.state import TuneReport

@@ -129,12 +129,11 @@ def _sweep(
 
 def _open_records(workspace: Workspace) -> None:
     """Import MLflow and make its database, while the first stages run. What is wrong with it, the one who records says."""
-    from tvmflow.tracking.mlflow.registry import open_registry
-    from tvmflow.tracking.mlflow.store import sqlite_path
+    from tvmflow.tracking.mlflow.store import open_mlflow, sqlite_path
 
     if sqlite_path(workspace) is not None:
         with contextlib.suppress(TvmflowError):
-            open_registry(workspace)
+            open_mlflow(workspace)
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ def transport_of(device: DeviceEntry) -> Transport:
 
 def open_session(device: DeviceEntry, backend: Backend, limits: SessionLimits) -> AbstractContextManager[DeviceSession]:
     """Open a session with the device of a target; at its end everything is closed again, whatever happened.
+
     Raises TrackerError, DeviceUnknownError, DeviceBusyError, and UnknownNameError for a transport that there is not.
     """
     return transport_of(device).open(device, backend, limits)

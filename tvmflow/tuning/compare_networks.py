@@ -25,7 +25,7 @@ from tvmflow.evaluation.machine_state import Watch
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.relax.graph import TensorKind, read_graph
 from tvmflow.ir.tir.workloads import extract_workloads, kernel_keys
-from tvmflow.tuning.jobs import OpenSession
+from tvmflow.tuning.measure.jobs import OpenSession
 from tvmflow.tuning.records.log import Journal
 from tvmflow.tuning.records.record import OK, TuningRecord
 

@@ -17,7 +17,7 @@ from tvmflow.support.progress import Progress
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.choose_in_network import choose_in_network
 from tvmflow.tuning.compare_networks import Form, NetworkComparison
-from tvmflow.tuning.jobs import FleetRules, OpenSession
+from tvmflow.tuning.measure.jobs import FleetRules, OpenSession
 from tvmflow.tuning.measure.kernel_bench import MeasureRules
 from tvmflow.tuning.records.log import Journal
 from tvmflow.tuning.search.display import live_table

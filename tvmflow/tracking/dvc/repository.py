@@ -20,8 +20,8 @@ from tvmflow.pipeline.record import RECORD_NAME, read_record
 from tvmflow.support.errors import StoreError
 from tvmflow.support.files import describe_file, digest_of, sha256_of, write_atomic
 from tvmflow.support.paths import CODE_ROOT
+from tvmflow.support.telemetry import PRIVACY
 from tvmflow.tracking.dvc import merge_lock, offline_plots, unlisted
-from tvmflow.tracking.mlflow.store import PRIVACY
 
 DEFAULT_REMOTE = "dvc_storage"
 

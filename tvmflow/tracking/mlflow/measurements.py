@@ -26,7 +26,7 @@ from tvmflow.support.files import digest_of, write_atomic
 from tvmflow.tracking.mlflow import golden
 from tvmflow.tracking.mlflow.links import run_url
 from tvmflow.tracking.mlflow.pyfunc import save_model
-from tvmflow.tracking.mlflow.registry import mlflow_lock, open_registry, register_version
+from tvmflow.tracking.mlflow.registry import mlflow_lock, register_version
 from tvmflow.tracking.mlflow.store import experiment_id, holds_measurement, open_mlflow
 from tvmflow.tracking.mlflow.trend import Step, add_step
 
@@ -121,7 +121,7 @@ class _Recording:
     def __init__(self, workspace: Workspace, measurement: Measurement, commit: str) -> None:
         self.workspace, self.measurement, self.commit = workspace, measurement, commit
         self.cell, self.records, self.digest = measurement.cell, measurement.records, measurement.digest
-        self.client = open_registry(workspace)
+        self.client = open_mlflow(workspace)
         self.experiment = experiment_id(self.client, workspace, self.cell.model)
         self.card = json.loads(self._text("evaluate", "scorecard.json"))
 

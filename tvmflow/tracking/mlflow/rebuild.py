@@ -23,8 +23,8 @@ from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc.chains import RecordsByStage, all_records, bring, cell_of, follow
 from tvmflow.tracking.mlflow import releases
 from tvmflow.tracking.mlflow.measurements import Measurement, ensure_recorded, is_recorded, record_measurement
-from tvmflow.tracking.mlflow.registry import mlflow_lock, open_registry
-from tvmflow.tracking.mlflow.store import check_store, sqlite_path
+from tvmflow.tracking.mlflow.registry import mlflow_lock
+from tvmflow.tracking.mlflow.store import check_store, open_mlflow, sqlite_path
 
 # What a recording reads of each stage.
 _FILES = {
@@ -63,7 +63,7 @@ def rebuild(workspace: Workspace, stages: Mapping[str, AnyStage]) -> Rebuilt:
         except (StoreError, ValidationError, LookupError, ValueError) as error:
             rebuilt.lost.append(f"{what}: {getattr(error, 'found', None) or f'its record cannot be read ({error!r})'}")
     with mlflow_lock(workspace):
-        rebuilt.champions = releases.restore(open_registry(workspace), workspace)
+        rebuilt.champions = releases.restore(open_mlflow(workspace), workspace)
     return rebuilt
 
 

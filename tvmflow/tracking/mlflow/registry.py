@@ -72,15 +72,6 @@ def mlflow_lock(workspace: Workspace) -> Iterator[None]:
         yield
 
 
-def open_registry(workspace: Workspace) -> MlflowClient:
-    """Return a client of a registry whose names have the precision in them."""
-    from tvmflow.tracking.mlflow.migration import add_precisions
-
-    client = open_mlflow(workspace)
-    add_precisions(client, workspace)
-    return client
-
-
 def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: str, tags: dict[str, str]) -> str:
     """Register a library and make it the challenger; a library that is registered already keeps its version."""
     name = registry_name(cell)
@@ -113,20 +104,20 @@ def make_name(client: MlflowClient, name: str) -> None:
 
 def version_by_alias(workspace: Workspace, cell: Cell, alias: str) -> Version | None:
     """Return the version that an alias names, None when there is none."""
-    return find_alias(open_registry(workspace), registry_name(cell), alias)
+    return find_alias(open_mlflow(workspace), registry_name(cell), alias)
 
 
 def version_by_sha256(
     workspace: Workspace, cell: Cell, sha256: str, network_sha256: str | None = None
 ) -> Version | None:
     """Return the version of a library, None when it was never registered; see find_library."""
-    return find_library(open_registry(workspace), registry_name(cell), sha256, network_sha256)
+    return find_library(open_mlflow(workspace), registry_name(cell), sha256, network_sha256)
 
 
 def all_aliases(workspace: Workspace) -> dict[str, dict[str, str]]:
     """Return registry name -> alias -> version number."""
     return {
-        model.name: {str(k): str(v) for k, v in model.aliases.items()} for model in all_names(open_registry(workspace))
+        model.name: {str(k): str(v) for k, v in model.aliases.items()} for model in all_names(open_mlflow(workspace))
     }
 
 
@@ -192,7 +183,7 @@ def tag_released(workspace: Workspace, tag: str, values: Mapping[tuple[str, str]
     for (cell, version), text in values.items():
         names.setdefault(registry_name(workspace.params.cell(cell)), {})[version] = text
     with mlflow_lock(workspace):
-        client = open_registry(workspace)
+        client = open_mlflow(workspace)
         for name, texts in names.items():
             for registered in client.search_model_versions(f"name = '{name}'"):
                 number, has = str(registered.version), registered.tags.get(tag)

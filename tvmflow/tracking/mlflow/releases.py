@@ -29,9 +29,9 @@ from tvmflow.tracking.mlflow.registry import (
     find_alias,
     find_library,
     mlflow_lock,
-    open_registry,
     registry_name,
 )
+from tvmflow.tracking.mlflow.store import open_mlflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -41,7 +41,7 @@ _TAG = "release."
 
 @dataclass(frozen=True)
 class Release:
-    """One change of the champion. what: promote, rollback, or migrate (taken over from a registry without precisions).
+    """One change of the champion. what: promote or rollback.
 
     evidence: sha256 of the file that says what spoke for it; None of changes that were made before there were any.
     """
@@ -58,7 +58,7 @@ class Release:
 def promote(workspace: Workspace, version: Version, why: str, evidence: Mapping[str, Any] | None = None) -> None:
     """Make a version the champion of its cell; the champion before becomes `previous`. evidence: what spoke for it, as JSON."""
     with mlflow_lock(workspace):
-        client = open_registry(workspace)
+        client = open_mlflow(workspace)
         finish(client, workspace, version.name)
         before = find_alias(client, version.name, CHAMPION)
         if before is None or before.version != version.version:
@@ -70,7 +70,7 @@ def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
     """Make the previous champion of a cell the champion again. Returns (champion now, champion before). Raises StoreError."""
     name = registry_name(cell)
     with mlflow_lock(workspace):
-        client = open_registry(workspace)
+        client = open_mlflow(workspace)
         unfinished = finish(client, workspace, name)
         champion, previous = find_alias(client, name, CHAMPION), find_alias(client, name, PREVIOUS)
         if champion is None or previous is None or champion.version == previous.version:
@@ -87,7 +87,7 @@ def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
 
 def releases(workspace: Workspace, cell: Cell) -> list[Release]:
     """Return every change of a cell's champion, oldest first."""
-    return _trail(open_registry(workspace), registry_name(cell))
+    return _trail(open_mlflow(workspace), registry_name(cell))
 
 
 def change(

@@ -14,17 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import DamagedStoreError, StoreError, first_line, from_os_error
+from tvmflow.support.telemetry import PRIVACY
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-PRIVACY = {
-    "DO_NOT_TRACK": "true",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
-    "DVC_NO_ANALYTICS": "1",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-}
 LOCK_WAIT_S = 20.0  # as long as MLflow waits
 # Error codes that a caller may expect; everything else is the store's fault.
 _EXPECTED = ("RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")

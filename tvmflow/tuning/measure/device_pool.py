@@ -19,7 +19,7 @@ from tvmflow.devices.session import DeviceSession
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.errors import DeviceBusyError, DeviceError, DeviceLostError, StageError, first_line
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.jobs import FleetCounts, FleetRules, Job, Measured, OpenSession, References
+from tvmflow.tuning.measure.jobs import FleetCounts, FleetRules, Job, Measured, OpenSession, References
 from tvmflow.tuning.measure.kernel_bench import KernelBench
 from tvmflow.tuning.records.record import COMPILE_ERROR, KERNEL_TIMEOUT, UNKNOWN
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvmflow.tuning.jobs import FleetRules
+from tvmflow.tuning.measure.jobs import FleetRules
 from tvmflow.tuning.search.tuners import Loss
 
 

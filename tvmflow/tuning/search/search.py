@@ -12,12 +12,11 @@ from tvmflow.ir.tir.workloads import Workload, anchor_extents
 from tvmflow.support.errors import StageError, ToolchainError
 from tvmflow.support.progress import Progress
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.candidates import REPLAYED, Candidate, default_of, record_of_candidate
 from tvmflow.tuning.first_words import won_text
-from tvmflow.tuning.jobs import Job, Measured, OpenSession
 from tvmflow.tuning.measure.build_pool import BuildPool, Built
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.measure.device_pool import Fleet
+from tvmflow.tuning.measure.jobs import Job, Measured, OpenSession
 from tvmflow.tuning.measure.kernel_bench import inputs_of
 from tvmflow.tuning.records.log import Journal
 from tvmflow.tuning.records.origins import LOST, REMEASURED, RETUNED
@@ -28,6 +27,7 @@ from tvmflow.tuning.records.record import (
     TuningRecord,
     best_of,
 )  # fmt: skip
+from tvmflow.tuning.search.candidates import REPLAYED, Candidate, default_of, record_of_candidate
 from tvmflow.tuning.search.display import best_so_far, task_line, why_stopped
 from tvmflow.tuning.search.estimates import MOST, order_by_estimate
 from tvmflow.tuning.search.rules import SearchRules

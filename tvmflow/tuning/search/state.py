@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.schedules.registry import Knobs
-from tvmflow.tuning.jobs import FleetCounts, Measured
+from tvmflow.tuning.measure.jobs import FleetCounts, Measured
 from tvmflow.tuning.records.origins import NEW, REUSED
 from tvmflow.tuning.records.record import TuningRecord
 from tvmflow.tuning.search.tuners import Tuner

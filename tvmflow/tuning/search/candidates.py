@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from tvmflow.backends.backend import Backend
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.schedules.registry import Knobs
-from tvmflow.tuning.jobs import Measured
 from tvmflow.tuning.measure.build_pool import Built
+from tvmflow.tuning.measure.jobs import Measured
 from tvmflow.tuning.records.log import Journal
 from tvmflow.tuning.records.record import ILLEGAL_SCHEDULE, OK, TuningRecord
 from tvmflow.tuning.search.state import WorkloadSearch
