@@ -28,7 +28,7 @@ from tvmflow.gpu_codegen.launches import lowered_for_device
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.tir.workloads import count_calls
 from tvmflow.passes import run_pass
-from tvmflow.passes.kernel.apply_schedules import ScheduleKernels
+from tvmflow.passes.kernel.apply_schedules import ApplySchedules
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
@@ -83,7 +83,7 @@ def estimated(module: Any, kind: str) -> NetworkEstimate:
     """Return what a network with default schedules asks of a kind of GPU."""
     backend = backend_named("opencl")(replace(host_target(), kind="opencl", options={"software": False, "kind": kind}))
     lowered = lower(backend.pack(module, None)[0], backend)
-    scheduled = run_pass(ScheduleKernels({}, backend.template_for), lowered)
+    scheduled = run_pass(ApplySchedules({}, backend.template_for), lowered)
     return estimate(lowered_for_device(scheduled, backend.tvm_target()), count_calls(lowered))
 
 

@@ -67,7 +67,7 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     folder = context.out / "ir"
     folder.mkdir()
     phases: list[str] = []
-    total = len(backend.phases({})) + 1  # and scheduling
+    total = len(backend.lowering_passes({})) + 1  # and scheduling
 
     def dump(name: str, module: Any) -> None:
         (folder / f"{len(phases):02d}_{name}.txt").write_text(module.script(show_meta=False), encoding="utf-8")

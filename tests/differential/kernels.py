@@ -17,7 +17,7 @@ from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.canonicalize.fold_constants import FoldConstants
-from tvmflow.passes.kernel.apply_schedules import ScheduleKernels
+from tvmflow.passes.kernel.apply_schedules import ApplySchedules
 from tvmflow.schedules.registry import Knobs, Template, scheduled
 from tvmflow.tuning.records.traces import trace_json
 
@@ -54,4 +54,4 @@ def outputs_of_every_schedule(
     """Run a module of one kernel under each of its candidates."""
     for knobs in candidates:
         best = {workload.key: {"trace": trace_json(scheduled(workload.function, template, knobs))}}
-        yield run(compile_lowered(ScheduleKernels(best, HOST.template_for)(lowered), HOST), x)
+        yield run(compile_lowered(ApplySchedules(best, HOST.template_for)(lowered), HOST), x)

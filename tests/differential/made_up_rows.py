@@ -45,8 +45,8 @@ class PretendBackend(CpuBackend):
         mod, facts = super().pack(mod, block)
         return mod, {**facts, "pretended": True}
 
-    def phases(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
-        return [*super().phases(winograd), ("pretend", lambda mod: mod)]
+    def lowering_passes(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
+        return [*super().lowering_passes(winograd), ("pretend", lambda mod: mod)]
 
     def search_part(self, packed: Any, progress: Progress) -> list[dict[str, Any]]:
         return [{"program": name} for name in ("first", "second")]

@@ -20,7 +20,7 @@ from tvmflow.ir.tir.blocks import new_schedule
 from tvmflow.ir.tir.workloads import extract_workloads, workload_key
 from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.canonicalize.fold_constants import FoldConstants
-from tvmflow.passes.kernel.apply_schedules import ScheduleKernels, replay
+from tvmflow.passes.kernel.apply_schedules import ApplySchedules, replay
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import convolution_keys, packed_convolutions
 from tvmflow.schedules.registry import scheduled
@@ -42,7 +42,7 @@ def test_a_trace_of_another_kernel_is_refused_and_the_default_is_used() -> None:
     replay(conv.function, trace)
     with pytest.raises(Exception):  # noqa: B017  (TVM raises its own types here; that it does not pass is the point)
         replay(pool.function, trace)
-    step = ScheduleKernels({pool.key: {"trace": trace}}, HOST.template_for)
+    step = ApplySchedules({pool.key: {"trace": trace}}, HOST.template_for)
     step(lowered)
     assert {c.how for c in step.choices} == {"default"}
 

@@ -20,8 +20,8 @@ from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.ir.tir.workloads import count_calls, extract_workloads
-from tvmflow.passes.fuse.concatenate_in_place import ConcatenateInPlace
-from tvmflow.passes.kernel.apply_schedules import ScheduleKernels
+from tvmflow.passes.fuse.concatenate_in_place import ConcatInPlace
+from tvmflow.passes.kernel.apply_schedules import ApplySchedules
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import convolution_keys
 from tvmflow.passes.legalize.padded_image import tileable_width
@@ -100,7 +100,7 @@ def test_candidates_of_every_template_keep_the_output(dtype: str, winograd: int,
                 continue  # an illegal candidate is allowed, a wrong one is not
             best[workload.key] = {"trace": trace_json(schedule)}
         assert len(best) >= len(workloads) - 1
-        step = ScheduleKernels(best, HOST.template_for)
+        step = ApplySchedules(best, HOST.template_for)
         executable = compile_lowered(step(lowered), target)
         assert sum(choice.how == "record" for choice in step.choices) == len(best)
         assert error_of(run(executable, x), reference) < bound
@@ -154,7 +154,7 @@ def test_what_is_joined_is_written_in_place(make: Callable[..., torch.Tensor], c
     shape = (1, 3, 9, 9)
     module, model = imported(Net(), shape)
     target = HOST
-    step = ScheduleKernels({}, HOST.template_for)
+    step = ApplySchedules({}, HOST.template_for)
     scheduled_module = step(lower(PackChannels(16)(module), target))
     calls = [c for name, c in count_calls(scheduled_module).items() if name.startswith("concatenate")]
     assert sum(calls) == sum(choice.kernel.startswith("concatenate") for choice in step.choices) == copies
@@ -205,7 +205,7 @@ def test_what_the_network_returns_is_not_joined_in_place() -> None:
         )
 
     lowered = lower(of_one_operator(joined, (1, 4, 5, 6, 16)), HOST)
-    assert ConcatenateInPlace()(lowered).same_as(lowered)
+    assert ConcatInPlace()(lowered).same_as(lowered)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ import tvm
 
 from tests.golden.networks import TARGETS, Case, cases
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.codegen.compile import prepared
-from tvmflow.passes.kernel.stack_buffers import pipeline
+from tvmflow.passes.pipeline import kernel_pipeline, prepare_kernels
 from tvmflow.schedules.registry import Knobs, scheduled, template_named
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.toolchain.versions import version
@@ -36,8 +35,8 @@ def code_of(function: Any, target: ResolvedTarget) -> str:
     """Return what LLVM is given of a scheduled kernel, as text."""
     tvm_target = target.tvm_target()
     with tvm_target:
-        module = prepared(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), tvm_target)
-        lower, of_host, _ = pipeline()
+        module = prepare_kernels(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), tvm_target)
+        lower, of_host, _ = kernel_pipeline()
         module = of_host()(lower(tvm.tirx.transform.BindTarget(tvm_target)(module)))
     return str(module.script(show_meta=True))
 

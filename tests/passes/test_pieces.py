@@ -14,7 +14,7 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LoadedLibrary, build_scheduled, export
 from tvmflow.codegen.network.link import kernel_objects
 from tvmflow.codegen.parallel_codegen import PIECES, make_code, side_by_side, to_objects
-from tvmflow.passes.kernel import stack_buffers as keep_on_stack
+from tvmflow.passes.pipeline import KERNEL_PIPELINE, register_kernel_pipeline
 
 pytestmark = pytest.mark.heavy
 SIZES = range(2, 2 + PIECES + 3)  # some pieces have two kernels
@@ -42,9 +42,9 @@ def test_pieces_compute_what_one_module_does(tmp_path: Path) -> None:
     backend, x = host_backend(), np.random.default_rng(0).standard_normal((4, 2), dtype=np.float32)
     scheduled = build_scheduled(_network(), backend, {})
     assert len(scheduled.executable.mod.imports) == PIECES + 1
-    keep_on_stack.register()
+    register_kernel_pipeline()
     with backend.tvm_target() as target:
-        whole = tvm.compile(scheduled.module, target, tir_pipeline=keep_on_stack.PIPELINE)
+        whole = tvm.compile(scheduled.module, target, tir_pipeline=KERNEL_PIPELINE)
     make_code(scheduled.executable)
     expected = _run(scheduled.executable, x)
     np.testing.assert_array_equal(expected, _run(whole, x))

@@ -19,7 +19,7 @@ from tvmflow.config.stage_params import DEFAULT_MIXED
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.tir.workloads import Workload, extract_workloads, operations
-from tvmflow.passes.kernel.prefetch_weights import with_prefetching
+from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.schedules.registry import TEMPLATES, Knobs, scheduled, template_for
@@ -94,7 +94,7 @@ def test_the_lines_of_the_next_blocks_of_channels_are_asked_for_once(kind: str) 
     )
     module, knobs = _first(workload, backend)
     assert knobs["prefetch"] >= 1
-    text = with_prefetching(module).script(show_meta=False)
+    text = prefetch_weights(module).script(show_meta=False)
     calls = re.findall(r"^ *(T\.call_extern\(\"int32\", \"tvmflow_prefetch\".*)$", text, re.MULTILINE)
     # the loops around the calls, outermost first
     before, loops = text[: text.index(calls[0]) + 1].splitlines(), []

@@ -19,7 +19,7 @@ from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.layout.pack_channels import PackChannels
-from tvmflow.passes.legalize.int8_lookup_tables import TabulateBytes
+from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
@@ -131,7 +131,7 @@ def test_a_value_in_between_that_others_read_is_computed() -> None:
     samples = np.random.default_rng(0).standard_normal((6, 3, 5, 5), dtype=np.float32)
     module = _quantized(Net(), "uint8", samples)
     with host_backend().tvm_target():
-        assert "look_up" not in str(TabulateBytes()(module))
+        assert "look_up" not in str(Int8LookupTables()(module))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -167,4 +167,4 @@ def test_sums_of_bytes_through_a_deep_network_end() -> None:
             out = builder.emit_output(value)
         builder.emit_func_output(out)
     with tvm.target.Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4"}):
-        assert "look_up" not in str(TabulateBytes()(builder.get()))
+        assert "look_up" not in str(Int8LookupTables()(builder.get()))

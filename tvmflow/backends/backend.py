@@ -99,7 +99,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def phases(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
+    def lowering_passes(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
         """Return (name, pass) in order: packed operators become kernels, kernels that belong together become one.
 
         winograd: convolution key -> tile size, of those to be computed by Winograd's algorithm.

@@ -61,52 +61,10 @@ class CpuBackend(Backend):
         packed, convolutions = packed_convolutions(mod)
         return mod, {"packed_convolutions": packed, "convolutions": convolutions, "block": channel_block}
 
-    def phases(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
-        from tvm import relax
-        from tvm.ir.transform import Sequential
+    def lowering_passes(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
+        from tvmflow.passes.pipeline import lowering_passes
 
-        from tvmflow.passes.fuse.attention import FuseAttention
-        from tvmflow.passes.fuse.concatenate_in_place import ConcatenateInPlace
-        from tvmflow.passes.fuse.inverted_residual import FuseExpansions
-        from tvmflow.passes.fuse.limit_inlining import LimitInlining
-        from tvmflow.passes.fuse.remove_dead_blocks import DropUnreadBlocks
-        from tvmflow.passes.layout.channels_last_for_amx import PixelMajor
-        from tvmflow.passes.layout.norm import NORMS, legalize_norm
-        from tvmflow.passes.legalize.bfloat16 import legalize_astype
-        from tvmflow.passes.legalize.clip import clips
-        from tvmflow.passes.legalize.convolutions import legalize_convolutions
-        from tvmflow.passes.legalize.int8_lookup_tables import TabulateBytes
-        from tvmflow.passes.legalize.narrow import NarrowByInstruction
-        from tvmflow.passes.legalize.pools import legalize_max_pool2d
-        from tvmflow.passes.legalize.resize import legalize_resize2d
-        from tvmflow.schedules.intrinsics.dot_product import dot_for
-
-        pairs = dot_for(self.cpu_features(), "bfloat16", self.cpu_features().channel_block, of_made=True) is not None
-        own = {
-            **clips(), **legalize_convolutions(winograd), "relax.nn.max_pool2d": legalize_max_pool2d,
-            "relax.astype": legalize_astype, **dict.fromkeys(NORMS, legalize_norm), "relax.image.resize2d": legalize_resize2d,
-        }  # fmt: skip
-        legalize = Sequential([relax.transform.LegalizeOps(own), relax.transform.DeadCodeElimination(["main"])])
-        return [
-            ("tabulate_bytes", TabulateBytes()),
-            ("narrow_by_instruction", NarrowByInstruction()),
-            ("fuse_attention", FuseAttention(self.cpu_features().channel_block, pairs)),
-            ("legalize_operators", legalize),
-            ("annotate_patterns", relax.transform.AnnotateTIROpPattern()),
-            ("fold_constants", relax.transform.FoldConstant()),
-            ("limit_inlining", LimitInlining()),
-            ("fuse_operators", relax.transform.FuseOps()),
-            ("fuse_kernels", relax.transform.FuseTIR()),
-            ("drop_unread_blocks", DropUnreadBlocks()),
-            ("drop_dead_code", relax.transform.DeadCodeElimination(["main"])),
-            *(
-                [("fuse_expansions", FuseExpansions(self.cpu_features()))]
-                if "madd512" in self.cpu_features().dots
-                else []
-            ),
-            *([("pixel_major", PixelMajor())] if set(TILES_FOR.values()) & set(self.cpu_features().dots) else []),
-            ("concatenate_in_place", ConcatenateInPlace()),
-        ]
+        return lowering_passes(self.cpu_features(), winograd, has_gpu=False)
 
     def winograd_weights(self, dtype: str) -> float:
         cpu = self.cpu_features()

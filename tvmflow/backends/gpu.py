@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tvmflow.schedules.registry import Knobs, Template
 
 _CHANNELS = 4  # side by side, a vector of every GPU
-_OF_CPUS = ("fuse_attention", "concatenate_in_place")  # phases: caches of a thread, and parts of a buffer
 
 
 def _known(kind: str) -> str:
@@ -105,8 +104,10 @@ class GpuBackend(CpuBackend):
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
         return super().pack(mod, block or _CHANNELS)
 
-    def phases(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
-        return [(name, step) for name, step in super().phases(winograd) if name not in _OF_CPUS]
+    def lowering_passes(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
+        from tvmflow.passes.pipeline import lowering_passes
+
+        return lowering_passes(self.cpu_features(), winograd, has_gpu=True)
 
     def templates(self) -> tuple[Template, ...]:
         from tvmflow.schedules.gpu.tiled import GPU_PLAIN, GPU_WINDOW

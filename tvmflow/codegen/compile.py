@@ -14,15 +14,9 @@ from tvmflow.backends.backend import Backend
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.parallel_codegen import compile_in_pieces, make_code, to_objects
 from tvmflow.passes import run_pass
-from tvmflow.passes.kernel import stack_buffers as keep_on_stack
-from tvmflow.passes.kernel.apply_schedules import Choice, ScheduleKernels
-from tvmflow.passes.kernel.normalize_booleans import with_booleans_read
-from tvmflow.passes.kernel.prefetch_weights import with_prefetching
+from tvmflow.passes.kernel.apply_schedules import ApplySchedules, Choice
 from tvmflow.passes.kernel.rename_kernels import RenameKernels
-from tvmflow.passes.kernel.unaligned_inputs import with_inputs_named
-from tvmflow.passes.kernel.zero_border_only import with_edges_filled
-from tvmflow.passes.legalize.bfloat16 import with_rounding
-from tvmflow.schedules.intrinsics import math_functions as intrinsics
+from tvmflow.passes.pipeline import KERNEL_PIPELINE, prepare_kernels
 from tvmflow.support.errors import StageError, last_line
 
 Array = np.ndarray[Any, Any]
@@ -38,12 +32,6 @@ class Scheduled(NamedTuple):
     backend: Backend
 
 
-def prepared(mod: Any, target: Any) -> Any:
-    """Return a module of scheduled kernels as TVM's compiler is given it; it knows our intrinsics from here on."""
-    intrinsics.register()
-    return with_rounding(with_prefetching(with_edges_filled(with_booleans_read(with_inputs_named(mod)))), target)
-
-
 def compile_module(mod: Any, backend: Backend) -> Any:
     """Return the executable of a module, TVM's or the backend's own; raises whatever TVM raises."""
     import tvm
@@ -52,12 +40,11 @@ def compile_module(mod: Any, backend: Backend) -> Any:
     if (own := backend.compile_kernels(mod)) is not None:
         return own
     target = backend.tvm_target()
-    keep_on_stack.register()
-    ready = prepared(mod, target)
+    ready = prepare_kernels(mod, target)
     if any(isinstance(function, relax.Function) for function in mod.functions.values()):
-        return compile_in_pieces(ready, target, keep_on_stack.PIPELINE)
+        return compile_in_pieces(ready, target, KERNEL_PIPELINE)
     with target:
-        return tvm.compile(ready, target, tir_pipeline=keep_on_stack.PIPELINE)
+        return tvm.compile(ready, target, tir_pipeline=KERNEL_PIPELINE)
 
 
 def compile_lowered(lowered: Any, backend: Backend) -> Any:
@@ -85,7 +72,7 @@ def build_scheduled(
 
 def schedule_lowered(lowered: Any, backend: Backend, best: dict[str, Any], dump: Any = None) -> Scheduled:
     """Schedule and compile a module of kernels. Raises StageError."""
-    step = ScheduleKernels(best, backend.template_for)
+    step = ApplySchedules(best, backend.template_for)
     scheduled = run_pass(step, lowered)
     if dump is not None:
         dump("schedule_kernels", scheduled)

@@ -1,4 +1,4 @@
-"""From packed Relax to a module of kernels, through the phases that the backend names."""
+"""Lower packed Relax to a module of kernels with the passes that the backend chooses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Dump = Callable[[str, Any], None]
 
 
 def lower(mod: Any, backend: Backend, dump: Dump | None = None, winograd: Mapping[str, int] | None = None) -> Any:
-    """Run the backend's phases; `dump(name, module)` sees the module after each.
+    """Apply the backend's lowering passes; `dump(name, module)` gets the module after each.
 
     winograd: convolution key -> tile size, of those to be computed by Winograd's algorithm.
     """
     with backend.tvm_target():
-        for name, step in backend.phases(winograd or {}):
+        for name, step in backend.lowering_passes(winograd or {}):
             mod = step(mod)
             if dump is not None:
                 dump(name, mod)

@@ -78,7 +78,7 @@ def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
     from tvm import tirx
     from tvm.tirx import compilation_pipeline
 
-    from tvmflow.ir.tir.flatten_buffer_fix import lowered_soundly
+    from tvmflow.ir.tir.flatten_buffer_fix import lower_with_fixed_indices
 
     kernels = {
         variable.name_hint: function
@@ -88,7 +88,7 @@ def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
     plain = tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in kernels.items()})
     lower, *_ = compilation_pipeline.get_tir_pipeline("default")
     with target, tvm.transform.PassContext(disabled_pass=_BY_GENERATORS):
-        lowered = lowered_soundly(lower)(tirx.transform.BindTarget(target)(plain))
+        lowered = lower_with_fixed_indices(lower)(tirx.transform.BindTarget(target)(plain))
     functions = {
         variable.name_hint: function
         for variable, function in lowered.functions.items()

@@ -1,28 +1,158 @@
-"""The passes that every imported model goes through, in order: afterwards nothing tells where it came from."""
+"""List every pass in order: from an imported network to kernels that LLVM or a GPU's code generator takes.
+
+import_passes: Relax of a frontend -> one canonical form. The backend packs channels after them (layout/pack_channels.py).
+lowering_passes: packed Relax -> fused kernels in TIR.
+kernel_passes: kernels after schedules were applied (kernel/apply_schedules.py).
+host_passes: kernels for the CPU, inside TVM's own pipeline, just before it generates host code.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
-from tvmflow.passes import run_pass
+import tvm
+from tvm import relax
+from tvm.ir.transform import Sequential
+from tvm.tirx import compilation_pipeline
+
+from tvmflow.ir.tir.flatten_buffer_fix import lower_with_fixed_indices
 from tvmflow.passes.canonicalize.canonical_norms import CanonicalNorms
 from tvmflow.passes.canonicalize.channels_first import ChannelsFirst
-from tvmflow.passes.canonicalize.clamp_gather_indices import ClipLookups
-from tvmflow.passes.canonicalize.conv1d_to_conv2d import SignalsAsImages
-from tvmflow.passes.canonicalize.flatten_dense import FlattenRows
+from tvmflow.passes.canonicalize.clamp_gather_indices import ClampGatherIndices
+from tvmflow.passes.canonicalize.conv1d_to_conv2d import Conv1dToConv2d
+from tvmflow.passes.canonicalize.flatten_dense import FlattenDense
 from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.canonicalize.fold_constants import FoldConstants
-from tvmflow.passes.canonicalize.fold_known_steps import FoldKnownSteps
 from tvmflow.passes.canonicalize.simplify_arithmetic import SimplifyArithmetic
-from tvmflow.passes.canonicalize.sink_concat import DivideJoined
-from tvmflow.passes.canonicalize.trim_dilated_kernels import TrimWindows
+from tvmflow.passes.canonicalize.sink_concat import SinkConcat
+from tvmflow.passes.canonicalize.trim_dilated_kernels import TrimDilatedKernels
+from tvmflow.passes.fuse.attention import FuseAttention
+from tvmflow.passes.fuse.concatenate_in_place import ConcatInPlace
+from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
+from tvmflow.passes.fuse.limit_inlining import LimitInlining
+from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
+from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
+from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
+from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
+from tvmflow.passes.kernel.stack_buffers import StackBuffers
+from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs, mark_network_inputs
+from tvmflow.passes.kernel.zero_border_only import zero_border_only
+from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
+from tvmflow.passes.layout.norm import NORMS, legalize_norm
+from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_rounding
+from tvmflow.passes.legalize.clip import clips
+from tvmflow.passes.legalize.convolutions import legalize_convolutions
+from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
+from tvmflow.passes.legalize.narrow import NarrowByInstruction
+from tvmflow.passes.legalize.pools import legalize_max_pool2d
+from tvmflow.passes.legalize.resize import legalize_resize2d
+from tvmflow.schedules.intrinsics import math_functions
+from tvmflow.schedules.intrinsics.dot_product import dot_for
+from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
+
+Pass = Any  # IRModule -> IRModule; module_pass makes ours callable in a way that type checkers cannot see
+KERNEL_PIPELINE = "tvmflow"  # the name under which TVM knows our pipeline for kernels
+
+
+def import_passes() -> list[Pass]:
+    """Return the passes that every imported network goes through: afterwards nothing tells its framework."""
+    return [
+        FoldConstants(),
+        ClampGatherIndices(),
+        SimplifyArithmetic(),
+        CanonicalNorms(),
+        ChannelsFirst(),
+        Conv1dToConv2d(),
+        SinkConcat(),
+        FoldBatchNorm(),
+        TrimDilatedKernels(),
+        FlattenDense(),
+    ]
+
+
+def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool) -> list[tuple[str, Pass]]:
+    """Return name and pass of each step from packed Relax to fused kernels.
+
+    winograd: convolution key -> tile size. has_gpu: no thread has caches of its own, and tensors are not parts of others.
+    """
+    has_bfloat16_dot = dot_for(cpu, "bfloat16", cpu.channel_block, of_made=True) is not None
+    has_amx = bool(set(TILES_FOR.values()) & set(cpu.dots))
+    has_vector_madd = "madd512" in cpu.dots
+    passes: list[tuple[str, Pass, bool]] = [
+        ("int8_lookup_tables", Int8LookupTables(), True),
+        ("narrow_by_instruction", NarrowByInstruction(), True),
+        ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot), not has_gpu),
+        ("legalize_operators", _legalize_operators(winograd), True),
+        ("annotate_patterns", relax.transform.AnnotateTIROpPattern(), True),
+        ("fold_constants", relax.transform.FoldConstant(), True),
+        ("limit_inlining", LimitInlining(), True),
+        ("fuse_operators", relax.transform.FuseOps(), True),
+        ("fuse_kernels", relax.transform.FuseTIR(), True),
+        ("remove_dead_blocks", RemoveDeadBlocks(), True),
+        ("drop_dead_code", relax.transform.DeadCodeElimination(["main"]), True),
+        ("fuse_inverted_residuals", FuseInvertedResiduals(cpu), has_vector_madd),
+        ("channels_last_for_amx", ChannelsLastForAmx(), has_amx),
+        ("concat_in_place", ConcatInPlace(), not has_gpu),
+    ]
+    return [(name, step) for name, step, applies in passes if applies]
+
+
+def kernel_passes(target: Any) -> list[Pass]:
+    """Return the passes over scheduled kernels. target: tvm.target.Target of the kernels."""
+    return [
+        mark_network_inputs,
+        normalize_booleans,
+        zero_border_only,
+        prefetch_weights,
+        functools.partial(link_bfloat16_rounding, target=target),
+    ]
+
+
+def host_passes() -> list[Pass]:
+    """Return our passes over kernels of the CPU that TVM has lowered as far as calls of its runtime."""
+    return [StackBuffers(), HoistAmxConfig(), UnalignedInputs()]
 
 
 def canonicalize(mod: Any) -> Any:
-    """Return the module with constants folded, lookups clipped, norms in one form, channels first, signals as images, convolutions joined as late as can be, batch norms in the convolutions, windows no larger than what they see, dense
-    layers over rows, and less arithmetic."""
-    for step in (
-        FoldConstants(), FoldKnownSteps(), ClipLookups(), SimplifyArithmetic(), CanonicalNorms(), ChannelsFirst(), SignalsAsImages(), DivideJoined(), FoldBatchNorm(), TrimWindows(), FlattenRows(),
-    ):  # fmt: skip
-        mod = run_pass(step, mod)
+    """Apply import_passes to an imported module."""
+    return _apply(import_passes(), mod)
+
+
+def prepare_kernels(mod: Any, target: Any) -> Any:
+    """Apply kernel_passes to a module of scheduled kernels; TVM knows our intrinsics and pipeline from here on."""
+    math_functions.register()
+    register_kernel_pipeline()
+    return _apply(kernel_passes(target), mod)
+
+
+@functools.cache
+def register_kernel_pipeline() -> None:
+    """Make KERNEL_PIPELINE known to TVM in this process."""
+    compilation_pipeline.PIPELINE_MAP[KERNEL_PIPELINE] = kernel_pipeline
+
+
+def kernel_pipeline() -> tuple[Any, Any, Any]:
+    """Return TVM's default passes for kernels, for the host (ours come first) and for devices."""
+    lower, for_host, for_device = compilation_pipeline.get_tir_pipeline("default")
+    return lower_with_fixed_indices(lower), lambda: Sequential([*host_passes(), for_host()]), for_device
+
+
+def _legalize_operators(winograd: Mapping[str, int]) -> Pass:
+    """Return the pass that lowers each operator to TIR: ours where the table has it, TVM's elsewhere."""
+    ours = {
+        **clips(),
+        **legalize_convolutions(winograd),
+        **dict.fromkeys(NORMS, legalize_norm),
+        "relax.nn.max_pool2d": legalize_max_pool2d,
+        "relax.astype": legalize_astype,
+        "relax.image.resize2d": legalize_resize2d,
+    }
+    return Sequential([relax.transform.LegalizeOps(ours), relax.transform.DeadCodeElimination(["main"])])
+
+
+def _apply(passes: list[Pass], mod: tvm.IRModule) -> tvm.IRModule:
+    for step in passes:
+        mod = step(mod)
     return mod

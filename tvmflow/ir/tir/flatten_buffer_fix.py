@@ -24,7 +24,7 @@ _DIGITS = (tirx.FloorDiv, tirx.FloorMod)
 _SUMS = (tirx.Add, tirx.Sub)
 
 
-def lowered_soundly(lower: Any) -> Any:
+def lower_with_fixed_indices(lower: Any) -> Any:
     """Return a pass that lowers modules as TVM's pass `lower` does, which runs FlattenBuffer among others, with right indices."""
 
     def soundly(mod: Any, _context: Any) -> Any:

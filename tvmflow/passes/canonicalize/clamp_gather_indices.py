@@ -1,4 +1,4 @@
-"""ClipLookups: let every lookup in a table stay inside of the table.
+"""ClampGatherIndices: let every lookup in a table stay inside of the table.
 
 TVM's importers write lookups that read whatever lies at a place, also outside of the table: a number that is no word of the
 vocabulary ends the process. Clipped, it is the last word, and the check against the source framework tells who is right.
@@ -23,8 +23,8 @@ class _Clipper(PyExprMutator):  # type: ignore[misc]
         return relax.op.take(call.args[0], call.args[1], None if axis is None else int(axis), mode="clip")
 
 
-@tvm.transform.module_pass(opt_level=0, name="ClipLookups")
-class ClipLookups:
+@tvm.transform.module_pass(opt_level=0, name="ClampGatherIndices")
+class ClampGatherIndices:
     """IRModule -> IRModule whose `take` clips its places."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:

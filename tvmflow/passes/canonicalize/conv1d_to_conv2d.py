@@ -1,4 +1,4 @@
-"""SignalsAsImages: convolutions and pools over (N, C, L), as networks for speech have them, become those of images of one row, (N, C, 1, L).
+"""Conv1dToConv2d: convolutions and pools over (N, C, L), as networks for speech have them, become those of images of one row, (N, C, 1, L).
 
 Everything that follows knows images: batch norms, packed channels, integers, templates. Operators between them that do not care are computed on the image, too.
 """
@@ -18,8 +18,8 @@ from tvmflow.ir.relax.graph import Argument, Graph, Step, joins, read_graph
 from tvmflow.passes.layout.layout_rewriter import TwoLayouts
 
 
-@tvm.transform.module_pass(opt_level=0, name="SignalsAsImages")
-class SignalsAsImages:
+@tvm.transform.module_pass(opt_level=0, name="Conv1dToConv2d")
+class Conv1dToConv2d:
     """IRModule -> IRModule; unchanged where nothing is a signal."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:

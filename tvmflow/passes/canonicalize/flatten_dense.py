@@ -1,4 +1,4 @@
-"""FlattenRows: a dense layer over (N, L, C), or more axes, becomes one over rows (N * L, C), its bias with it.
+"""FlattenDense: a dense layer over (N, L, C), or more axes, becomes one over rows (N * L, C), its bias with it.
 
 PyTorch exports dense layers so, ONNX and Keras keep the axes. With one form, quantization finds all of them.
 """
@@ -16,8 +16,8 @@ from tvm.relax.dpl import is_const, is_op, rewrite_call, wildcard
 from tvmflow.ir.tvm_compat import constant_value, reads_of, shape_of, type_of
 
 
-@tvm.transform.module_pass(opt_level=0, name="FlattenRows")
-class FlattenRows:
+@tvm.transform.module_pass(opt_level=0, name="FlattenDense")
+class FlattenDense:
     """IRModule -> IRModule. Values of unknown extents stay as they are."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:

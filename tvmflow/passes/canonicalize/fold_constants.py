@@ -1,8 +1,9 @@
 """FoldConstants: compute with numpy what depends on constants only.
 
 TVM's own FoldConstant compiles every folded operator with LLVM, which costs seconds per network and threads that one
-does not control. The operators that importers leave on weights are few, so they are a table here; what is not in it is
-left for FoldKnownSteps, which reads the whole network.
+does not control. The operators that importers leave on weights are few, so they are a table here. What the table lacks and
+still depends on constants only (products of position embeddings with weights, for example) is computed by the numpy
+interpreter afterwards: later passes rely on every step reading a value of the network.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.relax.emit import call_again, constant, straight_line
+from tvmflow.ir.relax.graph import Graph, Step, read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_step, value_of
 from tvmflow.ir.tvm_compat import constant_value, type_of
+from tvmflow.support.errors import TvmflowError
 
 Array = np.ndarray[Any, Any]
 
@@ -111,4 +115,44 @@ class FoldConstants:
                     {**dict(mod.functions.items()), variable: _Folder(mod).visit_expr(function)}, attrs=mod.attrs
                 )
         mod = relax.transform.CanonicalizeBindings()(mod)
-        return relax.transform.DeadCodeElimination(["main"])(mod)
+        return _interpret_constant_steps(relax.transform.DeadCodeElimination(["main"])(mod))
+
+
+def _interpret_constant_steps(mod: Any) -> Any:
+    """Replace steps that read constants only by their values; unchanged where every step reads an input."""
+    graph = read_graph(mod)
+    if all(step.refs or step.op == "constant" for step in graph.steps):
+        return mod
+    known: dict[str, Any] = {}
+    rest = [step for step in graph.steps if not _compute(step, known)]
+    return _without(graph, known, rest)
+
+
+def _compute(step: Step, known: dict[str, Any]) -> bool:
+    """Add the value of a step to those that are known; return whether it is."""
+    if not all(name in known for name in step.refs):
+        return False
+    try:
+        known[step.name] = run_step(step, [value_of(argument, known) for argument in step.args])
+    except (TvmflowError, RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+        return False  # the definition does not know it either: TVM compiles it
+    return True
+
+
+def _without(graph: Graph, known: dict[str, Any], rest: list[Step]) -> Any:
+    """Return the module of the other steps, to which the known values are constants."""
+    builder, kinds = relax.BlockBuilder(), graph.kinds()
+    values: dict[str, Any] = {}
+
+    def value_at(name: str) -> Any:
+        if name not in values:
+            values[name] = constant(known[name], kinds[name].dtype)
+        return values[name]
+
+    def body(parameters: dict[str, Any]) -> list[Any]:
+        values.update(parameters)
+        for step in rest:
+            values[step.name] = builder.emit(call_again(step, value_at), step.name)
+        return [value_at(name) for name in graph.outputs]
+
+    return straight_line(builder, graph, body)

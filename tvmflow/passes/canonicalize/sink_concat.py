@@ -1,4 +1,4 @@
-"""DivideJoined: what follows a concatenation of convolutions, element by element, is computed of each of them, and joined behind it.
+"""SinkConcat: what follows a concatenation of convolutions, element by element, is computed of each of them, and joined behind it.
 
 Batch norms fold into the convolutions then, and activations are computed while outputs are in registers: convolutions with kernels of several sizes (MixNet)
 are normalized after they are joined.
@@ -21,8 +21,8 @@ _NORM = "relax.nn.batch_norm"
 _CONVOLUTIONS = ("relax.nn.conv2d", "relax.nn.conv2d_transpose")
 
 
-@tvm.transform.module_pass(opt_level=0, name="DivideJoined")
-class DivideJoined:
+@tvm.transform.module_pass(opt_level=0, name="SinkConcat")
+class SinkConcat:
     """IRModule -> IRModule; unchanged where no convolutions are joined."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""TrimWindows: leave out the rows and columns of a convolution's window that only ever see its padding.
+"""TrimDilatedKernels: leave out the rows and columns of a convolution's window that only ever see its padding.
 
 Large dilations have them: a 3x3 window with steps of 24 over an image of 14x14, as DeepLab has it, sees the image with its middle alone, and costs nine times as much as that.
 """
@@ -52,8 +52,8 @@ def _trimmed(call: Any, data: Any, weight: Any) -> Any:
     )  # fmt: skip
 
 
-@tvm.transform.module_pass(opt_level=0, name="TrimWindows")
-class TrimWindows:
+@tvm.transform.module_pass(opt_level=0, name="TrimDilatedKernels")
+class TrimDilatedKernels:
     """IRModule -> IRModule with the same outputs."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""ConcatenateInPlace: what is only joined along channels is written where the whole will lie, and not copied.
+"""ConcatInPlace: what is only joined along channels is written where the whole will lie, and not copied.
 
 On packed channels the parts of an image of batch 1 lie one behind the other in memory. TVM's memory planner gives each value
 a storage of its own, so a concatenation costs a pass over memory, and its readers find nothing in their caches.
@@ -26,8 +26,8 @@ class _Place:
     offset: int
 
 
-@tvm.transform.module_pass(opt_level=0, name="ConcatenateInPlace")
-class ConcatenateInPlace:
+@tvm.transform.module_pass(opt_level=0, name="ConcatInPlace")
+class ConcatInPlace:
     """IRModule of kernels -> IRModule whose main has its tensors allocated; as it came where nothing is joined in place."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:

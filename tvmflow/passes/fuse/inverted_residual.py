@@ -1,4 +1,4 @@
-"""FuseExpansions: a 1x1 convolution and the depthwise one that alone reads what it makes become one kernel.
+"""FuseInvertedResiduals: a 1x1 convolution and the depthwise one that alone reads what it makes become one kernel.
 
 Inverted residuals (MobileNetV2 and what came after it) widen an image to several times its channels, sum a window of each and narrow it again. The wide image is
 the largest value of such a network, larger than the second cache, and going through memory costs more than its arithmetic. In one kernel a
@@ -20,8 +20,8 @@ from tvmflow.schedules.cpu.inverted_residual import DEPTHWISE, EXPANSION, is_exp
 from tvmflow.targets.cpu_features import CpuFeatures
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseExpansions")
-class FuseExpansions:
+@tvm.transform.module_pass(opt_level=0, name="FuseInvertedResiduals")
+class FuseInvertedResiduals:
     """IRModule of kernels -> IRModule. cpu: its threads divide the fused kernels."""
 
     def __init__(self, cpu: CpuFeatures) -> None:

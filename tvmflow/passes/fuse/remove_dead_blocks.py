@@ -1,4 +1,4 @@
-"""DropUnreadBlocks: leave out the blocks of a kernel whose values nothing reads.
+"""RemoveDeadBlocks: leave out the blocks of a kernel whose values nothing reads.
 
 TVM folds arithmetic while it lowers an operator: x * 0 is 0, whatever made x. What is fused then does not read what a convolution sums, and no schedule of
 such a kernel makes sense: the convolution, tied to nothing, would be unrolled for the whole image, which LLVM takes minutes for.
@@ -15,8 +15,8 @@ from tvmflow.ir.tir.blocks import kernels_changed, region_buffer
 from tvmflow.ir.tir.stmt_rewriter import with_root_body
 
 
-@tvm.transform.module_pass(opt_level=0, name="DropUnreadBlocks")
-class DropUnreadBlocks:
+@tvm.transform.module_pass(opt_level=0, name="RemoveDeadBlocks")
+class RemoveDeadBlocks:
     """IRModule of fused kernels, not scheduled yet -> IRModule."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:

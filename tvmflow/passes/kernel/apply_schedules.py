@@ -1,4 +1,4 @@
-"""ScheduleKernels: give every kernel its best measured schedule, or its template's default where none was measured."""
+"""ApplySchedules: give every kernel its best measured schedule, or its template's default where none was measured."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def default_schedule(function: Any, match: Match | None) -> tuple[Any, Knobs] | 
     return None
 
 
-@tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
-class ScheduleKernels:
+@tvm.transform.module_pass(opt_level=0, name="ApplySchedules")
+class ApplySchedules:
     """IRModule -> IRModule; `best` maps workload keys to tuning records, `template_for` is the backend's. What was chosen is left in `choices`."""
 
     def __init__(self, best: dict[str, Any], template_for: Callable[[Any], Match | None]) -> None:

@@ -1,4 +1,4 @@
-"""HoistTiles: give the registers for matrix tiles (AMX) their shapes once for a thread's share of a kernel, not for each tile of outputs.
+"""HoistAmxConfig: give the registers for matrix tiles (AMX) their shapes once for a thread's share of a kernel, not for each tile of outputs.
 
 An instruction that does it takes as long as a dozen multiplications, and waits for all that are under way.
 """
@@ -15,8 +15,8 @@ from tvmflow.ir.tir.stmt_rewriter import rewritten, rewritten_kernels, with_body
 from tvmflow.schedules.intrinsics.amx import CONFIGURED, RELEASED
 
 
-@tvm.transform.module_pass(opt_level=0, name="HoistTiles")
-class HoistTiles:
+@tvm.transform.module_pass(opt_level=0, name="HoistAmxConfig")
+class HoistAmxConfig:
     """IRModule -> IRModule, of kernels that are lowered as far as calls of the runtime."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:

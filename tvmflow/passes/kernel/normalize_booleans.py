@@ -17,7 +17,7 @@ from tvmflow.ir.tvm_compat import dtype_of, load_class
 _EQUALITIES = (tirx.EQ, tirx.NE)
 
 
-def with_booleans_read(mod: Any) -> Any:
+def normalize_booleans(mod: Any) -> Any:
     """Return a module of scheduled kernels in which each boolean is compared with zero as it is read."""
     changes = ((load_class(), _compared), (_EQUALITIES, _of_bytes))
     return kernels_changed(mod, lambda _: True, lambda kernel: kernel.with_body(structural_map(kernel.body, changes)))

@@ -1,4 +1,4 @@
-"""with_prefetching: while the weights of one block of channels are multiplied, those of the next come from memory into the cache of the core.
+"""prefetch_weights: while the weights of one block of channels are multiplied, those of the next come from memory into the cache of the core.
 
 A thread goes over many tiles of outputs with the weights of one block of channels. At the first of them it waits for memory, and while it is at
 the others memory has nothing to do. So each tile asks for a share of the next block's weights, a few lines of the cache in each step of its loop.
@@ -26,7 +26,7 @@ define weak_odr i32 @{_FUNCTION}(ptr %weights, i32 %offset) alwaysinline nounwin
 """
 
 
-def with_prefetching(mod: Any) -> Any:
+def prefetch_weights(mod: Any) -> Any:
     """Return a module of scheduled kernels in which the loops that PREFETCHED marks ask for the weights of the next block of channels."""
     return kernels_changed(mod, lambda kernel: is_marked(kernel, PREFETCHED), _prefetching)
 

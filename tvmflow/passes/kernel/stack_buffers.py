@@ -1,4 +1,4 @@
-"""KeepOnStack: small local memory of a kernel lies on the stack, where LLVM makes registers of it.
+"""StackBuffers: small local memory of a kernel lies on the stack, where LLVM makes registers of it.
 
 TVM asks its runtime for the memory of scope `local`: a call for each tile of sums, which are stored before and after they are summed. What matrix
 tiles (AMX) are stored to begins at a line of the cache, as each of their rows then does: TVM aligns to 16 bytes what is no vector by itself.
@@ -6,25 +6,19 @@ tiles (AMX) are stored to begins at a line of the cache, as each of their rows t
 
 from __future__ import annotations
 
-import functools
 import math
 from functools import partial
 from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.tirx import compilation_pipeline
 
-from tvmflow.ir.tir.flatten_buffer_fix import lowered_soundly
 from tvmflow.ir.tir.stmt_rewriter import calls, rewritten_kernels
-from tvmflow.passes.kernel.hoist_amx_config import HoistTiles
-from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs
 from tvmflow.schedules.intrinsics.amx import STORED
 
 _SCOPE = "local"  # of memory, TVM's name
 _MOST_BYTES = 4096  # of one buffer
 _LINE_BITS = 512  # of the cache
-PIPELINE = "tvmflow"  # name of TVM's pipeline for kernels, with our passes in it
 
 
 def _kept(statement: Any, is_aligned: bool) -> Any:
@@ -45,25 +39,9 @@ def _kept(statement: Any, is_aligned: bool) -> Any:
     return tirx.SeqStmt([tirx.AllocBuffer(lines, on_stack), tirx.DeclBuffer(buffer, data=lines.data)])
 
 
-@tvm.transform.module_pass(opt_level=0, name="KeepOnStack")
-class KeepOnStack:
+@tvm.transform.module_pass(opt_level=0, name="StackBuffers")
+class StackBuffers:
     """IRModule -> IRModule, of kernels that are lowered as far as calls of the runtime."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         return rewritten_kernels(mod, lambda function: partial(_kept, is_aligned=calls(function, STORED)))
-
-
-def pipeline() -> tuple[Any, Any, Any]:
-    """Return TVM's default passes for kernels, those for the host and for devices behind them, with ours before the host's."""
-    lower, of_host, of_device = compilation_pipeline.get_tir_pipeline("default")
-    return (
-        lowered_soundly(lower),
-        lambda: tvm.ir.transform.Sequential([KeepOnStack(), HoistTiles(), UnalignedInputs(), of_host()]),
-        of_device,
-    )
-
-
-@functools.cache
-def register() -> None:
-    """Give TVM, in this process, the pipeline of that name."""
-    compilation_pipeline.PIPELINE_MAP[PIPELINE] = pipeline

@@ -23,7 +23,7 @@ _INPUTS = (
 _ALIGNMENT = "storage_alignment"  # TVM's key of a parameter's alignment, in bytes
 
 
-def with_inputs_named(mod: Any) -> Any:
+def mark_network_inputs(mod: Any) -> Any:
     """Return a module in which each kernel says as which of its parameters it is given inputs of the network."""
     main = next((function for function in mod.functions.values() if isinstance(function, relax.Function)), None)
     if main is None:

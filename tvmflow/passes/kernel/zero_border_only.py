@@ -1,4 +1,4 @@
-"""with_edges_filled: of an image that is made in a thread's own memory, only what lies around it is filled with zeros.
+"""zero_border_only: of an image that is made in a thread's own memory, only what lies around it is filled with zeros.
 
 TVM divides a padding into a block that fills all of it and one that writes what is inside; most of what the first one writes is written again.
 """
@@ -15,7 +15,7 @@ from tvmflow.ir.tir.stmt_rewriter import is_marked, realize_in, rewritten, with_
 from tvmflow.schedules.template import FILLED
 
 
-def with_edges_filled(mod: Any) -> Any:
+def zero_border_only(mod: Any) -> Any:
     """Return a module of scheduled kernels in which the loops that FILLED marks leave out the columns that are written again."""
     return kernels_changed(
         mod,

@@ -1,4 +1,4 @@
-"""PixelMajor: images between convolutions in matrix tiles have all channels of a pixel side by side, as tiles read them.
+"""ChannelsLastForAmx: images between convolutions in matrix tiles have all channels of a pixel side by side, as tiles read them.
 
 Packed channels are (N, C/b, H, W, b), and a convolution in tiles copies such an image before it multiplies. What only such convolutions make and read lies as
 (N, H, W, C/b, b) instead, where one of them has a filter of one pixel: it needs no copy then. Made by a larger filter it stays: what that writes to parts of
@@ -21,8 +21,8 @@ from tvmflow.schedules.cpu.amx_convolution import is_flat, is_in_tiles
 _RANK = 5
 
 
-@tvm.transform.module_pass(opt_level=0, name="PixelMajor")
-class PixelMajor:
+@tvm.transform.module_pass(opt_level=0, name="ChannelsLastForAmx")
+class ChannelsLastForAmx:
     """IRModule of kernels -> IRModule, some of whose images between kernels are (N, H, W, C/b, b)."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:

@@ -77,7 +77,7 @@ def legalize_astype(builder: Any, call: Any) -> Any:
     )
 
 
-def with_rounding(mod: Any, target: Any) -> Any:
+def link_bfloat16_rounding(mod: Any, target: Any) -> Any:
     """Return a module whose kernels that round bring the functions that do it."""
     if not computes_in_bfloat16(target):
         return mod

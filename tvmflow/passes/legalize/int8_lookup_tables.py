@@ -1,4 +1,4 @@
-"""TabulateBytes: look up what a layer in 8 bits computes of each of its bytes, on x86 with AVX512-VBMI and on arm64.
+"""Int8LookupTables: look up what a layer in 8 bits computes of each of its bytes, on x86 with AVX512-VBMI and on arm64.
 
 Between a byte and the byte that the next layer reads, an activation without an integer form (SiLU, GELU, hard-swish, tanh) is computed in float32: the zero
 point, the scale, an exponential, quotients, a rounding, up to 70 cycles for 16 values. It is a function of 256 values, which the numpy definition computes
@@ -232,8 +232,8 @@ class _Tabulator(PyExprMutator):  # type: ignore[misc]
         return self.builder_.call_te(look_up, self.visit_expr(source), primfunc_name_hint="look_up")
 
 
-@tvm.transform.module_pass(opt_level=0, name="TabulateBytes")
-class TabulateBytes:
+@tvm.transform.module_pass(opt_level=0, name="Int8LookupTables")
+class Int8LookupTables:
     """IRModule -> IRModule; needs a target in scope, and changes nothing for those with neither AVX512-VBMI nor NEON of 64 bits."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:

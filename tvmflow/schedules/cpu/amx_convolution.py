@@ -105,7 +105,7 @@ def _blocks_of_line(schedule: Any, kernel: Kernel) -> int:
 def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], bool]:
     """Let a convolution read a copy of its image, (N, H, W, C/16, 16); return the names of the blocks that pad or copy, and whether it is plain.
 
-    An image of one block is plain: its pixels are together, and it is read as it is. One that came as (N, H, W, C/16, 16) is not copied again (PixelMajor).
+    An image of one block is plain: its pixels are together, and it is read as it is. One that came as (N, H, W, C/16, 16) is not copied again (ChannelsLastForAmx).
     """
     assert kernel.anchor is not None
     anchor = block_ref(schedule, kernel.anchor)

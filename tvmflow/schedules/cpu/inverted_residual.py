@@ -1,6 +1,6 @@
 """Inverted residuals on packed channels: a thread makes rows of a 1x1 convolution's outputs for one block of channels, padded, and sums their windows while they are near.
 
-Made by FuseExpansions. Rows that two threads need are made by both.
+Made by FuseInvertedResiduals. Rows that two threads need are made by both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tensor intrinsics of matrix tiles (x86 AMX): one gives registers their shapes and zeros, the other sums a whole tile of outputs in them and stores it once.
 
-Shapes are given once for all tiles of a thread's share (HoistTiles).
+Shapes are given once for all tiles of a thread's share (HoistAmxConfig).
 """
 
 from __future__ import annotations
