@@ -24,6 +24,6 @@ def test_every_package_of_the_wheel_is_typed() -> None:
 def test_the_wheel_has_the_runtime_in_c_where_it_is_looked_for() -> None:
     wheel = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["force-include"] == {"runtime": "tvmflow/_runtime"}
-    assert '"tvmflow" / "_runtime"' in (REPOSITORY / "tvmflow" / "recipe.py").read_text()
+    assert '"tvmflow" / "_runtime"' in (REPOSITORY / "tvmflow" / "support" / "paths.py").read_text()
     assert (REPOSITORY / "runtime" / "agent" / "agent.c").is_file()
     assert {path.suffix for path in (REPOSITORY / "runtime" / "src").iterdir()} == {".c", ".h"}

@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY
 from tvmflow.config.params import STAGE_NAMES, Params
 from tvmflow.pipeline.recipe_key import code_of
 
-DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 TRACKED = set(
     subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, capture_output=True, text=True, check=False
@@ -64,7 +64,7 @@ def _commands() -> set[str]:
     return set(get_command(app).commands)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(REPOSITORY).as_posix())
 def test_documents_name_only_what_exists(document: Path) -> None:
     text = document.read_text()
     for path in re.findall(r"`((?:tvmflow|tasks|flows|tests|docs|bench|data|\.ci)/[\w./-]*?)/?`", text):

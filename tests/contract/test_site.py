@@ -30,7 +30,8 @@ def _named(entry: Any) -> set[str]:
 
 def test_every_page_is_in_the_navigation() -> None:
     config = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())
-    written = {path.name for path in (REPOSITORY / "docs").glob("*.md")}
+    docs = REPOSITORY / "docs"
+    written = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     assert _named(config["nav"]) == written | GENERATED
     assert config["strict"] and not re.search(r"https?://", (REPOSITORY / "mkdocs.yml").read_text())
 

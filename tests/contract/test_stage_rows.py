@@ -209,7 +209,7 @@ def test_dvc_finds_every_key_that_it_is_told_of() -> None:
 # that is read through another door than an import would be missing: both are looked at here before they are believed.
 CHECK = (
     "tasks/golden.py",
-    "tvmflow/pipeline/record.py",
+    "tvmflow/support/files.py",
     "tvmflow/evaluation/agreement.py",
     "tvmflow/evaluation/buckets.py",
     "tvmflow/frontends/source_model.py",
@@ -217,7 +217,7 @@ CHECK = (
 )
 IR = ("tvmflow/ir",)
 SOFTWARE_GPUS = (
-    "tvmflow/pipeline/record.py",
+    "tvmflow/support/files.py",
     "tvmflow/toolchain/debian_packages.py",
     "tvmflow/toolchain/software_gpus.py",
     "tvmflow/toolchain/environments.py",
@@ -237,11 +237,12 @@ KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {
     "fetch": (
-        "tvmflow/pipeline/record.py",
+        "tvmflow/support/files.py",
         "tvmflow/frontends/source_model.py",
         "tvmflow/frontends/registry.py",
         "tvmflow/config/buckets.py",
         "tvmflow/sources",
+        "tvmflow/toolchain/environments.py",
     ),
     "import_model": (
         *CHECK,
@@ -267,7 +268,7 @@ CODE = {
         "tvmflow/evaluation/machine_state.py",
         "tvmflow/evaluation/turn_statistics.py",
         "tvmflow/evaluation/interleaved_timing.py",
-        "tvmflow/pipeline/record.py",
+        "tvmflow/support/files.py",
         "tvmflow/frontends/source_model.py",
         "tvmflow/sources/data/images.py",
         "tvmflow/tuning",

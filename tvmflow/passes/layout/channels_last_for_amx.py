@@ -2,7 +2,7 @@
 
 Packed channels are (N, C/b, H, W, b), and a convolution in tiles copies such an image before it multiplies. What only such convolutions make and read lies as
 (N, H, W, C/b, b) instead, where one of them has a filter of one pixel: it needs no copy then. Made by a larger filter it stays: what that writes to parts of
-lines of the cache costs more than a copy (docs/log.md).
+lines of the cache costs more than a copy (docs/log/amx.md).
 """
 
 from __future__ import annotations
